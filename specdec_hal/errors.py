@@ -1,7 +1,7 @@
 """Every error this project raises on purpose.
 
-All derive from :class:`SpecDecError`, so that a caller (the CLI, a server) can turn them into one line and exit
-status 2 without catching bugs along with them. Each also derives from the closest built-in exception.
+All derive from :class:`SpecDecError`, so that a caller (the CLI, a server) can report them on one line, without hiding
+bugs. Each also derives from the closest built-in exception.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from specdec_hal.text import clip
 
 
 class SpecDecError(Exception):
-    """Base class. The message says what was expected, what came, and the hint, in at most 2 KB."""
+    """Base class. The message has the expected and the actual value and a hint, in at most 2 KB."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(clip(message))
 
 
 class ArgumentError(SpecDecError, ValueError):
-    """A tensor or attribute of an op call is not what its OpSpec declares."""
+    """A tensor or attribute of an op call violates its OpSpec."""
 
     def __init__(
         self, *, op: str, backend: str, argument: str, expected: str, got: str, hint: str = "", cure: str = ""
@@ -37,7 +37,7 @@ class ArgumentError(SpecDecError, ValueError):
 
 
 class OutputError(SpecDecError, RuntimeError):
-    """An op has written values that its contract excludes: a defect of the backend. Found in debug mode only."""
+    """An op has written values that its contract excludes: a defect of the backend, found in debug mode."""
 
 
 class UnsupportedError(SpecDecError, NotImplementedError):
@@ -61,19 +61,19 @@ class ConfigError(SpecDecError, ValueError):
 
 
 class CheckpointError(SpecDecError, ValueError):
-    """A model or tokenizer file is missing, corrupt, or does not fit the others."""
+    """A model or tokenizer file is missing, corrupt or inconsistent with others."""
 
 
 class RequestError(SpecDecError, ValueError):
-    """A generation request cannot be served as asked; nothing was changed."""
+    """A request cannot be served as specified; nothing was changed."""
 
 
 class InsufficientMemoryError(SpecDecError, MemoryError):
-    """More memory is asked for than is free; nothing was allocated."""
+    """Not enough free memory; nothing was allocated."""
 
 
 class QueueFullError(RequestError):
-    """As many requests wait as may wait; `retry_after_s` is when room can be expected."""
+    """The queue is full; `retry_after_s` estimates when it has room."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
@@ -85,27 +85,27 @@ class RunnerBusyError(SpecDecError, RuntimeError):
 
 
 class EngineDeadError(SpecDecError, RuntimeError):
-    """An engine has stopped, and serves no more requests."""
+    """An engine has stopped serving."""
 
 
 class RankLostError(EngineDeadError):
-    """A rank of a tensor-parallel model has ended, or does not answer; the message names it."""
+    """A tensor-parallel rank has ended or does not answer; the message names it."""
 
 
 class RankMismatchError(EngineDeadError):
-    """The ranks of a tensor-parallel model have decided differently; the message names step and slot."""
+    """Tensor-parallel ranks disagree; the message names step and slot."""
 
 
 class JournalError(SpecDecError, ValueError):
-    """A file is no journal of a runner, or is damaged, or its requests do not fit the runner; nothing was changed."""
+    """A file is not a valid journal, or its requests do not fit the runner; nothing was changed."""
 
 
 class BatchError(SpecDecError, ValueError):
-    """A batch cannot be begun or gone on with; what is done stays as it is."""
+    """A batch cannot start or resume; finished blocks are kept."""
 
 
 class BatchWriteError(BatchError, OSError):
-    """The output folder of a batch cannot be written; what is done stays as it is."""
+    """The output folder of a batch cannot be written; finished blocks are kept."""
 
 
 class ClusterError(SpecDecError, RuntimeError):
@@ -113,23 +113,23 @@ class ClusterError(SpecDecError, RuntimeError):
 
 
 class CaptureError(SpecDecError, RuntimeError):
-    """Something that cannot be part of a device graph was done while a step was captured."""
+    """An operation that cannot be captured occurred during a capture."""
 
 
 class FrameError(SpecDecError, ValueError):
-    """An output frame cannot be encoded, or bytes are no output frame."""
+    """An output frame cannot be encoded or decoded."""
 
 
 class QueueError(SpecDecError, OSError):
-    """A message queue of the system cannot be opened, or a message was not sent or not received."""
+    """A system message queue cannot be opened, or a message was not sent or received."""
 
 
 class CompileError(SpecDecError, ValueError):
-    """Kernel sources cannot be given to the compiler."""
+    """Kernel sources cannot be compiled."""
 
 
 class KernelError(SpecDecError, RuntimeError):
-    """A kernel on the emulator did wrong: it has findings, gave an error, or ended the process.
+    """A kernel on the emulator failed: findings, an error, or the end of the process.
 
     `findings`: those of the run, as in the emulator's JSON.
     """

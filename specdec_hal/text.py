@@ -1,4 +1,4 @@
-"""Messages: values and exceptions as text of bounded length, whatever is in them, and "did you mean"."""
+"""Messages: values and exceptions as bounded text, and "did you mean"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 MESSAGE_LIMIT = 2048
-"""Bytes of the longest error message, in UTF-8."""
+"""Most bytes of an error message, in UTF-8."""
 
 _BRACKETS: dict[Any, tuple[str, str]] = {
     list.__repr__: ("[", "]"),
@@ -24,12 +24,12 @@ def one_line(text: object) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception for a message: its type and its text on one line."""
+    """An exception's type and text on one line."""
     return f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
 
 
 def clip(message: str, limit: int = MESSAGE_LIMIT) -> str:
-    """A message cut to `limit` bytes, with a note of how much is missing; lone surrogates become escapes."""
+    """A message cut to `limit` bytes, with a note of its full size; lone surrogates become escapes."""
     data = message.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return data.decode("utf-8")
@@ -38,7 +38,7 @@ def clip(message: str, limit: int = MESSAGE_LIMIT) -> str:
 
 
 def short(value: object, limit: int = 80) -> str:
-    """The repr of a value on one line, cut to `limit` characters. Built-in containers are rendered only that far."""
+    """The repr of a value on one line, cut to `limit` characters, without rendering more of containers."""
     if type(value) is str and len(value) < limit // 2 and value.isprintable():
         return repr(value)  # of which it may have to escape quotes and backslashes
     text, cut = "", False
@@ -54,7 +54,7 @@ def short(value: object, limit: int = 80) -> str:
 
 
 def _pieces(value: Any, limit: int) -> Iterator[str]:
-    """The repr in parts of at least one character, so that who stops reading bounds depth and work."""
+    """Yields the repr in nonempty pieces, so the caller can stop early and bound the work."""
     render: Any = type(value).__repr__
     if render in _BRACKETS and value:
         opening, closing = _BRACKETS[render]
@@ -76,11 +76,11 @@ def _pieces(value: Any, limit: int) -> Iterator[str]:
 
 
 LONGEST_NAME = 100
-"""No name is longer, and to compare a long text takes time."""
+"""Longest name to compare, as long texts take time."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name` (case ignored), or None when nothing is near."""
+    """The known name most similar to `name` (case ignored), or None."""
     if len(name) > LONGEST_NAME:
         return None
     by_lower = {candidate.lower(): candidate for candidate in known}
@@ -89,6 +89,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` or nothing, ready to be appended to a message."""
+    """``; did you mean 'x'?`` or "", to append to a message."""
     found = nearest(name, known)
     return f"; did you mean '{found}'?" if found else ""

@@ -1,4 +1,4 @@
-"""Online decoding: a runner on a thread of its own, and a stream for each request."""
+"""Online decoding: a runner on its own thread, and a stream per request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("specdec_hal")
 
 _LAST_STEP_S = 5.0
-"""How long a step may take to end in an engine that has failed: one that waits for a device may never."""
+"""Time for a step to end in a failed engine; a step that waits for a device may never end."""
 
 Command = Callable[[ModelRunner], None]
 
@@ -39,8 +39,7 @@ class _Closed(Exception):
 
 
 class EngineInfo(NamedTuple):
-    """What clients of an engine need to know of it. `method`: where drafts come from, if "auto" is configured what that
-    stands for."""
+    """Public properties of an engine. `method`: source of drafts, with "auto" resolved."""
 
     backend: str
     max_model_len: int
@@ -50,24 +49,24 @@ class EngineInfo(NamedTuple):
 
     @classmethod
     def of(cls, runner: ModelRunner) -> EngineInfo:
-        """Of the engine that drives a runner."""
+        """The info of an engine with this runner."""
         method, k = runner.config.speculative.method, runner.config.speculative.num_speculative_tokens
         return cls(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens), method, k)
 
 
 class Aborts(Protocol):
-    """Whoever computes the requests of a stream."""
+    """The engine of a stream's requests."""
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; unknown ids are ignored."""
 
 
 Item = StreamDelta | RequestOutput | BaseException | None
-"""What comes of a stream's requests: tokens, an end, the engine's failure, or None once all of them are queued."""
+"""Events of a stream: tokens, an end, the engine's failure, or None once all requests are queued."""
 
 
 class TextMaker:
-    """The text of a request whose runner makes none, on the thread of whoever reads it."""
+    """Detokenizes a request on the reader's thread, if the runner does not."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer, end_tokens: frozenset[int]) -> None:
         tail = [int(token) for token in request.prompt_token_ids[-PROMPT_TAIL:]]
@@ -89,9 +88,9 @@ class TextMaker:
 
 
 class RequestStream:
-    """What requests that were submitted together gain, as it comes.
+    """The deltas of requests that were submitted together.
 
-    :meth:`read` waits for news, :attr:`outputs` has the requests that have ended, :meth:`close` cancels the others.
+    :meth:`read` waits for deltas, :attr:`outputs` has the finished requests, :meth:`close` cancels the others.
     """
 
     def __init__(self, engine: Aborts, names: Sequence[str]) -> None:
@@ -102,12 +101,12 @@ class RequestStream:
         self._submitted = False
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
-        """Resolved when something comes."""
+        """Resolved by the next event."""
         self.texts: dict[str, TextMaker] = {}
-        """Of requests that come without text."""
+        """For requests without text."""
 
     async def read(self) -> list[StreamDelta]:
-        """What came since the last call, one delta for each request; empty once every request has ended.
+        """New deltas since the last call, one per request; empty once every request has ended.
 
         EngineDeadError if the engine has stopped.
         """
@@ -119,7 +118,7 @@ class RequestStream:
         return [deltas[0] if len(deltas) == 1 else StreamDelta.joined(deltas) for deltas in news.values()]
 
     def take(self, item: Item) -> None:
-        """Something has come; on the thread of the event loop."""
+        """Handle an event, on the thread of the event loop."""
         if isinstance(item, StreamDelta):
             if (text := self.texts.get(item.request_id)) is not None:
                 item = text.delta(item)
@@ -135,13 +134,13 @@ class RequestStream:
             self._reader.set_result(None)
 
     def close(self) -> None:
-        """Cancel the requests that have not ended; :meth:`read` may be called on."""
+        """Cancel unfinished requests; :meth:`read` remains usable."""
         for name in self._names:
             if name not in self.outputs:
                 self._engine.abort(name)
 
     async def _queued(self) -> None:
-        """Wait until the engine has queued the requests; the error that it refused them with."""
+        """Wait until the engine has queued the requests; raises its refusal."""
         while not self._submitted:
             if self._error is not None:
                 raise self._error
@@ -155,13 +154,13 @@ class RequestStream:
             self._reader = None
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the reader from any thread; one whose event loop is closed is nobody's error."""
+        """Notify the reader from any thread; a closed event loop is ignored."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.take, error)
 
 
 class AsyncEngine:
-    """Decodes requests of any number of tasks together.
+    """Decodes requests of many tasks together.
 
     ::
 
@@ -170,7 +169,7 @@ class AsyncEngine:
                 print(delta.text, end="")
 
     Arguments are those of :class:`~specdec_hal.engine.LLM`. One thread owns the runner. Every stream ends with a delta
-    whose `finish_reason` is set, or raises. A stream that is closed early cancels its request. Unless
+    whose `finish_reason` is set, or raises. Closing a stream early cancels its request. Unless
     ``engine.warm_up`` is false, the thread warms the runner up first: :attr:`unready` says so, and requests wait.
     """
 
@@ -187,7 +186,7 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Callable[[ModelRunner | None], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._mail: list[tuple[RequestStream, Item]] = []
-        """What streams have gained since event loops were last told: one wake-up a step, not one a request."""
+        """Events not yet sent to event loops: one wake-up per step instead of per request."""
         self._numbers = count()
         self._lock = threading.Lock()
         self._ended = ""  # why the engine takes no more commands
@@ -195,7 +194,7 @@ class AsyncEngine:
         self._unready = "" if self.config.engine.warm_up is False else "warming up"
         self._closing = threading.Event()
         self._waiting: list[Callable[[], None]] = []
-        """Called once it has ended."""
+        """Called after the end."""
         self.runner.when_lost(self._fail)
         self._thread = threading.Thread(target=self._work, name="specdec-engine", daemon=True)
         self._thread.start()
@@ -207,9 +206,9 @@ class AsyncEngine:
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """End every request as cancelled, stop the thread and close the runner; waits for the step that runs.
+        """Cancel every request, stop the thread and close the runner; waits for the running step.
 
-        A step that does not return although the engine has failed is not waited for longer than some seconds.
+        If the engine has failed, it waits only some seconds.
         """
         self._closing.set()
         self._commands.put(None)
@@ -228,12 +227,12 @@ class AsyncEngine:
         timeout_s: float | None = None,
         ttft_timeout_s: float | None = None,
     ) -> AsyncIterator[StreamDelta]:
-        """What the steps add to a request, as it comes.
+        """Stream a request's deltas.
 
-        `params` None: :attr:`default_params`. With `n` choices, the deltas are those of all of them; choice i has the
-        id `request_id`-i. `add_special_tokens`: whether a text gets the tokenizer's own special tokens, such as a BOS.
-        `timeout_s`, `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`. RequestError if the request cannot be
-        served, EngineDeadError if the engine has stopped.
+        `params` None: :attr:`default_params`. With `n` choices, deltas of all are interleaved; choice i has the id
+        `request_id`-i. `add_special_tokens`: add the tokenizer's special tokens, such as a BOS, to a text. `timeout_s`,
+        `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`. RequestError if the request cannot be served,
+        EngineDeadError if the engine has stopped.
         """
         name = f"async-{next(self._numbers)}" if request_id is None else request_id
         tokenizer = self.runner.tokenizer
@@ -253,7 +252,7 @@ class AsyncEngine:
 
     @property
     def default_params(self) -> SamplingParams:
-        """What a request gets that has no parameters: see :meth:`SamplingParams.default`."""
+        """Parameters of requests without any: see :meth:`SamplingParams.default`."""
         return self.runner.default_params
 
     @property
@@ -273,11 +272,11 @@ class AsyncEngine:
 
     @property
     def unready(self) -> str:
-        """Why requests would have to wait for the engine itself; empty if they would not."""
+        """Why requests must wait for the engine itself, or ""."""
         return self._unready
 
     async def counts(self) -> Counts:
-        """What the engine has counted so far."""
+        """The engine's counts so far."""
         return self.runner.counts()
 
     @property
@@ -287,11 +286,11 @@ class AsyncEngine:
 
     @property
     def failure(self) -> str:
-        """Why the engine has stopped by itself; empty if it has not."""
+        """Why the engine has stopped by itself, or ""."""
         return self._ended if self._failed.is_set() else ""
 
     async def until_ended(self) -> None:
-        """Wait until no more requests are served."""
+        """Wait until the engine has stopped."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -312,7 +311,7 @@ class AsyncEngine:
         stopped.
         """
         names = [request.request_id for request in requests]
-        grammars: object = None  # held until the runner has them, so that it need not compile them
+        grammars: object = None  # held until the runner has them, to avoid compiling again
         if any(request.params.structured is not None for request in requests):
             grammars = await asyncio.to_thread(self.runner.compile_grammars, requests)
         stream = RequestStream(self, names)
@@ -327,7 +326,7 @@ class AsyncEngine:
                 for request in requests
             )
             for request in requests:
-                if tokenizer is not None and not request.params.stop:  # those the runner has to know
+                if tokenizer is not None and not request.params.stop:  # known to the runner
                     stream.texts[request.request_id] = TextMaker(request, tokenizer, runner.end_tokens)
             self._streams.update(dict.fromkeys(names, stream))
             self._mail.append((stream, None))
@@ -407,7 +406,7 @@ class AsyncEngine:
             notify()
 
     def _fail(self, error: BaseException) -> None:
-        """Every stream, and whoever comes, gets an error. On any thread: that of the engine may never come back."""
+        """Fail every stream and later caller. Runs on any thread, as the engine's may hang."""
         self._end(f"{type(error).__name__}: {error}")
         self._failed.set()
         for stream in list(self._streams.values()):
@@ -415,14 +414,14 @@ class AsyncEngine:
         self._refuse_the_rest()
 
     def _hand_out(self, runner: ModelRunner) -> None:
-        """Give the outputs of requests that have ended to their streams."""
+        """Pass finished outputs to their streams."""
         for name, output in runner.take_finished().items():
             stream = self._streams.pop(name, None)
             if stream is not None:
                 self._mail.append((stream, output))
 
     def _post(self, runner: ModelRunner) -> None:
-        """Give streams what they have gained."""
+        """Send queued events to the streams."""
         loops: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, Item]]] = {}
         for stream, item in self._mail:
             loops.setdefault(stream.loop, []).append((stream, item))
@@ -430,13 +429,13 @@ class AsyncEngine:
         for loop, mail in loops.items():
             try:
                 loop.call_soon_threadsafe(_take_all, mail)
-            except RuntimeError:  # the loop is closed: nobody reads these any more
+            except RuntimeError:  # the loop is closed: these have no reader
                 for name in {name for stream, _ in mail for name in stream._names}:
                     if not self._ended:
                         runner.cancel(name)
 
     def _obey(self, block: bool) -> bool:
-        """Carry out what was asked meanwhile; waits for something if `block`. False once the engine is closed."""
+        """Execute queued commands; waits for one if `block`. False once the engine is closed."""
         try:
             while True:
                 command: Any = self._commands.get(block=block)
@@ -449,7 +448,7 @@ class AsyncEngine:
             return True
 
     def _refuse_the_rest(self) -> None:
-        """Streams whose commands came while the engine stopped get an error."""
+        """Fail streams whose commands arrived while the engine stopped."""
         with suppress(queue.Empty):
             while True:
                 command = self._commands.get_nowait()

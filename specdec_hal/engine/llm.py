@@ -38,11 +38,10 @@ def make_runner(
     registry: Registry | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelRunner:
-    """A runner of a model (a checkpoint folder, or an object; None: the configuration's) under a configuration.
+    """A runner for a model (a checkpoint folder, or an object; None: the configured one).
 
-    `config`: a YAML file, a checked configuration, what :func:`specdec_hal.load` made of one (with which `model` was
-    loaded, if it is an object), or None for the defaults. `overrides`: see :class:`LLM`. Errors: see
-    :func:`specdec_hal.load`.
+    `config`: a YAML file, a checked configuration, a result of :func:`specdec_hal.load` (which loaded `model`, if that
+    is an object), or None for the defaults. `overrides`: see :class:`LLM`. Errors: see :func:`specdec_hal.load`.
     """
     folder = os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
     registry = config.registry if isinstance(config, Runtime) else registry
@@ -74,10 +73,10 @@ class LLM:
     """Decodes batches of prompts.
 
     ``LLM("models/tiny-py-lm", "configs/reference.yaml").generate(["def add(a, b):"])[0].text``. `model` is a checkpoint
-    folder or a loaded model, `config` a YAML file or a configuration; either may be left to the other. `overrides`:
-    keys of the sections `model`, `runner` and `engine`, or sections with some of their keys, which take the place of
-    what `config` says: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``. With ``warm_up=True`` no
-    prompt waits for a compiler or a capture (:meth:`ModelRunner.warm_up <specdec_hal.runner.ModelRunner.warm_up>`).
+    folder or a loaded model, `config` a YAML file or a configuration; either may be omitted. `overrides`: keys of the
+    sections `model`, `runner` and `engine`, or sections with some of their keys, which override `config`: ``LLM(folder,
+    max_num_seqs=4, speculative={"method": "ngram"})``. With ``warm_up=True`` everything is compiled and captured before
+    the first prompt (:meth:`ModelRunner.warm_up <specdec_hal.runner.ModelRunner.warm_up>`).
 
     Leaving a ``with`` block closes it.
     """
@@ -103,7 +102,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the model, its caches and captured steps, and end the processes that share it. Twice is once."""
+        """Release the model, its caches and captured steps, and end the processes that share it. Idempotent."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
@@ -112,14 +111,14 @@ class LLM:
 
     @property
     def runner(self) -> ModelRunner:
-        """What decodes; EngineDeadError once it was closed."""
+        """The runner; EngineDeadError after close."""
         if self._runner is None:
             raise EngineDeadError("the LLM was closed; make another")
         return self._runner
 
     @property
     def default_params(self) -> SamplingParams:
-        """What a prompt gets that has no parameters: see :meth:`SamplingParams.default`."""
+        """Parameters of prompts without any: see :meth:`SamplingParams.default`."""
         return self.runner.default_params
 
     def generate(
@@ -134,9 +133,9 @@ class LLM:
 
         `prompts`: a text, token ids (a list, or an integer array or tensor [n] on the host), or a list of these; an
         array [B, n] has a prompt in each row.
-        `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. Without a seed, each prompt
-        that is sampled draws one. `add_special_tokens`: whether texts get the tokenizer's own special tokens, such as a
-        BOS. `progress` draws a bar on a terminal. RequestError, with nothing decoded, if a prompt cannot be served.
+        `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. Without a seed, each sampled
+        prompt draws one. `add_special_tokens`: add the tokenizer's special tokens, such as a BOS, to texts. `progress`
+        draws a bar on a terminal. RequestError, with nothing decoded, if a prompt cannot be served.
         """
         texts = _each(prompts)
         params = self._per_prompt(sampling_params, len(texts))
@@ -171,8 +170,8 @@ class LLM:
 
         `messages`: each with `role` and `content`. `chat_template`: a Jinja template; None: the checkpoint's.
         `template_options`: of :meth:`ChatTemplate.render <specdec_hal.models.chat.ChatTemplate.render>`, such as
-        ``tools``, ``add_generation_prompt`` or variables of the template. RequestError without a template, and for
-        messages that it refuses.
+        ``tools``, ``add_generation_prompt`` or variables of the template. RequestError without a template, or if it
+        refuses the messages.
         """
         if isinstance(messages, (str, Mapping)):
             raise RequestError(f"messages: expected a list of messages, or of such lists, got {short(messages)}")
@@ -215,7 +214,7 @@ class LLM:
 
 
 def _each(prompts: Any) -> Sequence[Prompt]:
-    """The prompts in what :meth:`LLM.generate` was given; RequestError for what is no sequence."""
+    """The prompts in the argument of :meth:`LLM.generate`; RequestError if it is not a sequence."""
     dimensions = getattr(prompts, "ndim", 1)
     if isinstance(prompts, str):
         return [prompts]

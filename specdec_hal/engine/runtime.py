@@ -1,4 +1,4 @@
-"""What a configuration describes, brought to life: one registry, and what is built with it."""
+"""A configuration's objects: one registry, and everything built with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def load(
     path: str | os.PathLike[str], overrides: Iterable[Override] = (), *, registry: Registry | None = None
 ) -> Runtime:
-    """Read a configuration (see :func:`specdec_hal.config.load`) and make it ready to run.
+    """Read a configuration (see :func:`specdec_hal.config.load`) and build a runtime.
 
     ``sd.load("configs/reference.yaml").backend`` is the backend it names, ``.runner()`` a runner with its model.
     """
@@ -32,7 +32,7 @@ def load(
 
 
 class Runtime:
-    """A configuration with the registry that everything in it is looked up in. Nothing is built before it is used."""
+    """A configuration and its registry. Objects are built on first use."""
 
     def __init__(self, config: Config, registry: Registry | None = None) -> None:
         self.config, self.registry = config, or_default(registry)
@@ -48,7 +48,7 @@ class Runtime:
                 fallback=config.fallback.allow,
                 debug=config.runner.debug,
             )
-        except ConfigError as error:  # a factory that refuses its options knows the key, not the file
+        except ConfigError as error:  # add the file to a factory's error about an option
             raise config.error("backend.options", str(error).removeprefix("backend.options: ")) from error
         if config.shadow.backend is not None:
             self._shadow(backend, config.shadow.backend)
@@ -65,7 +65,7 @@ class Runtime:
 
     @cached_property
     def team(self) -> Team | None:
-        """The processes that share the model, started on first use; None where one holds it all."""
+        """The processes that share the model, started on first use; None without tensor parallelism."""
         if self.config.engine.tensor_parallel == 1:
             return None
         from specdec_hal.parallel.team import Team
@@ -102,9 +102,9 @@ class Runtime:
         return load_tokenizer(self.config.model_path)
 
     def runner(self, *, model: TargetModel | None = None, tokenizer: Tokenizer | None = None) -> ModelRunner:
-        """A runner of what the configuration names; a model or tokenizer that is already loaded can be handed in.
+        """A runner as configured; a loaded model or tokenizer may be passed.
 
-        Runners that share a model must not be interleaved: each takes over its KV cache.
+        Do not interleave runners that share a model: each takes over its KV cache.
         """
         from specdec_hal.runner import build_runner
 
@@ -114,13 +114,13 @@ class Runtime:
         return make(self.config, self.backend, model, tokenizer, registry=self.registry)
 
     def with_config(self, config: Config) -> Runtime:
-        """Another configuration of the same backend, which both share."""
+        """Another configuration that shares the backend."""
         other = Runtime(config, self.registry)
         other.backend, other.team = self.backend, self.team
         return other
 
     def close(self) -> None:
-        """End the processes that share the model, if it was divided; runners of it take no more steps."""
+        """End the processes of a divided model; its runners cannot step any more."""
         team = vars(self).get("team")
         if team is not None:
             team.close()

@@ -1,4 +1,4 @@
-"""A sample of launches, repeated on another backend and compared bit for bit while requests are served."""
+"""Repeat a sample of launches on another backend and compare bit for bit, while serving."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from specdec_hal.text import one_line
 _log = logging.getLogger("specdec_hal")
 
 _OPAQUE = "index"
-"""Each backend has a layout of its own. Drafts do not depend on it, so the shadow searches without."""
+"""Its layout is backend-specific. Drafts do not depend on it, so the shadow searches instead."""
 
 _KEPT = 20
-"""Differences of which the inputs are saved; the others are counted."""
+"""Most differences whose inputs are saved; the others are only counted."""
 
 
 class Shadow:
     """Compares every n-th launch of each op of `subject` with `backend`, n being 1 / `fraction`.
 
-    A difference is counted, and logged with a file that reproduces it; what `subject` computed is used all the same.
-    Inputs and outputs are copied to the host, so a launch that is compared waits for the device.
+    A difference is counted and logged with a file that reproduces it; the results of `subject` are used in any case. A
+    compared launch waits for the device, as inputs and outputs are copied to the host.
     """
 
     def __init__(self, subject: Backend, backend: Backend, fraction: float) -> None:
@@ -44,7 +44,7 @@ class Shadow:
         self._folder: Path | None = None
 
     def __call__(self, call: Call, launch: Callable[[], None]) -> None:
-        """Launch, and compare if it is this launch's turn."""
+        """Launch, and compare every n-th time."""
         op = call.op
         count = self._launches[op.name] = self._launches[op.name] + 1
         required = any(operand.name == _OPAQUE and not operand.optional for operand in op.operands)

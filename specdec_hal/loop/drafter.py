@@ -1,4 +1,4 @@
-"""Drafts for flat histories: what an engine that owns its decode loop takes from this project.
+"""Drafts for flat histories, for engines with their own decode loop.
 
 :class:`Drafter` copies the histories into the slots of a :class:`~specdec_hal.runner.state.DecodeState` and runs a
 registered proposer over them. A history is one text, prompt and output alike: ``prompt_lens`` is 0 and ``step_idx`` its
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specdec_hal.config import Config
 
 _NO_LIMIT = 1 << 62
-"""`max_dec_len` of a history: the engine ends its requests itself."""
+"""`max_dec_len` of a history; the engine ends its requests."""
 _DECIDED = ("token_ids_all", "step_idx", "seq_lens_decoder", "draft_token_num")
 
 
@@ -38,10 +38,9 @@ class Drafter:
     `method` is a registered proposer that needs no model, `backend` a backend or the name of one,
     `num_speculative_tokens` K, the most drafts per request and call (0..31). `settings` are the keys of the method's
     section in a configuration (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ``continue_cycles``, ...).
-    With `match_factor` (method ngram), a match of n tokens gives at most that many times n drafts, as `max_factor` says
-    for method suffix: what follows a short match is right less often.
-    On a GPU, `framework` ("torch", "paddle", "cupy") holds the buffers. Raises ConfigError for settings, and what
-    `get_backend` raises.
+    With `match_factor` (method ngram; `max_factor` for suffix), a match of n tokens gives at most that many times n
+    drafts, since continuations of short matches are right less often. On a GPU, `framework` ("torch", "paddle", "cupy")
+    holds the buffers. Raises ConfigError for settings, and the errors of `get_backend`.
 
     >>> import specdec_hal as sd
     >>> drafter = sd.Drafter(method="ngram", backend="reference", num_speculative_tokens=3, max_ngram_size=4)
@@ -54,8 +53,8 @@ class Drafter:
     >>> drafter.forget("a")
     True
 
-    Buffers and bound ops are kept and grow by doubling. Drafts are a function of the histories alone; what is kept of
-    a request only saves time. Not thread-safe.
+    Buffers and bound ops are kept and grow by doubling. Drafts depend only on the histories; state kept per request
+    only saves time. Not thread-safe.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Drafter:
             build = partial(_build_proposer, registry, self.backend, config, chosen)
             return _Slots(device, build, num_speculative_tokens, self._flat)
 
-        # An index pays where a history comes back longer; one that is seen once is searched.
+        # An index pays for histories that return longer; others are searched.
         self._once, self._kept = slots(False), slots(settings.get("use_index", True))
 
     def propose(
@@ -105,13 +104,13 @@ class Drafter:
         lengths: Any = None,
         num_speculative_tokens: int | Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """Drafts after each history: at most K token ids, none where nothing was found.
+        """Drafts after each history: at most K token ids, possibly none.
 
         `histories`: a list of integer arrays, tensors or lists, one per request; or one padded array [B, width] with
-        `lengths` [B]. `request_ids`: one name per history, under which it is kept and indexed, so that the next call
-        reads only its new tokens. A history may grow between calls; it starts over if it is shorter than before or
-        differs in the last token seen (`forget` says so outright). `num_speculative_tokens` lowers K, for all or per
-        request (0: no drafts). Raises ArgumentError with nothing changed.
+        `lengths` [B]. `request_ids`: one name per history, to keep and index it, so that the next call reads only new
+        tokens. A history may grow between calls; it starts over if it is shorter than before or its last seen token
+        differs (or after `forget`). `num_speculative_tokens` lowers K, for all or per request (0: no drafts). Raises
+        ArgumentError with nothing changed.
         """
         rows = self._rows(histories, lengths)
         wanted = None if num_speculative_tokens is None else self._wanted(num_speculative_tokens, len(rows))
@@ -128,7 +127,7 @@ class Drafter:
         return drafts
 
     def forget(self, request_id: Hashable) -> bool:
-        """Free what is kept of a request; False if there is nothing."""
+        """Free the state of a request; False if there is none."""
         return self._kept.forget(request_id)
 
     def _rows(self, histories: Any, lengths: Any) -> list[Any]:
@@ -199,9 +198,9 @@ class Drafter:
 
 
 class _Slots:
-    """Histories under their names in the slots of a state, and the proposer bound to it.
+    """Named histories in the slots of a state, and the proposer bound to it.
 
-    A slot keeps its history, and the proposer what it knows of it, until the name is forgotten.
+    A slot keeps its history, and the proposer its state, until the name is forgotten.
     """
 
     def __init__(
@@ -213,7 +212,7 @@ class _Slots:
         self._proposer: Any = None
 
     def propose(self, names: Sequence[Hashable], rows: list[Any], wanted: list[int] | None) -> list[list[int]]:
-        """Take over what is new of each history, then draft."""
+        """Copy each history's new tokens, then draft."""
         fresh = [name for name in names if name not in self._slots]
         count, width = len(self._slots) + len(fresh), max(map(len, rows))
         if count > self._rows or width > self._width:
@@ -242,7 +241,7 @@ class _Slots:
         return [drafts[slot][1 : counts[slot]] for slot in slots]
 
     def _allocate(self, rows: int, width: int) -> None:
-        """Buffers for `rows` histories of `width` tokens. They start empty, since every call brings whole histories."""
+        """Buffers for `rows` histories of `width` tokens. They start empty, since every call passes whole histories."""
         state = DecodeState(
             max_num_seqs=rows,
             num_speculative_tokens=self._k,
@@ -253,20 +252,20 @@ class _Slots:
         state.write("max_dec_len", slice(None), _NO_LIMIT)
         if self._proposer is None or self._proposer.runs_on == "device":
             self._proposer = self._build(state)
-        # One on the host goes on with what it knows, and sees the new state in its steps.
+        # A host proposer keeps its state and sees the new buffers in its steps.
         self._state, self._rows, self._width = state, rows, width
         self._drafts = state["draft_tokens"], state["seq_lens_this_time"]
         self._free = sorted(set(range(rows)).difference(self._slots.values()), reverse=True)
         self._stale = set(range(rows))
         self._held, self._sent = [0] * rows, [0] * rows
-        # What the host decides in every call. On a host these are the state's own tensors.
+        # Inputs of every call. On a host these are the state's own tensors.
         self._on_host = isinstance(self._device, HostDevice)
         self._tokens, self._step_idx, self._lengths, self._wanted = (
             state.read(name) if self._on_host else np.array(state.read(name)) for name in _DECIDED
         )
 
     def _take_over(self, slots: list[int], rows: list[Any]) -> None:
-        """Copy what is new into the slots. Memoryviews take half of the time that NumPy does for so little."""
+        """Copy new tokens into the slots. Memoryviews take half of NumPy's time for so few."""
         held, stale, width = self._held, self._stale, self._width
         tokens, step_idx, lengths = self._tokens.reshape(-1).data, self._step_idx.data, self._lengths.data
         self._lengths.fill(0)  # a slot that is not in this call is idle
@@ -285,7 +284,7 @@ class _Slots:
             step_idx[slot] = lengths[slot] = held[slot] = stop
 
     def _upload(self, slots: list[int]) -> None:
-        """Send what the host has decided to the device."""
+        """Send the host's decisions to the device."""
         device, state = self._device, self._state
         columns = [np.arange(self._sent[slot], self._held[slot]) for slot in slots]
         at = np.repeat(slots, list(map(len, columns))), np.concatenate(columns)
@@ -294,7 +293,7 @@ class _Slots:
             device.write(state[name], slice(None), values)
 
     def _view(self, names: Sequence[Hashable], slots: list[int]) -> StepView:
-        """What the proposer sees: for one on the host, each history as a request that has generated all of it."""
+        """The proposer's view: on the host, each history is a request that has generated all of it."""
         size = self._state.symbols
         bounds = StepBounds(size["M"], size["T_cap"], size["I_cap"], size["L"])
         step = StepView(self._state, self._device.stream(), bounds)
@@ -314,17 +313,17 @@ class _Slots:
         if slot is None:
             return False
         self._held[slot] = 0
-        self._stale.add(slot)  # a proposer may want to keep what it knows of the text
+        self._stale.add(slot)  # a proposer may keep its state for the text
         self._free.append(slot)
         return True
 
     def clear(self) -> None:
-        """Forget what the slots hold, not who has them."""
+        """Forget the slots' contents but not their names."""
         self._held = [0] * self._rows
 
 
 class _NoModel:
-    """Stands in for the model in a proposer's context. A proposer that asks it anything cannot serve here."""
+    """Replaces the model in a proposer's context; proposers that use it are refused."""
 
     def __init__(self, method: str) -> None:
         self._method = method
@@ -358,7 +357,7 @@ def _build_proposer(
 
 
 def _matched(history: Any, most: int) -> int:
-    """How many of the history's last tokens, up to `most`, occur before; at least one does."""
+    """The length, up to `most`, of the history's suffix that occurs earlier; at least one."""
     text = np.asarray(history)
     ends, n = np.flatnonzero(text[:-1] == text[-1]), 1
     while n < most:

@@ -1,8 +1,8 @@
-"""Sampling and verification as functions of logits, for whoever owns the decode loop and its state.
+"""Sampling and verification as functions of logits, for callers with their own decode loop.
 
-:func:`sample` draws one token a row, :func:`verify` judges drafts. Tensors of NumPy, PyTorch, Paddle or CuPy go in and
-come out; everything a token depends on is an argument. The ops after them are those of the runner, so that a request
-gets the same tokens here, there, and without drafts.
+:func:`sample` draws one token per row, :func:`verify` verifies drafts. Tensors of NumPy, PyTorch, Paddle or CuPy go in
+and come out; a token depends only on the arguments. The runner uses the same ops, so a request gets the same tokens in
+both, with or without drafts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specdec_hal.plugin.backend import Backend
 class SampleOutput(NamedTuple):
     """`token_ids` int64 [B]: -1 where a row has no distribution (NaN, or all -inf). `logprobs` [B, N] if asked for.
 
-    `seeds`: pass them to repeat the call. Those that were given, or int64 [B] drawn ones; None where none were needed.
+    `seeds`: given ones, or int64 [B] drawn ones, to repeat the call; None if none were needed.
     """
 
     token_ids: Any
@@ -52,11 +52,10 @@ def sample(
 ) -> SampleOutput:
     """Draw a token from each row of `logits` [B, V] (float32, float16 or bfloat16; copied if not contiguous).
 
-    Sampling parameters are numbers, or one per request [B]: `temperature` 0 means argmax, `top_k` 0 all. `seeds` belong
-    to requests and stay the same; None: a fresh one for each row of this call, which the output reports. `positions`,
-    needed for sampling, say how many tokens stand before the one drawn.
-    `logprobs`: how many of the most likely tokens to report besides the one drawn, at temperature 1. `backend` None:
-    the best one on the device of `logits`. Raises ArgumentError.
+    Sampling parameters are numbers, or one per request [B]: `temperature` 0 means argmax, `top_k` 0 all. `seeds`:
+    constant per request; None: drawn for this call and reported. `positions`, needed for sampling: number of tokens
+    before the drawn one. `logprobs`: how many of the most likely tokens to report besides the one drawn, at temperature
+    1. `backend` None: the best one on the device of `logits`. Raises ArgumentError.
 
     >>> import numpy as np, specdec_hal as sd
     >>> logits = np.array([[0, 2, 1], [3, 0, 0]], np.float32)
@@ -91,17 +90,17 @@ def verify(
     logprobs: int | None = None,
     backend: str | Backend | None = None,
 ) -> VerifyOutput:
-    """Accept a prefix of each request's drafts and give one token more, by op `verify_draft_tokens`.
+    """Accept a prefix of each request's drafts and emit one more token, by op `verify_draft_tokens`.
 
     `logits` [B, S, V], S = K + 1: row i of a request follows its last token and i drafts. `drafts` [B, K] integers with
     `draft_lens` [B] (None: all K count), or B lists such as `Drafter.propose` returns. Rows after the drafts of a
-    request are not looked at.
+    request are ignored.
 
-    `positions` [B], needed for sampling: how many tokens stand before the first one emitted. With `seeds`, they alone
-    decide the random numbers: under `strategy` "target_match" and "greedy", tokens equal those that :func:`sample`
-    gives one by one. "rejection" takes `draft_probs` [B, K, V] (None: one-hot drafts), "topp" `verify_window` and
-    `candidates`. Nothing is emitted after one of `end_tokens`, or beyond `max_new_tokens`. The other arguments are
-    those of :func:`sample`. Raises ArgumentError.
+    `positions` [B], needed for sampling: how many tokens stand before the first one emitted. They and `seeds` determine
+    the random numbers: under `strategy` "target_match" and "greedy", tokens equal those of :func:`sample` called token
+    by token. "rejection" takes `draft_probs` [B, K, V] (None: one-hot drafts), "topp" `verify_window` and `candidates`.
+    Nothing is emitted after one of `end_tokens`, or beyond `max_new_tokens`. The other arguments are those of
+    :func:`sample`. Raises ArgumentError.
 
     >>> import numpy as np, specdec_hal as sd
     >>> logits = np.zeros((2, 3, 10), np.float32)

@@ -1,4 +1,4 @@
-"""The state behind :mod:`specdec_hal.loop.functional`: buffers and bound ops for a batch of logits, kept by shape."""
+"""The state of :mod:`specdec_hal.loop.functional`: buffers and bound ops for a batch of logits, cached by shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specdec_hal.tensors.views import as_numpy, describe, framework, framework_o
 
 _NO_LIMIT = 1 << 62
 _MOST_BATCHES = 64
-"""Shapes whose buffers are kept per thread; beyond that many, all are dropped."""
+"""Shapes cached per thread; beyond this number, all are dropped."""
 
 
 class _Kept(threading.local):
@@ -85,8 +85,8 @@ def logit_batch(
 
 @cache
 def backend_for(kind: str, name: str | None) -> Backend:
-    """The backend of that name; without one, the backend that "auto" means if it works on that kind of device, else
-    the best that does.
+    """The backend of that name. Without a name, the "auto" backend if it works on that kind of device, else the best
+    that does.
     """
     if name is not None:
         return registry.get_backend(name)
@@ -106,7 +106,7 @@ class LogitBatch:
         self.backend, self.device, self.size, self.width = backend, device, size, width
         self._framework = framework
         self.function, self.logits, self.vocabulary = "", None, 0
-        """What the call at hand is, and its logits [B * S, V]."""
+        """The current call and its logits [B * S, V]."""
         self._samples = False
         self.state = state = DecodeState(
             max_num_seqs=size,
@@ -134,9 +134,9 @@ class LogitBatch:
         )
 
     def set_sampling(self, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seeds: Any, positions: Any) -> Any:
-        """Write the requests' parameters. Gives the seeds, drawn ones [B] if some are needed and none are given."""
+        """Write the requests' parameters. Returns the seeds, drawn [B] if needed and not given."""
         given = self._set("temperature", "temperature", temperature)
-        # What is on a device is not read.
+        # Device values are not read.
         self._samples = bool((given > 0).any()) if isinstance(given, np.ndarray) else True
         self._set("top_k", "top_k", top_k, integers=True)
         self._set("top_p", "top_p", top_p)
@@ -151,7 +151,7 @@ class LogitBatch:
         return self.give(self.state["seed"]) if draws else seeds
 
     def strategy(self, strategy: Strategy | str) -> Strategy:
-        """The member of that name; refused where it does not go with the temperature."""
+        """The member of that name; refused if it does not fit the temperature."""
         found = Strategy.__members__.get(strategy.upper()) if isinstance(strategy, str) else strategy
         if not isinstance(found, Strategy):
             names = " | ".join(member.name.lower() for member in Strategy)
@@ -177,7 +177,7 @@ class LogitBatch:
         if isinstance(counts, np.ndarray):
             if counts.min() < 0 or counts.max() > k:
                 self._fail("draft_lens", f"values in [0, {k}]", str(counts.tolist()), "see what computes them")
-            # Rows after the drafts become tail rows, which cost nothing.
+            # Rows after the drafts become tail rows, at no cost.
             used = np.where(np.arange(len(used)) % self.width <= counts[used], used, -1)
         self._write("seq_lens_this_time", counts + 1)
         self._write("batch_id_per_token_output", used)
@@ -193,9 +193,9 @@ class LogitBatch:
         return (padded if padded.size else np.zeros((self.size, k), np.int64)), lens
 
     def _set(self, argument: str, name: str, values: Any, *, integers: bool = False) -> Any:
-        """Write one value for all requests, or one for each; gives them."""
+        """Write one value for all requests or one per request; returns them."""
         last = self._numbers.pop(name, None)
-        if last is not None and type(values) is last[0] and values == last[1]:  # most calls leave most of them alone
+        if last is not None and type(values) is last[0] and values == last[1]:  # most calls change few of them
             self._numbers[name] = last
             return last[2]
         tensor = self._tensor(argument, values, integers=integers)
@@ -205,7 +205,7 @@ class LogitBatch:
         return tensor
 
     def _write(self, name: str, values: Any) -> None:
-        """Write, unless the same values of the host are there: most calls repeat them, and on a GPU a write costs."""
+        """Write values unless unchanged since the last call, since writes to a GPU cost time."""
         mark = (values.shape, values.tobytes()) if isinstance(values, np.ndarray) else None
         if mark is None or self._written.get(name) != mark:
             self._written.pop(name, None)

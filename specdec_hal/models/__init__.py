@@ -1,4 +1,4 @@
-"""Target models: what the runner decodes with. The runner knows :mod:`specdec_hal.plugin.model` alone.
+"""Target models. The runner depends only on :mod:`specdec_hal.plugin.model`.
 
 - :mod:`.checkpoint`: config.json and model.safetensors, read and checked
 - :mod:`.layout`: weights rearranged for few and large matrix products, rotary tables, attention masks
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specdec_hal import lazy
-from specdec_hal.models import cpu_threads as cpu_threads  # before Paddle, see there
+from specdec_hal.models import cpu_threads as cpu_threads  # before Paddle: see cpu_threads
 
 if TYPE_CHECKING:
     from specdec_hal.models.detokenizer import Detokenizer

@@ -1,4 +1,4 @@
-"""Scratch memory on a device, for launches that follow each other on one stream and CUDA graphs made of them."""
+"""Scratch memory on a device, for launches in sequence on one stream and their CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_hal.errors import ArgumentError
 
 
 class Arena:
-    """Named buffers that grow. What a captured graph has seen stays where it is as long as the arena lives."""
+    """Named buffers that grow. Memory used by a captured graph lives as long as the arena."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -22,7 +22,7 @@ class Arena:
     def take(self, name: str, shape: Sequence[int], dtype: Any) -> Any:
         """The buffer of that name and dtype as a tensor of that shape; all shapes share its memory, zeros at first.
 
-        ArgumentError during a capture for a buffer larger than any before: the graph's memory pool is not ours.
+        ArgumentError for growth during a capture: the graph's memory pool is not ours.
         """
         size, key = prod(shape), (name, dtype)
         held = self._held.get(key)
@@ -34,7 +34,7 @@ class Arena:
         return held[:size].view(*shape)
 
     def refuse_in_capture(self, name: str, shape: Sequence[int]) -> None:
-        """ArgumentError during a capture, for memory of that name and shape that is to be made."""
+        """The ArgumentError for an allocation during a capture."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ArgumentError(
                 op="forward_device",

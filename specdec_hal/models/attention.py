@@ -1,7 +1,7 @@
 """Rotary embeddings, KV caches and attention on CPUs: one call of the native library a layer, for all slots of a step.
 
-A framework's calls would do it slot by slot, and where one takes several slots its bits depend on the others and on
-padding. ``native/attention.h`` describes the kernel and the layout of a cache.
+Frameworks need a call per slot, or compute bits that depend on other slots and padding. ``native/attention.h``
+describes the kernel and the cache layout.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Attention(Protocol):
     """Rotary embeddings, KV caches of all slots, and attention to them."""
 
     def reserve(self, slot: int, positions: int) -> None:
-        """Give a slot room for at least so many positions; what it holds stays."""
+        """Grow a slot to at least this many positions, keeping its contents."""
 
     def begin(self, segments: Sequence[Segment], first: int, rows: int) -> Any:
-        """What `attend` needs to know of a block of `rows` rows, whose row 0 is token `first` of the batch."""
+        """Prepare `attend` for a block of `rows` rows, starting at token `first` of the batch."""
 
     def attend(self, layer: int, qkv: Any, block: Any) -> Any:
-        """Store a block's keys and values; its attention [rows, heads * head_dim], valid until the next call.
+        """Store a block's keys and values; return its attention [rows, heads * head_dim], valid until the next call.
 
-        `qkv` float32 [rows, width]: queries, which hold the factor of the softmax, keys and values, as
-        :mod:`.layout` arranges them. Rows after the last segment give 0.
+        `qkv` float32 [rows, width]: scaled queries, keys and values, in the order of :mod:`.layout`. Rows after the
+        last segment give 0.
         """
 
 
@@ -53,7 +53,7 @@ class SlotCache:
 class HostAttention:
     """Attention of `layers` layers with the same heads.
 
-    `rotary` float32 [positions, head_dim] turns queries and keys, as :mod:`.layout` arranges them; None: nothing does.
+    `rotary` float32 [positions, head_dim] rotates queries and keys, in the order of :mod:`.layout`; None: no rotation.
     `buffer(rows)`: a float32 tensor [rows, heads * head_dim] on the host to write to.
     """
 
@@ -73,7 +73,7 @@ class HostAttention:
         library = load_library("specdec_attention")
         self._attention, self._set = library["attention"], library["attention_sets"]() - 1
         self._heads = heads, kv_heads
-        self._block = int(library["attention_block"]())  # positions that lie together in a cache
+        self._block = int(library["attention_block"]())  # positions stored together in a cache
         self._shape = layers, kv_heads, int(library["attention_block_size"](head_dim))
         self._limit = round_up(positions, self._block)
         self._rotary = np.zeros((0, head_dim), np.float32) if rotary is None else rotary
@@ -114,8 +114,8 @@ class HostAttention:
     ) -> Any:
         """See Attention. `scale`: on scores, `window`: keys that a query sees, itself included (0: all of them).
 
-        `softcap`: scores become softcap * tanh(score / softcap), unless it is 0. `sinks` float32 [heads]: a score each
-        without a value, in the softmax's sum.
+        `softcap`: scores become softcap * tanh(score / softcap), unless it is 0. `sinks` float32 [heads]: one score per
+        head without a value, added to the softmax's sum.
         """
         spans, out = block
         sinks = self._no_sinks if sinks is None else sinks

@@ -1,4 +1,4 @@
-"""Checks a ForwardBatch, and cuts it into blocks of few rows that run one after the other."""
+"""Check a ForwardBatch and split it into blocks of few rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
 
 @dataclass(frozen=True)
 class Limits:
-    """What a batch must fit into. `framework` is for messages only."""
+    """Limits of a batch. `framework` is for messages only."""
 
     framework: str
     vocab_size: int
@@ -27,7 +27,7 @@ class Limits:
         )
 
     def check(self, batch: ForwardBatch) -> npt.NDArray[np.int64]:
-        """The token ids as a contiguous int64 array, if everything fits; ArgumentError otherwise."""
+        """The token ids as a contiguous int64 array; ArgumentError for an invalid batch."""
         ids = np.asarray(batch.token_ids)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise self._error("token_ids", "int64 [T]", f"{ids.dtype} {list(ids.shape)}", "pass packed token ids")
@@ -61,7 +61,7 @@ class Limits:
 
 
 def check_hidden_layers(batch: ForwardBatch, capabilities: ModelCapabilities, framework: str) -> frozenset[int]:
-    """The layers whose hidden states a forward returns; ArgumentError for one that the model does not declare."""
+    """The layers whose hidden states `forward` returns; ArgumentError for an undeclared one."""
     for layer in batch.hidden_layers:
         if layer not in capabilities.hidden_layers:
             raise ArgumentError(
@@ -78,8 +78,8 @@ def check_hidden_layers(batch: ForwardBatch, capabilities: ModelCapabilities, fr
 def blocks(segments: Sequence[Segment], limit: int) -> Iterator[list[Segment]]:
     """Consecutive groups of at most `limit` tokens; a segment that does not fit is continued in the next group.
 
-    Starts count from the beginning of the whole batch. Running the groups in this order is running the batch: a token
-    needs nothing of a later one.
+    Starts count from the beginning of the whole batch. Running the groups in order equals running the batch, since
+    tokens do not depend on later ones.
     """
     group: list[Segment] = []
     room = limit

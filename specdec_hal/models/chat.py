@@ -1,4 +1,4 @@
-"""Messages to a prompt, by the chat template of a checkpoint (Jinja, with the extensions of `transformers`)."""
+"""Render messages with a checkpoint's chat template (Jinja, with the extensions of `transformers`)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from specdec_hal.models.loader import is_gguf
 from specdec_hal.text import clip, describe, one_line, short
 
 Message = Mapping[str, Any]
-"""`role` and `content`, and whatever else the template reads (`tool_calls`, `name`, ...)."""
+"""`role`, `content` and other keys of the template (`tool_calls`, `name`, ...)."""
 
 MAX_TEMPLATE = 1 << 20
-"""Bytes of a template, and of the file that holds it."""
+"""Most bytes of a template, and of its file."""
 DEFAULT, TOOL_USE = "default", "tool_use"
-"""Names of templates: the one that is taken where none is named, and the one for messages with tools."""
+"""Names of templates: the default, and the one for messages with tools."""
 
 # tokenizer_config.json's keys whose texts templates may use.
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Where the last message is cut off if it is to be continued; trailing white space shows whether the template trims it.
+# Marks the end of a message to continue; its white space shows whether the template trims.
 _END = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """The templates of a checkpoint by name; CheckpointError if one of them is none.
+    """The templates of a checkpoint by name; CheckpointError for an invalid one.
 
     `sources`: one template, or several by name, such as :data:`DEFAULT` and :data:`TOOL_USE`. `tokens`: special tokens
     by the names that templates use.
@@ -52,7 +52,7 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_refuse, strftime_now=_now, **self.tokens)
         try:
             self._templates = {name: environment.from_string(source) for name, source in self.sources.items()}
-        except Exception as error:  # also of what it makes Python code of: RecursionError, SyntaxError, MemoryError
+        except Exception as error:  # compiling it may also raise RecursionError, SyntaxError or MemoryError
             got = f"expected a Jinja template, got {clip(describe(error), 300)}"
             raise CheckpointError(f"chat template: {got}; correct the template") from error
 
@@ -73,7 +73,7 @@ class ChatTemplate:
         """The prompt, as ``apply_chat_template`` of `transformers` renders it.
 
         `tools`, `documents` and `kwargs` go to the template. `continue_final_message`: the prompt ends in the last
-        message's content, for the model to go on with. RequestError for messages that the template refuses.
+        message's content, which the model continues. RequestError if the template refuses the messages.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -108,9 +108,9 @@ class ChatTemplate:
 
 
 def load_chat_template(checkpoint: Path, file: str | None = None) -> ChatTemplate | None:
-    """The template in `file`, or else that of a checkpoint folder or GGUF file; None if it has none.
+    """The template in `file`, or that of a checkpoint folder or GGUF file, if any.
 
-    CheckpointError for a file that cannot be read or holds no template.
+    CheckpointError for a file that is unreadable or not a template.
     """
     sources, tokens = _read_checkpoint(checkpoint)
     if file is not None:
@@ -119,7 +119,7 @@ def load_chat_template(checkpoint: Path, file: str | None = None) -> ChatTemplat
 
 
 def special_tokens(checkpoint: Path) -> dict[str, str]:
-    """The special tokens of a checkpoint folder or GGUF file by the names that templates use."""
+    """The special tokens of a checkpoint folder or GGUF file by their names in templates."""
     return _read_checkpoint(checkpoint)[1]
 
 
@@ -160,7 +160,7 @@ def _read_folder(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _as_known(messages: Sequence[Message], source: str) -> list[dict[str, Any]]:
-    """The messages in a template's words: the role `developer` is `system` where a template does not know it."""
+    """The messages for a template: the role `developer` becomes `system` if the template lacks it."""
     given = [deepcopy(dict(message)) for message in messages]
     for message in given:
         if message.get("role") == "developer" and "developer" not in source:

@@ -1,7 +1,6 @@
 """Reads the config.json of a Hugging Face checkpoint folder; :mod:`specdec_hal.models.weights` reads the weights.
 
-Every way in which a file can be wrong is a CheckpointError that names the file, what was expected, what is there, and
-the hint.
+Every fault of a file is a CheckpointError with the file, the expected and actual contents, and a hint.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from specdec_hal.plugin.model import ModelConfig
 from specdec_hal.text import one_line, short
 
 DTYPES = ("float32", "float16", "bfloat16")
-"""What weights are stored in, and computed with."""
+"""Dtypes of weights, stored and computed with."""
 
 
 @dataclass(frozen=True)
 class TokenIds:
-    """What config.json says of token ids, whatever the architecture."""
+    """The token ids in any config.json."""
 
     vocab_size: int
     bos_token_id: int | None
@@ -33,7 +32,7 @@ class TokenIds:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """config.json of a Llama-style decoder. `dtype`: what it says that the weights are in, one of :data:`DTYPES`."""
+    """config.json of a Llama-style decoder. `dtype`: declared dtype of the weights, one of :data:`DTYPES`."""
 
     intermediate_size: int
     num_hidden_layers: int
@@ -49,7 +48,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def kv_width(self) -> int:
-        """Numbers that a layer keeps of a position: its keys and values."""
+        """Cached numbers per layer and position: keys and values."""
         return 2 * self.num_key_value_heads * self.head_dim
 
 
@@ -60,14 +59,14 @@ WEIGHTS = "model.safetensors"
 MAX_CONFIG = 4 << 20
 """Bytes of a config.json."""
 MAX_SIZE = (1 << 31) - 1
-"""The largest of its numbers that count something."""
+"""The largest allowed count."""
 MAX_NUMBER = 1e30
-"""The largest of the others: float32 holds its inverse and its square root."""
+"""The largest other number: float32 holds its inverse and its square root."""
 
-# What transformers' LlamaConfig takes where a key is missing: Llama-2's config.json has no rope_theta.
+# Defaults of transformers' LlamaConfig: Llama-2's config.json has no rope_theta.
 _DEFAULT_ROPE_THETA, _DEFAULT_RMS_NORM_EPS, _DEFAULT_POSITIONS = 10000.0, 1e-6, 2048
 
-# Keys that change the arithmetic, and the one value of each that this project computes.
+# Keys that change the arithmetic, and their only supported values.
 _FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -78,12 +77,12 @@ _FIXED = {
 
 
 def checkpoint_error(file: Path, expected: str, got: str, hint: str) -> CheckpointError:
-    """The one form of these messages."""
+    """The format of these errors."""
     return CheckpointError(f"{file}: expected {expected}, got {got}; {hint}")
 
 
 def check_file(folder: str | Path, name: str) -> Path:
-    """A file of the checkpoint; CheckpointError if it is not there or cannot be read."""
+    """A file of the checkpoint; CheckpointError if it is missing or unreadable."""
     folder = Path(folder)
     file = folder / name
     if not folder.is_dir():
@@ -110,7 +109,7 @@ def read_file(folder: str | Path, name: str, limit: int) -> tuple[Path, bytes]:
 
 
 def parse_json(file: Path, text: bytes) -> Any:
-    """JSON with each key once; CheckpointError for anything else, however deep it nests."""
+    """JSON with unique keys; CheckpointError for anything else, at any depth."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -128,7 +127,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
-    """A JSON file of the checkpoint as it stands, of at most `limit` bytes."""
+    """A JSON file of the checkpoint, of at most `limit` bytes."""
     file, text = read_file(folder, name, limit)
     raw = parse_json(file, text)
     if not isinstance(raw, dict):
@@ -137,7 +136,7 @@ def read_json(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dict[st
 
 
 class Fields:
-    """Typed look-ups in a config.json or a section of it, each with its own error; null is as good as no key."""
+    """Typed look-ups in a config.json or a section of it, with specific errors; null counts as missing."""
 
     def __init__(self, file: Path, raw: Mapping[str, Any], prefix: str = "") -> None:
         self._file, self._prefix = file, prefix
@@ -147,7 +146,7 @@ class Fields:
         return key in self._raw
 
     def error(self, key: str, expected: str, hint: str = "correct config.json") -> CheckpointError:
-        """The error about a key, to be raised."""
+        """An error about a key."""
         got = short(self._raw[key]) if key in self._raw else "no such key"
         return checkpoint_error(self._file, f"{self._prefix}{key}: {expected}", got, hint)
 
@@ -156,11 +155,11 @@ class Fields:
         return frozenset(self._raw)
 
     def value(self, key: str) -> Any:
-        """As it stands; None if there is no such key."""
+        """The value; None if missing."""
         return self._raw.get(key)
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """A list of integers >= 0; None if there is no such key."""
+        """A list of integers >= 0; None if missing."""
         value = self._raw.get(key)
         if value is None:
             return None
@@ -171,7 +170,7 @@ class Fields:
         return tuple(value)
 
     def section(self, key: str) -> Fields:
-        """The object under a key; an empty one where there is none."""
+        """The object under a key, or an empty one."""
         value = self._raw.get(key, {})
         if not isinstance(value, dict):
             raise self.error(key, "a JSON object")
@@ -243,7 +242,7 @@ def read_token_ids(folder: str | Path) -> TokenIds:
 
 
 def _token_ids(folder: str | Path, fields: Fields) -> TokenIds:
-    """Those of config.json; end tokens of generation_config.json come first, as `transformers` and vLLM have it."""
+    """Those of config.json; end tokens of generation_config.json take precedence, as in `transformers` and vLLM."""
     tokens = fields.token_ids()
     generation = _generation_fields(folder)
     if "eos_token_id" not in generation:
@@ -253,7 +252,7 @@ def _token_ids(folder: str | Path, fields: Fields) -> TokenIds:
 
 
 def _generation_fields(folder: str | Path) -> Fields:
-    """generation_config.json; empty where a checkpoint has none."""
+    """generation_config.json, or an empty object."""
     file = Path(folder) / GENERATION_CONFIG
     return Fields(file, read_json(folder, GENERATION_CONFIG) if file.exists() else {})
 
@@ -261,9 +260,9 @@ def _generation_fields(folder: str | Path) -> Fields:
 def read_generation_defaults(path: str | Path) -> dict[str, Any]:
     """Sampling defaults in the generation_config.json beside a checkpoint, under the names of the section `sampling`.
 
-    As `transformers` reads it: without ``do_sample: true`` decoding is greedy, so temperature and filters are not
-    taken; with it a missing temperature is 1. Empty for a checkpoint without the file, and for a GGUF file.
-    CheckpointError for a value out of range.
+    As in `transformers`: without ``do_sample: true`` decoding is greedy and temperature and filters are ignored; with
+    it a missing temperature is 1. Empty for a checkpoint without the file, and for a GGUF file. CheckpointError for a
+    value out of range.
     """
     if not Path(path).is_dir():
         return {}
@@ -280,13 +279,13 @@ def read_generation_defaults(path: str | Path) -> dict[str, Any]:
 
 
 def read_config(folder: str | Path) -> LlamaConfig:
-    """config.json of a Llama-style model, checked; what this project cannot compute is refused by name."""
+    """config.json of a Llama-style model, checked; unsupported features are refused by name."""
     fields = Fields(Path(folder) / CONFIG, read_json(folder, CONFIG))
     return llama_config(fields, _token_ids(folder, fields))
 
 
 def llama_config(fields: Fields, tokens: TokenIds, kinds: Sequence[str] = ("llama",)) -> LlamaConfig:
-    """The same of a section, or of a file whose token ids stand elsewhere. `kinds`: its model_type's choices."""
+    """The same for a section, or for a file with token ids elsewhere. `kinds`: choices of model_type."""
     fields.one_of("model_type", kinds, kinds[0], "use a Llama-style checkpoint")
     for key, value in _FIXED.items():
         fields.only(key, value)
@@ -321,7 +320,7 @@ def llama_config(fields: Fields, tokens: TokenIds, kinds: Sequence[str] = ("llam
 
 
 def _dtype(fields: Fields) -> str | None:
-    """`dtype`, or `torch_dtype` as transformers before version 5 writes; None if neither is there."""
+    """`dtype`, or `torch_dtype` of transformers before version 5; None if both are missing."""
     for key in ("dtype", "torch_dtype"):
         if key in fields:
             return fields.one_of(key, DTYPES, "", "convert the checkpoint")
@@ -329,7 +328,7 @@ def _dtype(fields: Fields) -> str | None:
 
 
 def _rope(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
-    """The base of the rotary embeddings and their scaling, from wherever transformers writes or wrote them."""
+    """Base and scaling of the rotary embeddings, from all keys that versions of transformers use."""
     rope = next(
         (fields.section(key) for key in ("rope_scaling", "rope_parameters") if key in fields), Fields(Path(), {})
     )

@@ -1,6 +1,6 @@
-"""How many threads a model is computed with on a CPU.
+"""Number of threads of a model on a CPU.
 
-This module is imported before Paddle where this package is: importing Paddle sets OMP_NUM_THREADS to 1 if nobody has.
+This module is imported before Paddle, whose import sets OMP_NUM_THREADS to 1 unless it is set.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _GIVEN = (os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
 
 
 def available() -> int:
-    """One for each core that this process may use; no more than MKL_NUM_THREADS or OMP_NUM_THREADS, if set."""
+    """One per core available to this process, limited by MKL_NUM_THREADS or OMP_NUM_THREADS."""
     cores = len(os.sched_getaffinity(0))
     return min(cores, max(1, int(_GIVEN))) if _GIVEN.isdigit() else cores
 
 
 def check(threads: int | None, framework: str) -> None:
-    """ArgumentError for a number of threads that a model cannot be computed with."""
+    """ArgumentError for an invalid number of threads."""
     if threads is not None and threads < 1:
         raise ArgumentError(
             op="load_model",

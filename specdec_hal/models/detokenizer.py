@@ -1,8 +1,8 @@
-"""Token ids to text, piece by piece: in time linear in their number, with a bounded number of them at hand.
+"""Token ids to text, piece by piece, in linear time and bounded memory.
 
-The pieces joined are what `tokenizers` decodes all tokens to. One exception: where a run of byte-fallback tokens is
-not UTF-8 as a whole, `tokenizers` makes every byte of it U+FFFD, also those of characters that have been shown. Here
-only bytes that belong to no character become U+FFFD, one for each, as SentencePiece decodes them.
+The joined pieces equal `tokenizers`' decoding of all tokens, with one exception. If a run of byte-fallback tokens is
+not valid UTF-8, `tokenizers` replaces all of its bytes by U+FFFD, even those of complete characters. Here, as in
+SentencePiece, each invalid byte becomes one U+FFFD.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import islice
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST = 4
-"""Bytes of the longest character in UTF-8, hence tokens that one can be spread over."""
+"""Most bytes of a character in UTF-8, hence most tokens of one."""
 
 Ids = tuple[int, ...]
 
@@ -25,7 +25,7 @@ Ids = tuple[int, ...]
 class Detokenizer(ABC):
     """Decodes one stream of tokens. A piece never ends inside a character.
 
-    Bytes that may become a character are held back until it is complete; bytes that no longer can are U+FFFD at once.
+    Bytes of an incomplete character are held back; invalid bytes become U+FFFD at once.
     Tokens in `silent` and ids outside 0..`vocab_size` - 1 have no text.
     """
 
@@ -33,7 +33,7 @@ class Detokenizer(ABC):
     silent: AbstractSet[int]
 
     def push(self, token_id: int) -> str:
-        """The text that is certain after one more token; "" if there is none yet."""
+        """The text that one more token completes, or ""."""
         return "" if token_id in self.silent or not 0 <= token_id < self.vocab_size else self._push(token_id)
 
     def finish(self) -> str:
@@ -41,7 +41,7 @@ class Detokenizer(ABC):
         return self._finish()
 
     def prime(self, prompt: Sequence[int]) -> None:
-        """Go on after a prompt, whose text is not repeated."""
+        """Continue after a prompt without repeating its text."""
         spoken = (token for token in reversed(prompt) if token not in self.silent and 0 <= token < self.vocab_size)
         for token in reversed(list(islice(spoken, 2 * LONGEST))):  # at least one character, even of byte tokens
             self._push(token)
@@ -55,7 +55,7 @@ class Detokenizer(ABC):
 
 @dataclass
 class ByteDetokenizer(Detokenizer):
-    """Of tokens that are bytes of UTF-8 wherever they stand: byte-level BPE, and GGUF files.
+    """For tokens that are bytes of UTF-8 in any context: byte-level BPE, and GGUF files.
 
     Invalid bytes become one U+FFFD for each maximal part of a character (Unicode 3.9, as Rust and Python do).
     """
@@ -76,11 +76,11 @@ class ByteDetokenizer(Detokenizer):
 
 @dataclass
 class PrefixDetokenizer(Detokenizer):
-    """Of tokens whose text depends on those before them: Metaspace, WordPiece, byte fallback.
+    """For tokens whose text depends on previous ones: Metaspace, WordPiece, byte fallback.
 
-    A token's text is what it adds to the text of the token before, as vLLM and `tokenizers.decoders.DecodeStream` have
-    it. `added(context, ids)`: what `ids` add after `context`. `byte_of`: the tokens of byte fallback. `patience`: how
-    many tokens a text that ends in U+FFFD may wait for.
+    A token's text is its addition to the previous token's text, as in vLLM and `tokenizers.decoders.DecodeStream`.
+    `added(context, ids)`: the text that `ids` add after `context`. `byte_of`: the tokens of byte fallback. `patience`:
+    most tokens to wait for while a text ends in U+FFFD.
     """
 
     added: Callable[[Ids, Ids], str]
@@ -88,9 +88,9 @@ class PrefixDetokenizer(Detokenizer):
     patience: int = 0
     _context: Ids = ()
     _held: Ids = field(default=())
-    """Byte tokens of an incomplete character, or tokens that wait."""
+    """Byte tokens of an incomplete character, or waiting tokens."""
     _broken: bool = False
-    """Whether the context is a byte of no character: it would make the bytes after it U+FFFD, too."""
+    """Whether the context is an invalid byte, which would turn the following bytes into U+FFFD too."""
 
     def _push(self, token_id: int) -> str:
         if token_id in self.byte_of:
@@ -141,7 +141,7 @@ class PrefixDetokenizer(Detokenizer):
 
 
 def _half_surrogate(data: bytes) -> bool:
-    """Whether bytes are the first two of a surrogate, which Python takes for the beginning of a character."""
+    """Whether bytes are the first two of a surrogate, which Python accepts as the start of a character."""
     return len(data) == 2 and data[0] == 0xED and data[1] >= 0xA0
 
 

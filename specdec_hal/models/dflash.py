@@ -1,9 +1,9 @@
-"""DFlash drafters (z-lab): a block of masked tokens is filled in at once, over features of the target.
+"""DFlash drafters (z-lab): fill in a block of masked tokens at once, from features of the target.
 
 The target's features at a few depths are fused, one row c for each verified position. Every layer projects keys and
-values from c; they are all that it knows of the text. A block is the last token that was emitted, at position P, and
-mask tokens after it, embedded by the target's table. Its rows see all of the context and of the block, in both
-directions. Slot i gives the token at its own position P + i::
+values from c, its only view of the text. A block is the last emitted token, at position P, followed by mask tokens,
+embedded by the target's table. Its rows attend to all of the context and the block, in both directions. Slot i predicts
+the token at its own position P + i::
 
     c = hidden_norm(fc(features))       context: k = rope(k_norm(k_proj c)), v = v_proj c, the same c in all layers
     n = input_layernorm(x)              x += o_proj(attention(rope(q_norm(q_proj n)); context ++ block))
@@ -44,12 +44,12 @@ _NESTED = {
     "attention_sink_bias": False, "attention_value_scale": 1.0, "num_target_layers": None, "mask_token_id": None,
     "target_layer_ids": None, "block_size": None, "mask_token": None,
 }  # fmt: skip
-"""Keys of dflash_config, and the only value that can be computed; None: any."""
+"""Keys of dflash_config and their only supported value; None: any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(LlamaConfig):
-    """A drafter's config.json. `block_size`: rows of a block, of which one is the emitted token.
+    """A drafter's config.json. `block_size`: rows of a block, including the emitted token.
 
     `markov_rank`: of DSpark, 0 for DFlash; the others as in this module.
     """
@@ -67,12 +67,12 @@ class DFlashConfig(LlamaConfig):
 
     @property
     def drafts(self) -> int:
-        """The most that a block gives."""
+        """Most drafts of a block."""
         return self.block_size - (not self.sample_from_anchor)
 
 
 def read_dflash(folder: str | Path, target: Target) -> DFlashConfig:
-    """config.json of a drafter for this target. CheckpointError for what cannot be computed."""
+    """config.json of a drafter for this target. CheckpointError for unsupported ones."""
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("dflash", "dspark"):
         raise checkpoint_error(file, "a DFlash or DSpark drafter", f"a checkpoint of the kind '{kind}'", OTHER)
@@ -138,7 +138,7 @@ def _taps(top: Fields, nested: Fields, own: int, layers: int) -> tuple[tuple[int
 
 
 def dflash_shapes(config: DFlashConfig) -> tuple[Shapes, Shapes]:
-    """The weights that a drafter has, and those that it may have."""
+    """Required and optional weights of a drafter."""
     d = config.hidden_size
     shapes: Shapes = {"fc.weight": (d, len(config.taps) * d), "hidden_norm.weight": (d,), "norm.weight": (d,)}
     for i in range(config.num_hidden_layers):

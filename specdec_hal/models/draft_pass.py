@@ -1,4 +1,4 @@
-"""Trained drafters in PyTorch, beside any target that lends its embedding and its head, on a CPU or a GPU.
+"""Trained drafters in PyTorch, for any target that lends its embedding and head, on a CPU or a GPU.
 
 - :class:`HeadPass`: EAGLE-3 heads, chained (:mod:`specdec_hal.models.eagle3` says what is computed) or parallel
   (P-EAGLE): after the rows of what the step accepted, a row of the mask token and a learned state for each draft but
@@ -6,9 +6,9 @@
 - :class:`BlockPass`: DFlash and DSpark (:mod:`specdec_hal.models.dflash`): a block of masked tokens is filled in by one
   pass over the target's features.
 
-Keys and values are in blocks of the target's numbers. Nothing is read on the host and every shape is the batch's, so
-that a pass is captured with the step; on a CPU, beside a model that takes lists, each slot has blocks of its own. Rows
-of slots without tokens are computed, and hold something undefined.
+Keys and values use the target's block numbers. The host reads nothing and shapes are those of the batch, so a pass is
+captured with the step. On a CPU, with a model that takes lists, each slot has its own blocks. Rows of slots without
+tokens are undefined.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Weights:
 
 
 class PagedPass(ABC):
-    """A pass over rows of a target, with keys and values in blocks: beside a model over device tensors, or over lists.
+    """A pass over rows of a target with keys and values in blocks, for models over device tensors or lists.
 
     `layers`: of attention. `drafts`: positions that rows may take beyond those of `blocks`. `dtype` None: the target's
     on a device, else float32.
@@ -101,7 +101,7 @@ class PagedPass(ABC):
         return _tensor(x).to(self.device, self._dtype)
 
     def _batch(self, batch: ForwardBatch) -> DeviceBatch:
-        """Lists as tensors, each slot with blocks of its own."""
+        """Lists as tensors, each slot with its own blocks."""
         segments = batch.segments
         lengths, positions = (np.array([getattr(s, name) for s in segments]) for name in ("length", "position"))
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -120,8 +120,8 @@ class PagedPass(ABC):
 class DraftPass(PagedPass):
     """See :class:`specdec_hal.plugin.model.DraftHead` and `DeviceMTPModule`: both, whatever the target is.
 
-    `parallel`: drafts after the first are not computed from the pass's own states: `further` gives them.
-    `state_width`, `width`: of the states that it reads, and of the rows that it gives.
+    `parallel`: `further` returns drafts after the first, instead of another pass over own states. `state_width`,
+    `width`: of its input states and output rows.
     """
 
     parallel = False
@@ -157,7 +157,7 @@ class DraftPass(PagedPass):
     def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
         """Write rows for draft `number`, from 1, to `out` [T_cap, width]: tokens of the batch are the drafts before.
 
-        Of a parallel pass, after `forward_device` of the step; without effect where no draft depends on another.
+        For a parallel pass, after `forward_device` of the step; no effect if drafts are independent.
         """
         return
 
@@ -178,11 +178,11 @@ class DraftPass(PagedPass):
                 out.masked_fill_(doubtful[:, None], -torch.inf)
 
     def _bias(self, rows: Any) -> Any | None:
-        """What is added to the logits of drafts that depend on the previous one."""
+        """Addend to the logits of drafts that depend on the previous one."""
         return None
 
     def _spread(self, logits: Any, out: Any) -> None:
-        """Logits of draft ids as those of the target's."""
+        """Logits by draft id, converted to target ids."""
         if self._draft_ids is None:
             out.copy_(logits)
         else:
@@ -231,7 +231,7 @@ class DraftPass(PagedPass):
         return out
 
     def variant(self, config: Any) -> Any:
-        """The same weights and cache, read in another way."""
+        """A variant with the same weights and cache."""
         other = copy(self)
         other.config = config
         return other
@@ -239,11 +239,11 @@ class DraftPass(PagedPass):
     # ---- parts of a pass
 
     def _head_rows(self, hidden: Any) -> Any:
-        """What the head reads of rows."""
+        """The head's input from rows."""
         return hidden
 
     def _embed(self, ids: Any) -> Any:
-        """Rows of tokens; of any token for an id outside the vocabulary, which a slot that has stopped may have."""
+        """Embeddings of tokens; arbitrary ones for ids outside the vocabulary, which stopped slots may have."""
         ids = torch.where((ids >= 0) & (ids < self._vocab_size), ids, 0)
         if (own := self._tensors.get("embed_tokens.weight")) is not None:
             return own[ids]
@@ -259,9 +259,9 @@ class DraftPass(PagedPass):
         return [self._rows(features[tap]) for tap in self.config.taps]
 
     def _run(self, i: int, x: Any, queries: Any, others: Any, at: tuple[Any, Any, Any], place: Placed) -> Any:
-        """Layer i onto the residual x: rows `queries` look at what is kept, with keys and values of `others`.
+        """Add layer i to the residual x: rows `queries` attend to the cache, including keys and values of `others`.
 
-        `others` None: of the queries' rows. `at`: turns of queries and of keys, and lines of the pool.
+        `others` None: the queries' rows. `at`: rotations of queries and keys, and lines of the pool.
         """
         layer, kind, (of_queries, of_keys, lines) = self._layers[i], self._kinds[i], at
         wide = kind.heads * kind.head_dim
@@ -369,7 +369,7 @@ class HeadPass(DraftPass):
             out.copy_(z[own.clamp(max=len(z) - 1)])
 
     def _pass(self, batch: DeviceBatch, ids: Any, state: Any) -> Any:
-        """The states [T, D] for further drafts, and for the head."""
+        """States [T, D] for further drafts and for the head."""
         config, place = self.config, self._store.place(batch)
         turns, normed = self._turns(place), self._norm(state, "layers.0.hidden_norm")
         token = self._normed(self._embed(ids), self._layers[0].input_norm)
@@ -386,9 +386,9 @@ class HeadPass(DraftPass):
 class BlockPass(DraftPass):
     """A DFlash drafter, or a DSpark one, whose drafts depend on each other by a Markov head.
 
-    DSpark: a row is what the Markov head makes of the token before; `confidence` float32 [M + 1, K] is how probably the
-    target takes each draft, None without a confidence head. A draft that it takes, with all before it, less probably
-    than `min_confidence` has no distribution, which ends the slot's chain: the verified length is cut there.
+    DSpark: a row is the Markov head's output for the previous token; `confidence` float32 [M + 1, K] is the estimated
+    acceptance probability of each draft, None without a confidence head. A draft whose cumulative probability is below
+    `min_confidence` gets no distribution, which ends the slot's drafts.
     """
 
     config: DFlashConfig
@@ -415,7 +415,7 @@ class BlockPass(DraftPass):
             )
 
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
-        """Rows `hidden` extend the context of their slots; the block begins with the last token of each.
+        """Rows `hidden` extend their slots' contexts; each block begins with the slot's last token.
 
         The row of a slot's last token is that of its first draft.
         """

@@ -1,4 +1,4 @@
-"""Reads trained EAGLE-3 heads (Li et al., arXiv:2503.01840) in the formats that hubs have.
+"""Reads trained EAGLE-3 heads (Li et al., arXiv:2503.01840) in the published formats.
 
 - The original one (SafeAILab/EAGLE, ``LlamaForCausalLMEagle3``): tensors ``midlayer.*``, in model.safetensors or
   pytorch_model.bin.
@@ -6,8 +6,8 @@
   head there may be parallel (``peagle``, P-EAGLE): it drafts all tokens in one pass, from rows of a mask token and the
   learned features ``mask_hidden``.
 
-Taps. The head reads the target's residual stream at a few depths, and every source numbers them in its own way. Here a
-tap is a number of decoder layers: b is the residual after b of them (0: the embeddings, N: before the final norm).
+Taps. The head reads the target's residual stream at a few depths, which sources number differently. Here tap b is the
+residual after b decoder layers (0: the embeddings, N: before the final norm).
 
 | where config.json has them | id i means | tap |
 |---|---|---|
@@ -15,8 +15,8 @@ tap is a number of decoder layers: b is the residual after b of them (0: the emb
 | ``eagle_aux_hidden_state_layer_ids`` at the top (speculators, vLLM) | as here | i |
 | the same in ``eagle_config`` (SGLang) | the output of layer i | i + 1 |
 
-A key that would change the arithmetic and is not known here is refused; so is a tensor that has no place or another
-shape. :mod:`specdec_hal.models.eagle3` computes the head.
+An unknown key that may change the arithmetic is refused, and so is an unexpected tensor or shape.
+:mod:`specdec_hal.models.eagle3` computes the head.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ORIGINAL = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _SPECULATORS = {"eagle3": "eagle3", "peagle": "peagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"}
 _NESTED = "transformer_layer_config"
 
-# Keys that are read, here or by `llama_config`, or whose only value that can be computed is checked.
+# Keys that are read or checked, here or by `llama_config`.
 _READ = {
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "head_dim",
     "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "mlp_bias",
@@ -74,11 +74,11 @@ _ARITHMETIC = re.compile(
     r"norm|bias|scale|scaling|rope|rotary|causal|window|swa|conv|selector|markov|projector|softcap|multiplier|sink|gate"
     r"|act$|quant|partial|residual|aux|^fc|moe|expert|anchor|confidence|layer_types|logit"
 )
-"""Names of keys that change what is computed, in every format that was looked at."""
+"""Names of keys that change the arithmetic, in all known formats."""
 
 
 class Target(Protocol):
-    """What a drafter's config.json is held against."""
+    """The target's sizes, to check a drafter's config.json."""
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +101,7 @@ class _Sizes:
 
 
 def target_of(model: TargetModel, method: str) -> Target:
-    """The sizes of a target; UnsupportedError for one that gives no residuals of its layers, or lends no embedding."""
+    """The sizes of a target; UnsupportedError if it lacks residuals of its layers or does not lend its embedding."""
     layers = [layer for layer in model.capabilities.hidden_layers if layer >= 0]
     if not layers or not callable(getattr(model, "embed", None)):
         raise UnsupportedError(
@@ -141,7 +141,7 @@ class Eagle3Config(LlamaConfig):
 
 @dataclass(frozen=True)
 class DrafterWeights:
-    """A drafter's tensors by their names in speculators' format, [out, in], and the target's id of each draft id."""
+    """A drafter's tensors by their names in speculators' format, [out, in], and the target id of each draft id."""
 
     tensors: Mapping[str, Array]
     draft_ids: npt.NDArray[np.int64] | None
@@ -151,7 +151,7 @@ class DrafterWeights:
 class Blocks:
     """The cache of a drafter: `slots`, `positions` of each, and the target's `pool`, its blocks and their size.
 
-    `pool` None: a target that takes lists; each slot has blocks of its own.
+    `pool` None: a target that takes lists; each slot has its own blocks.
     """
 
     slots: int
@@ -174,7 +174,7 @@ class Eagle3Weights:
 
 
 def drafter_kind(folder: str | Path) -> Kind:
-    """What drafts with this checkpoint: a Llama-style model of its own where nothing says otherwise."""
+    """The kind of drafter in this checkpoint; by default a Llama-style model."""
     raw = read_json(folder, CONFIG)
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
@@ -199,7 +199,7 @@ OTHER = "use a drafter of another kind"
 
 
 def read_eagle3(folder: str | Path, target: Target) -> Eagle3Config:
-    """config.json of a head for this target, in either format. CheckpointError for what cannot be computed."""
+    """config.json of a head for this target, in either format. CheckpointError for unsupported ones."""
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("eagle3", "peagle"):
         raise checkpoint_error(file, "an EAGLE-3 head", f"a checkpoint of the kind '{kind}'", OTHER)
@@ -254,7 +254,7 @@ def layer_fields(top: Fields) -> Fields:
 
 
 def check_keys(top: Fields, layer: Fields, more: Collection[str] = ()) -> None:
-    """Refuse keys that change the arithmetic and are not read. `more`: keys that are, in this format alone."""
+    """Refuse unread keys that change the arithmetic. `more`: keys that only this format has."""
     for section in dict.fromkeys((top, layer)):
         unused = {"sliding_window", "max_window_layers"} if section.value("use_sliding_window") is False else set()
         for key in sorted(section.keys() - _READ - unused - {*more}):
@@ -269,7 +269,7 @@ def check_keys(top: Fields, layer: Fields, more: Collection[str] = ()) -> None:
 
 
 def _taps(top: Fields, eagle: Fields, layers: int) -> tuple[tuple[int, ...], str]:
-    """Sorted, each once, as vLLM has them; and how config.json says them."""
+    """Sorted and unique, as in vLLM, with their form in config.json."""
     if (ids := top.integers(TAPS)) is not None:
         source, key, taps, numbering = top, TAPS, ids, f"{TAPS} {list(ids)}, residuals after so many layers"
     elif (ids := eagle.integers(TAPS)) is not None:
@@ -285,7 +285,7 @@ def _taps(top: Fields, eagle: Fields, layers: int) -> tuple[tuple[int, ...], str
 
 
 def eagle3_shapes(config: Eagle3Config) -> tuple[Shapes, Shapes]:
-    """The weights that a head has, and those that it may have."""
+    """Required and optional weights of a head."""
     d, features = config.hidden_size, len(config.taps) * config.feature_size
     shapes: Shapes = {"fc.weight": (d, features), "norm.weight": (d,), "layers.0.hidden_norm.weight": (d,)}
     for i in range(config.num_hidden_layers):
@@ -366,7 +366,7 @@ def read_tensors(folder: Path, required: Shapes, optional: Shapes) -> dict[str, 
 
 
 def _stored(folder: Path) -> dict[str, tuple[Path, Any]]:
-    """Every tensor that counts, by its name in speculators' format, with its file."""
+    """Every needed tensor by its name in speculators' format, with its file."""
     pickled = not (folder / WEIGHTS).exists() and not (folder / INDEX).exists() and (folder / PICKLED).exists()
     files = [check_file(folder, PICKLED)] if pickled else shards(folder)
     stored: dict[str, tuple[Path, Any]] = {}
@@ -381,7 +381,7 @@ def _stored(folder: Path) -> dict[str, tuple[Path, Any]]:
 
 
 def _name(name: str) -> str | None:
-    """The name in speculators' format; None for what is derived, or of use in training only."""
+    """The name in speculators' format; None for derived or training-only tensors."""
     name = name.removeprefix("model.")
     if name.endswith(".rotary_emb.inv_freq") or name.startswith("verifier_"):
         return None
@@ -411,7 +411,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _unpickled(file: Path) -> dict[str, Any]:
-    """Tensors of PyTorch's format, without running what else a pickle may hold."""
+    """Tensors in PyTorch's format, without executing pickles."""
     try:
         import torch
     except ImportError as error:
@@ -421,5 +421,5 @@ def _unpickled(file: Path) -> dict[str, Any]:
         return {
             name: (tensor.float() if tensor.is_floating_point() else tensor).numpy() for name, tensor in stored.items()
         }
-    except Exception as error:  # as many kinds as there are ways to be broken
+    except Exception as error:  # damage raises many types
         raise checkpoint_error(file, "tensors that PyTorch reads with weights_only", str(error), _EXPORT) from error

@@ -1,6 +1,6 @@
 """An EAGLE-3 head (Li et al., arXiv:2503.01840) over a :class:`~specdec_hal.models.llama.Llama`.
 
-Row p of its cache goes with the token at p + 1 and a state of the target at p, and predicts the token at p + 2. The
+Row p of its cache belongs to the token at p + 1 and the target's state at p, and predicts the token at p + 2. The
 state is the target's features at a few depths, fused by one product; in further drafts it is the head's own. The first
 layer reads the normed embedding and the normed state side by side; the residual is the state::
 
@@ -50,7 +50,7 @@ def eagle3_head(model: TargetModel, config: Eagle3Config, folder: str | Path, bl
 class LlamaEagle3:
     """See :class:`specdec_hal.plugin.model.DraftHead`. The layers, and so the KV cache, are the head's own.
 
-    Embedding and head are the target's where the head has none. What the model says of bits holds here too.
+    Embedding and head default to the target's. The model's guarantees about bits hold here too.
     """
 
     def __init__(self, model: Llama, config: Eagle3Config, weights: Eagle3Weights) -> None:
@@ -76,7 +76,7 @@ class LlamaEagle3:
         head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
 
     def variant(self, config: Eagle3Config) -> LlamaEagle3:
-        """The same weights and cache, read in another way: other taps, `norm_output`, `norm_before_residual`."""
+        """A variant with the same weights and cache: other taps, `norm_output`, `norm_before_residual`."""
         other = copy(self)
         other.config = config
         return other
@@ -113,7 +113,7 @@ class LlamaEagle3:
         def start(embedded: Any, first: int, tokens: int) -> tuple[Any, Any, Any]:
             rows = embedded.shape[0]
             padding = [head._zero_rows(rows - tokens, width)] if rows > tokens else []
-            state = head._concat([head._rows(x, first, first + tokens), *padding])  # a copy, which is added to
+            state = head._concat([head._rows(x, first, first + tokens), *padding])  # a copy, modified in place
             token, _ = head._add_norm(embedded, None, first_layer.attention_norm)
             normed, _ = head._add_norm(state, None, self._hidden_norm)
             qkv = head._project(head._concat([token, normed], 1), first_layer.qkv, rows)

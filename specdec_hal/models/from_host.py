@@ -1,4 +1,4 @@
-"""The host's interface of a model over device tensors: lists become tensors, and each slot has blocks of its own."""
+"""The host interface of a model over device tensors: lists become tensors, and each slot has its own blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slots:
 
 
 class FromHost(ABC):
-    """Makes a :class:`~specdec_hal.plugin.model.TargetModel` of what has the rest of a DeviceModel's members."""
+    """Mixin that completes a DeviceModel to a :class:`~specdec_hal.plugin.model.TargetModel`."""
 
     framework: ClassVar[str] = "torch"
     config: ModelConfig
@@ -119,7 +119,7 @@ class FromHost(ABC):
         return logits
 
     def _here(self) -> AbstractContextManager[Any]:
-        """The model's device as the current one, which Triton launches on."""
+        """Make the model's device current, for Triton's launches."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _check_positive(self, **sizes: int) -> None:
@@ -132,12 +132,12 @@ class FromHost(ABC):
 
 
 def refused(op: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
-    """The error of a model in PyTorch for an argument."""
+    """An ArgumentError of a PyTorch model."""
     return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=str(got), hint=hint)
 
 
 def gpu(device: str) -> str:
-    """The place of a GPU, "cuda:N"; ArgumentError for one that PyTorch does not see."""
+    """The name of a GPU, "cuda:N"; ArgumentError if PyTorch does not see it."""
     index = torch.device(device).index
     count = torch.cuda.device_count()
     if not count or (index or 0) >= count:

@@ -1,8 +1,8 @@
-"""Everything about a Llama decoder that is the same in every tensor framework, as NumPy arrays.
+"""The framework-independent part of a Llama decoder, as NumPy arrays.
 
-Weights are rearranged once, at loading, so that a step needs few and large matrix products:
+Weights are rearranged at loading, for few and large matrix products:
 
-- stored [in, out], so that ``x @ w`` reads them as they lie;
+- stored [in, out], the order in which ``x @ w`` reads them;
 - q, k and v are one matrix, gate and up another;
 - 1/sqrt(head_dim) is multiplied into q;
 - rotary embeddings pair dimension i with i + head_dim/2 (Su et al., arXiv:2104.09864, in Hugging Face's order). The
@@ -27,7 +27,7 @@ from specdec_hal.models.weights import EMBEDDING, HEAD
 Array = npt.NDArray[np.float32]
 
 VECTOR = 64
-"""Columns of products are padded to a multiple of it."""
+"""Columns of products are padded to a multiple of this."""
 
 
 @dataclass(frozen=True)

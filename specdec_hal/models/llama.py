@@ -1,8 +1,8 @@
-"""A Llama decoder over a dense KV cache, written once; a framework fills in its primitives.
+"""A Llama decoder over a dense KV cache; each framework supplies primitives.
 
 A batch is cut into blocks of up to 256 rows, which run through all layers one after the other. Per layer a block
-takes four matrix products with weights and one call for the attention of all its slots (:mod:`.attention`). The cache
-of a slot grows with the context, by doubling; new positions are written in place, over what rejected drafts left.
+takes four matrix products with weights and one call for the attention of all its slots (:mod:`.attention`). A slot's
+cache grows by doubling; new positions overwrite rejected drafts.
 
 Bits. With ``batch_invariant`` (the default on CPUs) a token's hidden state and logits have the same bits whatever is in
 the batch. That covers other tokens of its slot (1 or 11 a step, prefill chunks of any size), other slots, their order,
@@ -12,14 +12,13 @@ on
 - row counts of products with weights that agree bit for bit; :mod:`.rows` measures them when the model is loaded, and
   blocks are padded up to them;
 - everything else (norms, SwiGLU, attention) working on each row by itself, in the same way in every row.
-With ``batch_invariant=False`` (the default elsewhere) nothing is measured or padded, and equality is as good as the
-framework's kernels make it.
+With ``batch_invariant=False`` (the default elsewhere) nothing is measured or padded, and equality depends on the
+framework's kernels.
 
-What bit-stability costs, measured with models/tiny-py-lm on an Intel Xeon with AVX-512, one thread, in turns with the
-same model without it, as ratio of the fastest steps. In Paddle a step of 1 token, which is computed as two, takes 15 to
-25 % more. Steps of 2, 6 or 11 take at most 2 % more, as do 200 where a size is near; in PyTorch at most 4 %. Without
-it, on an AMD EPYC, steps of 1 and of 6 tokens gave nearly all tokens logits of other bits, by up to 2e-5, and none of
-2,000 another argmax.
+Cost of batch invariance with models/tiny-py-lm (Intel Xeon, AVX-512, one thread), by the fastest steps in turns. In
+Paddle a step of 1 token, computed as two, takes 15 to 25 % more, steps of 2, 6, 11 and 200 at most 2 %; in PyTorch at
+most 4 %. Without it, on an AMD EPYC, steps of 1 and 6 tokens differed by up to 2e-5 in nearly all logits and in none of
+2,000 argmaxes.
 """
 
 from __future__ import annotations
@@ -43,16 +42,17 @@ from specdec_hal.models.rows import RowSizes, linear_sizes
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
 Start = Callable[[Any, int, int], tuple[Any, Any | None, Any | None]]
-"""From the embedded tokens of a block, its first row in the batch and its rows: residual, what is added to it, and
-queries, keys and values of the first layer where they are not projected from its norm."""
+"""Maps the embedded tokens, first row and number of rows of a block to its residual, the addend, and the first layer's
+queries, keys and values if they are not projected from its norm.
+"""
 
-# Rows of a block where any number may be taken.
+# Rows of a block if any number is allowed.
 _ANY = RowSizes(range(1, 257))
 
 
 @dataclass
 class Linear:
-    """A weight in the framework's form, and the row counts with which its products agree."""
+    """A weight in the framework's format, and the row counts whose products agree."""
 
     weight: Any
     sizes: RowSizes
@@ -73,7 +73,7 @@ class Llama(Primitives):
 
     framework: ClassVar[str]
     is_partial: ClassVar[bool] = False
-    """Whether it holds a part of each weight, as a rank of a tensor-parallel model does."""
+    """Whether it holds a part of each weight, as a tensor-parallel rank."""
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, batch_invariant: bool) -> None:
         self.config = config
@@ -189,11 +189,11 @@ class Llama(Primitives):
         return hidden if rows == tokens else {n: self._rows(part, 0, tokens) for n, part in hidden.items()}
 
     def _whole(self, partial: Any) -> Any:
-        """What leads back to the residual, where each rank of a tensor-parallel model has computed a summand of it."""
+        """Combine the summands of tensor-parallel ranks."""
         return partial
 
     def _agreed(self, sizes: RowSizes) -> RowSizes:
-        """Those of the sizes that every rank of a tensor-parallel model has found."""
+        """The sizes that all tensor-parallel ranks have in common."""
         return sizes
 
     def _project(self, x: Any, linear: Linear, rows: int) -> Any:
@@ -212,7 +212,7 @@ class Llama(Primitives):
         return self._concat([self._project(self._rows(x, a, b), linear, b - a) for a, b in cuts])
 
     def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
-        """Rotary embeddings, caches and attention; on the host, unless a framework has them elsewhere."""
+        """Rotary embeddings, caches and attention; on the host unless a framework overrides this."""
         config = self.config
         return HostAttention(
             config.num_attention_heads,
@@ -227,7 +227,7 @@ class Llama(Primitives):
         )
 
     def _buffer(self, rows: int) -> Any:
-        """Where attention goes, in all layers and steps of so many rows."""
+        """Output buffer of attention for all layers and steps of this many rows."""
         found = self._buffers.get(rows)
         if found is None:
             width = self.config.num_attention_heads * self.config.head_dim
@@ -253,7 +253,7 @@ class Llama(Primitives):
         )
 
     def _linear(self, weight: npt.NDArray[np.float32]) -> Linear:
-        """A weight [in, out] in the framework's form, its sizes measured once per shape."""
+        """A weight [in, out] in the framework's format; sizes are measured once per shape."""
         prepared = self._weight(weight)
         sizes = self._linear_sizes.get(weight.shape)
         if sizes is None:
@@ -268,7 +268,7 @@ class Llama(Primitives):
         return Linear(prepared, sizes)
 
     def _choose_sizes(self) -> None:
-        """Sets the sizes of blocks: those that all weights share."""
+        """Set the sizes of blocks to those common to all weights."""
         self._block_sizes = _ANY
         if not self.batch_invariant:
             return
@@ -279,7 +279,7 @@ class Llama(Primitives):
 
 
 def widest(layers: Sequence[LayerWeights]) -> int:
-    """The most columns of what runs through these layers."""
+    """The most columns of activations in these layers."""
     return max(columns for layer in layers for columns in (len(layer.down), layer.qkv.shape[1]))
 
 
@@ -300,7 +300,7 @@ class LlamaMTP:
 
     One more decoder layer over ``eh_proj([enorm(embedding of p + 1), hnorm(hidden state of p)])`` (DeepSeek-V3,
     arXiv:2412.19437, equation 21). The product is computed as that of its two halves, whose sum is the residual. The
-    layer, and so the KV cache, is the module's own; everything else is the model's, and what it says of bits holds.
+    layer and its KV cache are the module's own; everything else is the model's, including guarantees about bits.
     """
 
     def __init__(self, model: Llama, weights: MTPWeights) -> None:

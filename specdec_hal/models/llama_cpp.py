@@ -1,13 +1,13 @@
 """GGUF files as target models, computed by llama.cpp on a CPU. ``pip install 'specdec-hal[gguf]'``.
 
-llama.cpp gives logits, and keeps the final norm's output to itself: the hidden states of this model are tickets, one
-number a token, that `compute_logits` looks logits up by. Proposers that want hidden states are refused by name.
+llama.cpp returns logits but not the final norm's output. The hidden states of this model are tickets, one number per
+token, with which `compute_logits` looks up logits. Proposers that need hidden states are refused by name.
 
-Bits. llama.cpp multiplies one row by dot products and several rows by a tiled product, which add in another order. A
-token's logits change in their last bits with the number of tokens that share a pass, so that drafts can tip a near tie.
-With `batch_invariant` each request is computed by itself, in pieces of sizes that agree, found by trying when the
-cache is allocated (see :mod:`specdec_hal.models.rows`); a shorter piece is filled up with tokens that are removed
-afterwards. One row is never among these sizes on x86, so that plain decoding then costs as much as two rows.
+Bits. llama.cpp multiplies one row by dot products and several rows by a tiled product, with another order of sums. The
+last bits of a token's logits depend on the number of tokens in its pass, so drafts can decide a near tie. With
+`batch_invariant` each request is computed by itself, in pieces of sizes that agree, found by trying when the cache is
+allocated (see :mod:`specdec_hal.models.rows`); a shorter piece is padded with tokens that are removed afterwards. On
+x86 these sizes never include one row, so plain decoding costs as much as two rows.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from specdec_hal.models.tokenizer import Tokenizer, cannot_encode
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
 
 _BATCH = 512
-"""Tokens of one pass."""
+"""Most tokens of a pass."""
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32, 64, 128)
-"""Pieces that are tried: every common decode step, then coarser ones for prompts."""
+"""Sizes to try: all common decode steps, then coarser ones for prompts."""
 _TRIAL = 24
-"""Tokens of the text that pieces are tried with."""
+"""Tokens of the trial text."""
 
 
 class Gguf:
-    """An open file: its weights, or its vocabulary alone.
+    """An open file with its weights, or only its vocabulary.
 
-    CheckpointError if it cannot be read; UnsupportedError for what llama.cpp cannot decode speculatively.
+    CheckpointError if it cannot be read; UnsupportedError if llama.cpp cannot decode it speculatively.
     """
 
     def __init__(self, path: str | Path, *, vocab_only: bool = False) -> None:
@@ -73,7 +73,7 @@ class Gguf:
         )
 
     def check(self) -> None:
-        """UnsupportedError unless rejected tokens can be taken out of the model's cache."""
+        """UnsupportedError unless rejected tokens can be removed from the model's cache."""
         kinds = {
             "recurrent": self.api.llama_model_is_recurrent(self.handle),
             "hybrid": self.api.llama_model_is_hybrid(self.handle),
@@ -89,10 +89,11 @@ class Gguf:
 
 
 class LlamaCpp:
-    """A :class:`~specdec_hal.plugin.model.TargetModel`. `dtype`: of the KV cache; the file says that of the weights.
+    """A :class:`~specdec_hal.plugin.model.TargetModel`. `dtype`: of the KV cache; the file determines that of the
+    weights.
 
-    `threads` None: one for each core that this process may use. `batch_invariant`: drafts and batches never change a
-    token's bits, at the cost of computing requests one after the other.
+    `threads` None: one per available core. `batch_invariant`: drafts and batches never change a token's bits, but
+    requests are computed one by one.
     """
 
     framework = FRAMEWORK
@@ -133,7 +134,7 @@ class LlamaCpp:
 
     @property
     def capabilities(self) -> ModelCapabilities:
-        """No hidden states, and bits as promised."""
+        """No hidden states; row counts if batch-invariant."""
         return ModelCapabilities(hidden_layers=(), stable_row_counts=None if self._batch_invariant else ())
 
     @property
@@ -149,14 +150,14 @@ class LlamaCpp:
                 raise _refused("allocate", argument, f"1..{limit}", str(value), "allocate fewer or shorter slots")
         self._close()
         params = self._api.llama_context_default_params()
-        # A cache for each sequence: what other requests hold does not enter. Room for a filled-up piece, too.
+        # A cache per sequence, independent of other requests, with room for padding.
         params.kv_unified, params.n_seq_max = False, max_num_seqs
         params.n_ctx = max_num_seqs * -(-(max_model_len + _SIZES[-1]) // 256) * 256
         params.n_batch = params.n_ubatch = _BATCH
         params.n_threads = params.n_threads_batch = self._threads
         params.type_k = params.type_v = api.GGML_TYPES[self._dtype]
         params.swa_full = True  # so that tokens can be removed from sliding windows
-        # Its flash attention rounds to float16: with it, logits change a hundred times as much with the size of a pass.
+        # Flash attention rounds to float16: logits then depend a hundred times more on the size of a pass.
         params.flash_attn_type = 0
         params.no_perf = True
         api.messages.clear()
@@ -219,7 +220,7 @@ class LlamaCpp:
         return {FINAL_NORM: tickets}
 
     def compute_logits(self, hidden: Any) -> NDArray[np.float32]:
-        """The logits of these tickets, which are those of the last `forward`; NaN for those without any."""
+        """The logits of these tickets of the last `forward`; NaN for tickets without any."""
         tickets = np.asarray(hidden)[:, 0].astype(np.int64)
         logits = self._logits[np.maximum(tickets, 0)]
         logits[tickets < 0] = np.nan
@@ -230,7 +231,7 @@ class LlamaCpp:
             self._logits = np.zeros((rows, self.config.vocab_size), np.float32)
 
     def _alone(self, segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
-        """One segment a pass, in pieces of the sizes that agree; the last one is filled up."""
+        """One segment per pass, in pieces of agreeing sizes; the last one is padded."""
         passes = []
         for segment in segments:
             done = 0
@@ -238,7 +239,7 @@ class LlamaCpp:
                 taken = min(rest, self._sizes.largest)
                 size = self._sizes.fit(taken)
                 smaller = [n for n in self._sizes.sizes if n <= taken]
-                if smaller and size > 1 + taken * 5 // 4:  # a full piece and a rest cost less than so much filling
+                if smaller and size > 1 + taken * 5 // 4:  # a full piece and a rest cost less than this padding
                     taken = size = smaller[-1]
                 piece = Segment(segment.slot, segment.start + done, taken, segment.position + done)
                 passes.append(([piece], size))
@@ -248,7 +249,7 @@ class LlamaCpp:
     def _pass(
         self, segments: Sequence[Segment], ids: NDArray[np.int64], wanted: NDArray[np.bool_], size: int
     ) -> NDArray[np.float32]:
-        """Run one batch of llama.cpp, filled up to `size` tokens. The wanted tokens' logits, in llama.cpp's memory."""
+        """Run one batch of llama.cpp, padded to `size` tokens. Returns the wanted logits, in llama.cpp's memory."""
         count = max(size, len(ids))
         self._token[:count] = 0
         self._token[: len(ids)] = ids
@@ -259,7 +260,7 @@ class LlamaCpp:
             for i in range(at, at + more):
                 self._batch.seq_id[i][0] = segment.slot
             at += more
-        # The last layer and the head are computed for the rows that are asked for: all or none, so that sizes agree.
+        # The last layer and the head compute only wanted rows: all or none, so that sizes agree.
         self._wanted[:count] = wanted.any() if self._batch_invariant else 0
         if not self._batch_invariant:
             self._wanted[: len(ids)] = wanted
@@ -340,7 +341,7 @@ class GgufTokenizer(Tokenizer):
 
 
 def read_chat_templates(path: str | Path, names: Sequence[str | None]) -> tuple[dict[str | None, str], dict[str, str]]:
-    """Those chat templates of a GGUF file that it has by these names, None for the file's main one.
+    """The chat templates of a GGUF file with these names, None for the main one.
 
     The second dictionary holds its special tokens by the names that templates use.
     """
@@ -352,12 +353,12 @@ def read_chat_templates(path: str | Path, names: Sequence[str | None]) -> tuple[
 
 
 def _free_context(free: Any, context: Any, file: Gguf) -> None:
-    """Free a context, which refers to the weights: `file` has lived until here."""
+    """Free a context; `file` keeps its weights alive until then."""
     free(context)
 
 
 def _together(segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
-    """As many tokens a pass as there is room for."""
+    """Split into passes of the largest possible size."""
     passes: list[tuple[list[Segment], int]] = []
     room = 0
     for segment in segments:

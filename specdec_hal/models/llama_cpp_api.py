@@ -1,8 +1,7 @@
-"""llama.cpp's C API, as far as a target model needs it, from the shared library inside the package `xllamacpp`.
+"""The part of llama.cpp's C API that a target model needs, from the shared library in the package `xllamacpp`.
 
-The package's own Python classes are a server; the library exports ``llama.h``. Structures that go by value follow that
-header, and change with it: :data:`KNOWN_VERSIONS` are the releases whose header was read, and :func:`load` compares
-llama.cpp's defaults before anything is called with them.
+The package's own Python classes are a server; the library exports ``llama.h``. Structures passed by value change with
+that header: :data:`KNOWN_VERSIONS` are the checked releases, and :func:`load` compares llama.cpp's defaults first.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 messages: list[str] = []
-"""What llama.cpp has logged since somebody last cleared it: warnings and errors, for the text of an exception."""
+"""Warnings and errors logged by llama.cpp since the last clear, for exceptions."""
 
 
 def _keep(level: int, text: bytes, user_data: Any) -> None:
@@ -158,7 +157,7 @@ _log = _LOG(_keep)  # kept alive: llama.cpp holds on to it
 
 @cache
 def load() -> Any:
-    """The library with its functions typed. UnsupportedError where `xllamacpp` is absent, unknown, or not as read."""
+    """The library with typed functions. UnsupportedError if `xllamacpp` is missing, unknown or different."""
     version = require("llama.cpp (xllamacpp)", KNOWN_VERSIONS, ["xllamacpp"])
     spec = find_spec("xllamacpp")
     assert spec is not None and spec.origin is not None

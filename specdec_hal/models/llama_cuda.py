@@ -1,9 +1,9 @@
-"""The Llama decoder on CUDA GPUs, in PyTorch and Triton: a step of launches that the host never waits for.
+"""The Llama decoder on CUDA GPUs, in PyTorch and Triton: a step is launches, without host synchronisation.
 
-The kernels read lengths, offsets and block tables, so that a step is the same launches whatever the batch holds: it can
-be captured in a CUDA graph and replayed. Keys and values are in a pool of blocks that slots share by block tables.
-A layer is seven launches: norm, q/k/v with rotary embeddings and the writes to the pool, attention, output projection
-onto the residual, norm, gate and up with SwiGLU, down projection onto the residual.
+The kernels read lengths, offsets and block tables, so the launches of a step do not depend on the batch and can be
+captured in a CUDA graph. Keys and values are in a pool of blocks that slots share by block tables. A layer is seven
+launches: norm, q/k/v with rotary embeddings and the writes to the pool, attention, output projection onto the residual,
+norm, gate and up with SwiGLU, down projection onto the residual.
 
 Bits. A token's hidden state and logits have the same bits whatever else is in the batch, however large the buffers are,
 and whether a prompt comes at once or in chunks: :mod:`.triton_kernels` says how. So greedy and seeded decoding give the
@@ -33,7 +33,7 @@ from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights [out, in], the rows of `qkv` and `gate_up` in the order that their kernels take."""
+    """Weights [out, in], the rows of `qkv` and `gate_up` in the order of their kernels."""
 
     attention_norm: Any
     qkv: Any
@@ -55,11 +55,10 @@ class _Pool:
 
 
 class LlamaCuda(FromHost):
-    """`weights` by the checkpoint's names, all of one dtype and on one device; they are taken out of the mapping.
+    """`weights` by the checkpoint's names, of one dtype and device; they are removed from the mapping.
 
-    `pdl_rows`: in steps of up to so many rows launches overlap (programmatic dependent launch); None: as was measured
-    to pay, on GPUs that can.
-    `load_mtp` gives the weights of the MTP modules when one is asked for; None: they cannot be run.
+    `pdl_rows`: in steps of up to this many rows launches overlap (programmatic dependent launch); None: the measured
+    optimum, on capable GPUs. `load_mtp` loads the weights of the MTP modules on demand; None: unsupported.
     """
 
     config: LlamaConfig
@@ -102,18 +101,18 @@ class LlamaCuda(FromHost):
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the pool that it has now."""
+        """Memory of the current pool."""
         return 0 if self._pool is None else sum(layer.nbytes for layer in self._pool.layers)
 
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
-        """See DeviceModel.allocate_blocks. The pool's contents are not set: a step reads what steps have written."""
+        """See DeviceModel.allocate_blocks. The pool is uninitialised: steps read only what steps have written."""
         config = self.config
         positions = config.max_position_embeddings if max_model_len is None else max_model_len
         self._check_positive(num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
         table = rotations(config, positions)
         self._slots = None
         shape = (num_blocks, 2, block_size, config.num_key_value_heads, config.head_dim)
-        self._pool = None  # before the new one is made: both may not fit
+        self._pool = None  # freed first: both may not fit
         self._pool = _Pool(
             [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in self._layers],
             (self._upload(table.real, torch.float32), self._upload(table.imag, torch.float32)),
@@ -129,9 +128,8 @@ class LlamaCuda(FromHost):
         Writes the keys and values of the batch's tokens into the pool. Ids outside the vocabulary count as zeros;
         positions without a block, or beyond `max_seq_len`, are neither written nor read.
 
-        Launches only, on the current stream; calls share scratch memory, so that they must follow each other on one
-        stream. Before a capture, run the same shapes once: that compiles the kernels and makes the scratch memory,
-        which a capture refuses to do.
+        Launches only, on the current stream; calls share scratch memory and must use one stream. Run the same shapes
+        once before a capture, to compile kernels and allocate scratch memory.
         """
         pool, launch = self._pool_for("forward_device"), self.launcher
         final, first = out[FINAL_NORM], self._layers[0]
@@ -173,7 +171,7 @@ class LlamaCuda(FromHost):
 
     def mtp_module(self) -> LlamaCudaMTP:
         """See MTPModel.mtp_module."""
-        assert self._load_mtp is not None  # its capabilities name none otherwise
+        assert self._load_mtp is not None  # else its capabilities have none
         return LlamaCudaMTP(self, self._load_mtp())
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
@@ -246,7 +244,7 @@ def load(
         raise refused("load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
     place = device if device == "cpu" else gpu(device)
     weights = load_weights(path, config, device=place, dtype=dtype, part=part)
-    # In the decoder's dtype, which the checkpoint's first weight decides where nobody else does.
+    # In the decoder's dtype, by default that of the checkpoint's first weight.
     chosen = str(weights[EMBEDDING].dtype).removeprefix("torch.")
     load_mtp = partial(load_weights, path, config, device=place, dtype=chosen, mtp=True, part=part)
     return make(config, weights, load_mtp=load_mtp, **options)

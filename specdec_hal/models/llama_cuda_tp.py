@@ -1,4 +1,4 @@
-"""The decoder for CUDA GPUs over a group of ranks, each on a GPU of its own."""
+"""The decoder for CUDA GPUs over a group of ranks, one per GPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from specdec_hal.tensors.group import Group, Shared
 
 
 class Exchange:
-    """How a rank gives what it has computed to the others: in memory that their kernels reach, or by gathers.
+    """How ranks exchange results: in memory that all kernels can access, or by gathers.
 
-    Kernels read no more rows than hold something. A buffer is written again when all ranks have gone on to the next
-    exchange and so have read it, for which names alternate. All ranks ask for the same, in the same order.
+    Kernels read only valid rows. A buffer is reused only after all ranks have reached the next exchange and so have
+    read it; hence names alternate. All ranks make the same calls in the same order.
     """
 
     def __init__(self, group: Group, launcher: Launcher) -> None:
@@ -45,7 +45,7 @@ class Exchange:
         return held.mine[:size].view(*shape)
 
     def parts(self, name: str, mine: Any) -> RankParts:
-        """All ranks' parts, of which `mine` is what :meth:`take` gave and a launch before this one fills."""
+        """All ranks' parts; `mine` comes from :meth:`take` and was filled by an earlier launch."""
         rank, size = self.group.rank, self.group.size
         if self._cells is None:
             return RankParts(self.group.gather(mine), None, rank, size)
@@ -56,9 +56,9 @@ class TensorParallelLlamaCuda(LlamaCuda):
     """One rank of it: hidden states and logits are whole, and of the same bits on every rank.
 
     What a rank adds to the residual is rounded to the weights' dtype; a kernel adds it in the order of ranks, in
-    float32, rounded once, and normalises. So a token's bits do not depend on the batch, as a reduction's would, whose
-    order a library chooses by the size of the message. Where GPUs reach each other's memory the kernel reads it there,
-    of the rows that hold something; else it is gathered.
+    float32, rounded once, and normalises. So a token's bits do not depend on the batch; a library's reduction would
+    choose its order by message size. The kernel reads other GPUs' memory directly if possible, else the parts are
+    gathered.
 
     A step is captured where the group can be (:attr:`Group.capturable`).
     """

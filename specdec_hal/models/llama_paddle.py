@@ -1,12 +1,11 @@
 """The Llama decoder in PaddlePaddle (3.3 or newer).
 
-Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than
-half a microsecond longer: a decode step of a small model is some 200 operators, and much of its time is their dispatch.
+Operators whose public function takes over half a microsecond longer are called through ``paddle._C_ops``, as in
+Paddle's own layers: a decode step of a small model has some 200 operators and spends much of its time in dispatch.
 
-On a CPU one thread computes everything but attention, which wakes up others where a step is worth it, and the products
-with large weights: those of decode steps are bound by memory, which two cores read faster than one. A product waits for
-all its threads, so that it takes longer where other processes keep one from running. On a GPU (which this has not been
-run on) nothing of that applies, and attention is :mod:`.paddle_attention`'s.
+On a CPU one thread computes everything except attention in large steps and products with large weights: those of decode
+steps are bound by memory, which two cores read faster. A product waits for all its threads, so it slows down if other
+processes use the cores. On a GPU (untested) attention is :mod:`.paddle_attention`'s.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from specdec_hal.models.primitives import ALIGNMENT, HostArray
 
 _OLDEST = (3, 3)
 
-# Bytes of a weight that are worth a thread.
+# Bytes of a weight per thread.
 _THREAD_SHARE = 128 << 10
 
 
 class _Weight(NamedTuple):
-    """A weight, and the threads of its products: always as many, since other numbers may give other bits."""
+    """A weight, and the fixed number of threads of its products, as other numbers may give other bits."""
 
     tensor: Any
     threads: int
@@ -49,8 +48,8 @@ class _Weight(NamedTuple):
 class LlamaPaddle(Llama):
     """`device` is cpu or gpu:N; all tensors are float32.
 
-    `threads` on a CPU: the most for attention, and for a product one for each 128 KiB of its weight; None: one for each
-    core (:mod:`.cpu_threads`). `batch_invariant` None: on a CPU; elsewhere it cannot be had.
+    `threads` on a CPU: the most for attention; a product uses one per 128 KiB of its weight. None: one per core
+    (:mod:`.cpu_threads`). `batch_invariant` None: on a CPU; unavailable elsewhere.
     """
 
     framework: ClassVar[str] = "paddle"
@@ -82,7 +81,7 @@ class LlamaPaddle(Llama):
         if on_host:
             self._product_threads = cpu_threads.available() if threads is None else threads
             choose_mkl_kernels(Path("/proc/cpuinfo"), os.environ)
-            # Milliseconds for which a thread that has nothing to do keeps its core; 200 if nobody says.
+            # Milliseconds that an idle thread keeps its core; the default is 200.
             os.environ.setdefault("KMP_BLOCKTIME", "1")
             # Importing Paddle sets the latter to 1 if it is not set.
             given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
@@ -191,8 +190,8 @@ def _argument_error(argument: str, expected: str, got: str, hint: str) -> Argume
 def choose_mkl_kernels(cpuinfo: Path, environ: MutableMapping[str, str]) -> None:
     """Let MKL use AVX2 on AMD processors, unless the user chose.
 
-    Paddle's CPU wheels carry an MKL of 2019, which without this variable takes its slowest kernels on processors of
-    other makers than Intel: a step of six tokens then takes 2.5 times as long. MKL reads it at its first product.
+    Paddle's CPU wheels contain an MKL of 2019, which otherwise uses its slowest kernels on AMD: a step of six tokens
+    takes 2.5 times as long. MKL reads the variable at its first product.
     """
     try:
         cpu = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]

@@ -1,8 +1,8 @@
 """The Llama decoder in PyTorch on CPUs; :mod:`.llama_cuda` is the one for GPUs.
 
-Weights are packed once for oneDNN, whose products were found to give a row the same bits for any number of rows
-(PyTorch 2.13, x86-64 with AVX-512), and which at 2 to 16 rows take half the time of MKL's. That uses the operators
-which torch.compile emits for frozen linear layers; where a build lacks them, ``torch.mm`` is used.
+Weights are packed once for oneDNN, whose products gave a row the same bits for any number of rows (PyTorch 2.13, x86-64
+with AVX-512) and take half the time of MKL's at 2 to 16 rows. The operators are those that torch.compile emits for
+frozen linear layers; builds without them use ``torch.mm``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNLIMITED = 1 << 30
 class LlamaTorch(Llama):
     """`dtype` is that of weights and activations; attention with its cache, hidden states and logits are float32.
 
-    `threads`: PyTorch's for this whole process, from now on; None: as they are.
+    `threads`: sets PyTorch's for the whole process; None: unchanged.
     """
 
     framework: ClassVar[str] = "torch"

@@ -16,8 +16,8 @@ from specdec_hal.tensors.group import Group
 class TensorParallelLlama(LlamaTorch):
     """One rank of it: hidden states and logits are whole, and of the same bits on every rank.
 
-    Sums over ranks are gathered and added in the order of ranks. So a token's bits depend neither on the batch nor on
-    how a library would divide the sum, but they do on the number of ranks.
+    Sums over ranks are gathered and added in the order of ranks. So a token's bits do not depend on the batch or on a
+    library's reduction, only on the number of ranks.
     """
 
     is_partial: ClassVar[bool] = True

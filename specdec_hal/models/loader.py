@@ -1,4 +1,4 @@
-"""``load_model`` and ``load_tokenizer``: a checkpoint folder or a GGUF file in, objects for the runner out."""
+"""``load_model`` and ``load_tokenizer``: objects for the runner from a checkpoint folder or GGUF file."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
 
 BUILTIN_FRAMEWORKS = {"paddle": ("paddle",), "torch": ("torch",), "transformers": ("torch", "transformers")}
-"""What "auto" chooses from, the first that has a model of the architecture and is installed, and the modules that it
-needs; each is an extra of this package."""
+"""Candidates of "auto" in order, with required modules; each is an extra of this package."""
 
 
 def load_model(
     path: str | Path, framework: str = AUTO, *, registry: Registry | None = None, **options: Any
 ) -> TargetModel:
-    """The model of a checkpoint folder, by the architecture that its config.json names, or of a GGUF file.
+    """The model of a checkpoint folder, by the architecture in its config.json, or of a GGUF file.
 
-    `framework`: "paddle", "torch", "transformers", "llama.cpp" for a file ``*.gguf``, or what a plug-in of `registry`
-    (None: that of this process) announces. "auto": llama.cpp for such a file, else the first of the other three that
-    has a model of the architecture and is installed. `options` go to the model: ``device`` ("cpu"); on a CPU
-    ``batch_invariant`` and ``threads``; ``dtype`` for PyTorch and transformers, by default float32 on CPUs and the
-    checkpoint's own on GPUs, and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError
-    for anything wrong with the files; BackendUnavailableError if the framework is not installed; UnsupportedError for
-    an architecture that no plug-in knows, or that cannot be run; PluginError for a plug-in's loader that fails.
+    `framework`: "paddle", "torch", "transformers", "llama.cpp" for a file ``*.gguf``, or one announced by a plug-in of
+    `registry` (None: the process's). "auto": llama.cpp for such a file, else the first installed one of the other three
+    with a model of the architecture. `options` go to the model: ``device`` ("cpu"); on a CPU ``batch_invariant`` and
+    ``threads``; ``dtype`` for PyTorch and transformers, by default float32 on CPUs and the checkpoint's own on GPUs,
+    and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong with the
+    files; BackendUnavailableError if the framework is not installed; UnsupportedError for an unknown or unsupported
+    architecture; PluginError for a failing loader of a plug-in.
     """
     registry = or_default(registry)
     with warnings.catch_warnings():
-        # Paddle says so on every import; nothing is compiled here, and stderr is for what a user can act on.
+        # Paddle's warning about ccache on every import does not help users.
         warnings.filterwarnings("ignore", message="No ccache found")
         return registry.build_model(*_announced(path, framework, registry), path, **options)
 
@@ -47,13 +46,13 @@ def load_model(
 def checkpoint_memory(
     path: str | Path, framework: str = AUTO, *, registry: Registry | None = None, device: str = "cpu"
 ) -> ModelMemory | None:
-    """What :func:`load_model` would take; None where that is not known before. Errors as there."""
+    """Memory that :func:`load_model` would need; None if unknown. Errors as there."""
     registry = or_default(registry)
     return registry.model_memory(*_announced(path, framework, registry), path, device)
 
 
 def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[str, str]:
-    """Architecture and framework by which the registry knows a checkpoint's model."""
+    """Architecture and framework of a checkpoint's model in the registry."""
     if framework != AUTO and framework not in (known := registry.frameworks()):
         raise ArgumentError(
             op="load_model",
@@ -73,7 +72,7 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
         chosen = llama_cpp_api.FRAMEWORK if framework == AUTO else framework
         return "GGUF", chosen
     if framework == llama_cpp_api.FRAMEWORK:
-        return "GGUF", framework  # whose loader says what it wants instead
+        return "GGUF", framework  # its loader reports the problem
     raw = read_json(path, CONFIG)
     names = raw.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else "LlamaForCausalLM"
@@ -84,12 +83,12 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether a path means a GGUF file, by its name."""
+    """Whether a path has the name of a GGUF file."""
     return Path(path).suffix == ".gguf"
 
 
 def _installed(wanted: Sequence[str]) -> str:
-    """The first framework that can be imported; a plug-in's own is its own business."""
+    """The first framework that can be imported; those of plug-ins are not checked."""
     for name in wanted:
         if all(importlib.util.find_spec(module) for module in BUILTIN_FRAMEWORKS.get(name, ())):
             return name

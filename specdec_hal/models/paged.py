@@ -1,6 +1,6 @@
-"""Keys and values in a pool of blocks, and attention over it: the store of a model on a GPU, and of every trial.
+"""Keys and values in a pool of blocks, and attention over it, for models on a GPU and for trials.
 
-Triton's kernel computes where it is there; PyTorch's operators otherwise, over each slot's whole context.
+Uses Triton's kernel if available, else PyTorch's operators over each slot's whole context.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specdec_hal.plugin.model import DeviceBatch
 
 @dataclass(frozen=True)
 class Layer:
-    """What one attention layer wants. `index`: among the layers of the model, and of the KV cache.
+    """Parameters of an attention layer. `index`: its number in the model and the KV cache.
 
     `window`: keys that a query sees, itself included, 0 for all; `softcap`: 0 for none. Values may be narrower than
     keys (`value_dim` <= `head_dim`), as in DeepSeek's latent attention. Not
@@ -37,7 +37,7 @@ class Layer:
 
 
 def on_torch(batch: DeviceBatch) -> DeviceBatch:
-    """A batch as PyTorch's tensors, which NumPy's may be on a CPU."""
+    """A batch as PyTorch tensors; on a CPU its arrays may be NumPy's."""
     return replace(
         batch, **{name: torch.as_tensor(value) for name, value in vars(batch).items() if not isinstance(value, int)}
     )
@@ -54,7 +54,7 @@ class Placed:
 
 
 class PagedStore:
-    """Per layer [num_blocks + 1, 2, block_size, kv_heads, head_dim]; the last block takes rows that have no place.
+    """Per layer [num_blocks + 1, 2, block_size, kv_heads, head_dim]; the last block takes rows without a block.
 
     `launcher`: of Triton's kernels, or None. Nothing is read on the host; calls follow each other on one stream.
     """
@@ -70,7 +70,7 @@ class PagedStore:
         launcher: Any = None,
     ) -> None:
         self._block_size, self._launcher, self._dtype = block_size, launcher, dtype
-        # Zeros: what a mask hides is multiplied with weight 0, which is 0 for numbers alone.
+        # Zeros: masked values get weight 0, and 0 times NaN is NaN.
         self.pool = [
             torch.zeros((num_blocks + 1, 2, block_size, layer.kv_heads, layer.head_dim), dtype=dtype, device=device)
             for layer in layers
@@ -91,7 +91,7 @@ class PagedStore:
             self._step = Placed(batch, None, position, line)
             return ids, position
         ids = None
-        if batch.token_ids is not None:  # drafts of a slot that has stopped may be no tokens
+        if batch.token_ids is not None:  # drafts of a stopped slot may be invalid tokens
             ids = batch.token_ids.flatten()
             ids = torch.where((ids >= 0) & (ids < vocab_size), ids, 0)
         self._step = self.place(batch)
@@ -142,7 +142,7 @@ class PagedStore:
         lines.index_copy_(0, line + self._block_size, value.to(self._dtype))
 
     def look(self, layer: Layer, step: Placed, query: Any, sinks: Any | None = None) -> Any:
-        """What queries [T, heads, head_dim] see of what is kept: [T, heads, head_dim]."""
+        """Attention of queries [T, heads, head_dim] to the cache: [T, heads, head_dim]."""
         pool, query = self.pool[layer.index], query.to(self._dtype)
         if self._launcher is not None:
             return self._by_triton(layer, query, pool, step.batch, sinks)
@@ -152,7 +152,7 @@ class PagedStore:
         from specdec_hal.models.triton_kernels.launcher import Heads
 
         query = query.contiguous()
-        # The kernel leaves rows of the tail alone: what it left there for another layer, or zeros.
+        # The kernel skips rows of the tail, which keep old values or zeros.
         out = self._launcher.arena.take("attended", query.shape, query.dtype)
         self._launcher.attention(
             query, out, pool, batch, Heads(layer.heads, layer.kv_heads, layer.head_dim),
@@ -194,7 +194,7 @@ class PagedStore:
 
 
 def launchers(device: Any) -> Callable[[Any], Any] | None:
-    """Triton's kernels on a GPU, by the dtype; None where Triton is not installed."""
+    """Triton's kernels on a GPU, by dtype; None without Triton."""
     if importlib.util.find_spec("triton") is None:
         return None
     from specdec_hal.models.triton_kernels.launcher import Launcher

@@ -139,8 +139,7 @@ def _refused(framework: str, argument: str, expected: str, got: object, hint: st
 
 @hookimpl
 def specdec_models() -> list[ModelSpec]:
-    """A Llama-style decoder in PaddlePaddle, and in PyTorch, which has another one for CUDA GPUs; any decoder of
-    `transformers`; any GGUF file."""
+    """Llama-style decoders in PaddlePaddle and PyTorch (CPU and CUDA), any decoder of `transformers`, any GGUF file."""
     return [
         ModelSpec(ARCHITECTURE, "paddle", _paddle, _host_memory),
         ModelSpec(ARCHITECTURE, "torch", _torch, _torch_memory),

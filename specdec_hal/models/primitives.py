@@ -1,9 +1,9 @@
-"""What a framework must provide to :class:`specdec_hal.models.llama.Llama`.
+"""The interface of a framework to :class:`specdec_hal.models.llama.Llama`.
 
 Tensors are two-dimensional, [rows, columns], unless said otherwise, on one device and of the model's dtype. A row of a
-result depends on the same row of the first argument only, and on no row's place or number, bit for bit; `_matmul` is
-excepted: :mod:`specdec_hal.models.rows` measures it. It may also depend on how its arguments are aligned, so all
-tensors start at a multiple of 64 bytes.
+result depends bit for bit only on the same row of the first argument, not on row numbers or counts, except in
+`_matmul`, which :mod:`specdec_hal.models.rows` measures. It may also depend on alignment, so all tensors start at a
+multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALIGNMENT = 64  # bytes
 
 
 class Primitives(ABC):
-    """One method per framework call, or per few that belong together."""
+    """One method per framework call or small group of calls."""
 
     config: LlamaConfig
 
@@ -51,11 +51,11 @@ class Primitives(ABC):
 
     @abstractmethod
     def _cast(self, x: Any) -> Any:
-        """A tensor in the model's dtype of a float32 one."""
+        """A float32 tensor converted to the model's dtype."""
 
     @abstractmethod
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
-        """A weight [in, out] in the form that `_matmul` takes."""
+        """A weight [in, out] prepared for `_matmul`."""
 
     @abstractmethod
     def _row_limit(self) -> int:
@@ -67,7 +67,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def _concat(self, parts: list[Any], axis: int = 0) -> Any:
-        """A new tensor: rows one below the other, or with `axis` 1 columns side by side."""
+        """A new tensor: concatenated rows, or with `axis` 1 columns."""
 
     @abstractmethod
     def _spread(self, x: Any, columns: Any, width: int) -> Any:
@@ -96,4 +96,4 @@ class Primitives(ABC):
 
     @abstractmethod
     def _host_threads(self) -> int:
-        """Threads that attention may take on a CPU."""
+        """Most threads of attention on a CPU."""

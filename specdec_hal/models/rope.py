@@ -1,10 +1,10 @@
-"""Frequencies of rotary embeddings, with the scalings that Llama-style checkpoints name in config.json.
+"""Frequencies of rotary embeddings, with the scalings of Llama-style checkpoints.
 
 Frequency j of a head is theta^(-2j/head_dim) (Su et al., arXiv:2104.09864). Scalings stretch it to longer contexts:
 
 - linear: divided by `factor` (Chen et al., arXiv:2306.15595);
-- dynamic: as without scaling up to `max_position_embeddings`, and not supported beyond, where the frequencies of all
-  positions would change with the length of the text;
+- dynamic: unscaled up to `max_position_embeddings`; unsupported beyond, where all frequencies change with the length of
+the text;
 - llama3: long wavelengths divided by `factor`, short ones kept, a ramp between (Llama 3.1);
 - yarn: a ramp over dimensions, and an attention factor on cosine and sine (Peng et al., arXiv:2309.00071).
 
@@ -29,7 +29,7 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """What config.json says under ``rope_scaling`` or ``rope_parameters``; fields that a type has no use for stay 1."""
+    """``rope_scaling`` or ``rope_parameters`` of config.json; unused fields are 1."""
 
     rope_type: str
     factor: float = 1.0
@@ -58,7 +58,7 @@ def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> Dou
 
 
 class Rotated(Protocol):
-    """What of a model's configuration decides its rotary embeddings."""
+    """The parameters of rotary embeddings in a model's configuration."""
 
     @property
     def rope_theta(self) -> float:
@@ -78,7 +78,7 @@ class Rotated(Protocol):
 
 
 def rotations(config: Rotated, positions: int) -> npt.NDArray[np.complex128]:
-    """What the pairs of positions 0, 1, ... are multiplied with, as complex numbers [positions, head_dim / 2].
+    """Rotations of positions 0, 1, ..., complex [positions, head_dim / 2].
 
     ArgumentError for more positions than scaling of type dynamic is supported for.
     """
@@ -99,7 +99,7 @@ def rotations(config: Rotated, positions: int) -> npt.NDArray[np.complex128]:
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """The factor on cosine and sine where config.json gives none."""
+    """The default factor on cosine and sine."""
 
     def scale(by: float) -> float:
         return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -116,7 +116,7 @@ def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
 
 def _yarn(plain: Doubles, theta: float, head_dim: int, scaling: RopeScaling) -> Doubles:
     def dimension(turns: float) -> float:
-        """The pair that makes so many turns within the original context."""
+        """The pair with this many rotations within the original context."""
         wavelength = scaling.original_max_position_embeddings / turns
         return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
 

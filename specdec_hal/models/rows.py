@@ -1,10 +1,9 @@
-"""Batch sizes that give a token the same bits, found by trying.
+"""Batch sizes that give a token the same bits, found by measurement.
 
-The libraries behind a framework's matrix product choose a kernel by the number of rows, and another kernel adds in
-another order. A token then gets other last bits in a step of one row than in a step of six, and now and then another
-argmax: speculative decoding would no longer equal plain decoding. No library promises which sizes agree (it depends on
-processor, version and thread count), but it is a property of sizes, not of data. So it is measured once, with a few
-products of each shape, and steps are padded to sizes that agree. Where all agree, nothing is padded.
+Libraries choose a matrix product's kernel, and so its order of sums, by the number of rows. A token then gets other
+last bits in a step of one row than in a step of six, and sometimes another argmax: speculative decoding would differ
+from plain decoding. Which sizes agree depends on processor, version and thread count, but not on data. So a few
+products of each shape are measured once, and steps are padded to agreeing sizes.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
 
-# Tried as batch sizes: every one that a decode step of one or a few requests has, then coarser ones for prefill.
+# Batch sizes to try: all of decode steps of few requests, then coarser ones for prefill.
 _FINE = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 42, 48, 54, 60, 64, 66, 72)
 CANDIDATES = (*_FINE, *range(80, 257, 16))
 
-# Sizes up to this decide between classes of sizes that agree: decode steps.
+# Sizes of decode steps, which rank classes of agreeing sizes.
 _COMMON = 16
 
 
@@ -41,7 +40,7 @@ class RowSizes:
         return self.sizes[-1] if self.sizes else 0
 
     def fit(self, rows: int) -> int:
-        """The smallest allowed size >= `rows`, which must not exceed `largest`."""
+        """The smallest allowed size >= `rows`; requires `rows` <= `largest`."""
         return self.sizes[bisect_left(self.sizes, rows)]
 
 
@@ -78,7 +77,7 @@ def _random(*shape: int) -> Array:
 
 
 def _common(results: Iterable[Array]) -> bytes | None:
-    """The first rows' bytes, if in each result all rows are equal."""
+    """The bytes of the first rows, if all rows of each result are equal."""
     firsts = []
     for rows in results:
         flat = rows.reshape(len(rows), -1)

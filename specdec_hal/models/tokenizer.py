@@ -31,7 +31,7 @@ _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"')
 
 _log = logging.getLogger("specdec_hal")
 _PIECES = 1 << 16
-"""Texts of tokens after other tokens that are remembered: at most some 20 MiB."""
+"""Cached texts of tokens after other tokens: at most some 20 MiB."""
 
 _BYTE_OF_LETTER = byte_letters()
 
@@ -39,8 +39,8 @@ _BYTE_OF_LETTER = byte_letters()
 class Tokenizer:
     """The tokenizer of a checkpoint folder, checked against its config.json.
 
-    CheckpointError if a file is missing or corrupt, or if the tokenizer has an id that the model has no embedding for.
-    A model may have more embeddings than the tokenizer has tokens (vocabularies are often padded); those decode to "".
+    CheckpointError if a file is missing or corrupt, or if the model lacks an embedding for an id. Embeddings without a
+    token (padded vocabularies) decode to "".
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -69,10 +69,10 @@ class Tokenizer:
                 raise checkpoint_error(file, f"a token for id {token} (bos or eos in config.json)", "none", hint)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Special tokens written out in it become one token each.
+        """Token ids of `text`. Special tokens in it become one token each.
 
-        `add_special_tokens`: whether the post-processor of tokenizer.json adds its own, such as a BOS; False for a
-        rendered chat template.
+        `add_special_tokens`: let the post-processor of tokenizer.json add some, such as a BOS; False for a rendered
+        chat template.
         """
         encode = self._library.encode_batch_fast  # lets other threads run meanwhile, as `encode` does not
         try:
@@ -82,7 +82,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`, special tokens included; invalid UTF-8 becomes U+FFFD."""
         try:
             # Of a batch, which does not hold the interpreter's lock.
             (text,) = _guarded(lambda: self._library.decode_batch([ids], skip_special_tokens=False))
@@ -97,9 +97,9 @@ class Tokenizer:
         skip_special_tokens: bool = False,
         spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
-        """Decodes one stream of tokens piece by piece, as the continuation of `prompt`.
+        """A detokenizer of one stream of tokens that continues `prompt`.
 
-        `spaces_between_special_tokens` False: a special token after another has no space of the tokenizer's before it.
+        `spaces_between_special_tokens` False: no space between consecutive special tokens.
         """
         made = self._detokenizer(self.special_ids if skip_special_tokens else frozenset())
         if isinstance(made, PrefixDetokenizer) and not (skip_special_tokens or spaces_between_special_tokens):
@@ -108,7 +108,7 @@ class Tokenizer:
         return made
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text that has begun, in UTF-8 or a part of it; none for an id without a token."""
+        """The bytes (UTF-8, possibly partial) that a token adds inside a text; none for an id without a token."""
         text = self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if text is None:
             return b""
@@ -122,7 +122,7 @@ class Tokenizer:
         return self._added((token_id,), (token_id,)).encode("utf-8")
 
     def _take_whole_texts(self, file: Path) -> None:
-        """A prompt is neither cut nor padded, whatever lengths tokenizer.json was saved with."""
+        """Prompts are neither truncated nor padded, whatever tokenizer.json says."""
         for name, off in ("truncation", self._library.no_truncation), ("padding", self._library.no_padding):
             if (settings := getattr(self._library, name)) is not None:
                 _log.warning("%s: its %s is not applied: %s", file, name, short(settings))
@@ -130,7 +130,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are no text, but mean something to the model, such as its end tokens."""
+        """Tokens without text but with a meaning for the model, such as end tokens."""
         tokens = self._library.get_added_tokens_decoder()
         return frozenset(id_ for id_, token in tokens.items() if token.special)
 
@@ -164,26 +164,26 @@ class Tokenizer:
 
     @cached_property
     def _added(self) -> Callable[[Ids, Ids], str]:
-        """What tokens add to a text that ends in other tokens, remembered: two in a row come again and again."""
+        """The text that tokens add after other tokens, cached as pairs recur."""
 
         def added(context: Ids, ids: Ids) -> str:
             try:
                 return self.decode((*context, *ids))[len(self.decode(context)) :]
-            except RequestError as error:  # it would end the step, and with it every other request
+            except RequestError as error:  # else it would end the step and all requests
                 _log.error("%s; its text is U+FFFD", error)
                 return REPLACEMENT
 
         return lru_cache(_PIECES)(added)
 
     def _added_closely(self, context: Ids, ids: Ids) -> str:
-        """As `_added`, but a special token right after another is its own text alone."""
+        """As `_added`, but without a space between consecutive special tokens."""
         if context and {context[-1], *ids} <= self.special_ids:
             return "".join(map(self._library.id_to_token, ids))
         return self._added(context, ids)
 
 
 def cannot_encode(text: str, error: Exception) -> RequestError:
-    """The error for a text that a tokenizer refuses with `error`."""
+    """The error for a text that the tokenizer refuses."""
     halves = any("\ud800" <= char <= "\udfff" for char in text)
     reason = "it has half of a surrogate pair; replace it" if halves else clip(str(error), 300)
     return RequestError(f"the tokenizer cannot encode {short(text)}: {reason}")
@@ -194,7 +194,7 @@ class _LibraryError(Exception):
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """What a call of the library gives. It raises plain Exception, and Rust's panics as BaseException."""
+    """The result of a library call, which raises plain Exception, or BaseException for Rust panics."""
     try:
         return call()
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -211,7 +211,7 @@ def _types(decoder: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_merges(file: Path, text: bytes) -> None:
-    """Refuse merges without the prefix that the model says they have: the library aborts the process for them."""
+    """Refuse merges without the model's prefix, for which the library aborts the process."""
     if not _PREFIX.search(text):
         return
     raw = parse_json(file, text)

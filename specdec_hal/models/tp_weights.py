@@ -1,9 +1,8 @@
 """A rank's part of a checkpoint, after Shoeybi et al. (Megatron-LM, arXiv:1909.08053).
 
-Q, K, V, gate and up are split by their outputs, so that a rank has whole heads; the products that lead back to the
-residual are split by their inputs, and what they give is summed over the ranks. Where there are fewer KV heads than
-ranks, several ranks hold the same one. The head is split by its outputs, a stretch of the vocabulary each. Embedding,
-norms and the projections of an MTP module are whole everywhere.
+Q, K, V, gate and up are split by outputs, so that a rank has whole heads; projections back to the residual are split by
+inputs and summed over the ranks. With fewer KV heads than ranks, several ranks hold the same one. The head is split by
+outputs, a range of the vocabulary per rank. Embedding, norms and the projections of an MTP module are whole everywhere.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 
 
 def vocabulary_part(vocab_size: int, size: int) -> int:
-    """Columns of the head that each rank has, whole chunks of a row's masses; the last ranks' last ones are zeros."""
+    """Columns of the head per rank, in whole chunks of a row's masses; those beyond the vocabulary are zeros."""
     return round_up(-(-vocab_size // size), CHUNK)
 
 
 class WeightsPart:
-    """What one rank holds of a checkpoint's weights, [out, in] as they are stored.
+    """One rank's part of a checkpoint's weights, stored [out, in].
 
-    `config`: what the rank's decoder looks like. ArgumentError if the sizes cannot be divided.
+    `config`: of the rank's decoder. ArgumentError for indivisible sizes.
     """
 
     def __init__(self, config: LlamaConfig, rank: int, size: int) -> None:
@@ -57,7 +56,7 @@ class WeightsPart:
         self._first_kv_head = rank * kv_heads // size
 
     def slices(self, name: str) -> Slices:
-        """Which part of a weight is here; all of the head, which :meth:`cut_head` is for."""
+        """This rank's part of a weight; all of the head (see :meth:`cut_head`)."""
         config, kind = self.config, name.split(".")[-2]
         if kind in _QUERIES:
             mine = self._nth(self._rank, config.num_attention_heads * config.head_dim)
@@ -71,13 +70,13 @@ class WeightsPart:
         return (_WHOLE, mine) if kind in _BY_INPUTS else (mine,)
 
     def cut(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """What is here of whole weights, the head too."""
+        """This rank's part of whole weights, head included."""
         mine = {name: weight[self.slices(name)] for name, weight in weights.items()}
         self.cut_head(mine)
         return mine
 
     def cut_head(self, weights: MutableMapping[str, Any]) -> None:
-        """Replace the head, NumPy's or PyTorch's, by this rank's stretch, of as many rows as every rank has."""
+        """Replace the head (NumPy or PyTorch) by this rank's rows, padded to the same number on all ranks."""
         width = vocabulary_part(self._vocabulary, self._size)
         mine = weights[EMBEDDING if self._tied else HEAD][self._nth(self._rank, width)]
         missing = width - len(mine)

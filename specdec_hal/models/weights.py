@@ -1,8 +1,8 @@
-"""Reads the weights of a Hugging Face checkpoint: model.safetensors, or the shards that its index names.
+"""Reads the weights of a Hugging Face checkpoint: model.safetensors, or the shards of its index.
 
 Names are Llama's; the multi-token-prediction (MTP) module, if config.json announces one with
 ``num_nextn_predict_layers``, sits after the last layer under DeepSeek-V3's names (arXiv:2412.19437, section 2.2).
-A weight that is not finite is refused: one NaN makes every token of every request wrong, and says so nowhere.
+Weights that are not finite are refused: one NaN would silently corrupt every token.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from specdec_hal.text import short
 
 Shapes = dict[str, tuple[int, ...]]
 Slices = tuple[slice, ...]
-"""A part of a tensor: the first of its dimensions, cut."""
+"""A slice of a tensor's first dimension."""
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INDEX = f"{WEIGHTS}.index.json"
 MAX_INDEX = 64 << 20
-"""Bytes of an index of shards."""
+"""Most bytes of an index of shards."""
 MAX_HEADER = 16 << 20
-"""Bytes of the header of a safetensors file: some 100,000 weights."""
+"""Most bytes of a safetensors header: some 100,000 weights."""
 STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# What older checkpoints hold besides weights: recomputed.
+# Other tensors of older checkpoints; recomputed here.
 _DERIVED = ".rotary_emb.inv_freq"
 
 
@@ -59,7 +59,7 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
 
 
 def read_memory(folder: str | Path, config: LlamaConfig) -> dict[str, int]:
-    """Bytes that :func:`read_weights` takes, by what they are for."""
+    """Bytes that :func:`read_weights` needs, by purpose."""
     return _widened_memory(_files(Path(folder), config), config)
 
 
@@ -82,8 +82,8 @@ def load_weights(
     """The weights of the decoder, or (`mtp`) of its MTP modules alone, as PyTorch tensors on a device.
 
     `dtype`: one of :data:`specdec_hal.models.checkpoint.DTYPES`; None: that of the checkpoint, from config.json or else
-    of the stored embedding. Each weight goes to the device as it is stored, and is converted there. `part`: what of a
-    weight is wanted, by its name; None: all of it.
+    of the stored embedding. Each weight is copied to the device as stored and converted there. `part`: the slice of a
+    weight by its name; None: all of it.
     """
     import torch
     from safetensors import safe_open
@@ -114,7 +114,7 @@ def load_weights(
 
 
 def loaded_memory(folder: str | Path, config: LlamaConfig) -> tuple[str, dict[str, int]]:
-    """The checkpoint's dtype, and bytes that :func:`load_weights` takes for its decoder, by what they are for."""
+    """The checkpoint's dtype, and bytes that :func:`load_weights` needs for its decoder, by purpose."""
     dtype = _dtype(_files(Path(folder), config), config)
     return dtype, {f"weights as {dtype}": _bytes(expected_shapes(config, mtp=False), dtype)}
 
@@ -124,7 +124,7 @@ def _dtype(files: Mapping[Path, Mapping[str, str]], config: LlamaConfig) -> str:
 
 
 def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
-    """Every weight that the checkpoint of such a model holds, MTP modules included or not."""
+    """Every weight of the model's checkpoint, with or without MTP modules."""
     d = config.hidden_size
     shapes: Shapes = {EMBEDDING: (config.vocab_size, d), "model.norm.weight": (d,)}
     if not config.tie_word_embeddings:
@@ -188,7 +188,7 @@ def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
 
 
 def check_shapes(whole: Path, got: Mapping[str, tuple[Path, tuple[int, ...]]], expected: Shapes) -> None:
-    """CheckpointError unless the file of each weight, and its shape, are there for exactly the expected ones."""
+    """CheckpointError unless exactly the expected weights and shapes are present."""
     hint = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
     if missing := sorted(expected.keys() - got.keys()):
         raise checkpoint_error(
@@ -235,13 +235,13 @@ def header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _check_header(file: Path) -> None:
-    """Refuse what the library takes: a header of up to 100 MB, and names that come twice, the last of which wins."""
+    """Refuse inputs that the library accepts: headers of up to 100 MB, and duplicate names."""
     with open_regular(file) as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > MAX_HEADER:
             raise checkpoint_error(file, f"a header of at most {MAX_HEADER} bytes", f"{size} bytes", _AGAIN)
         text = opened.read(size)
-    if text.startswith(b"{") and len(text) == size:  # the library has its own words for the rest
+    if text.startswith(b"{") and len(text) == size:  # the library reports the rest
         parse_json(file, text)
 
 

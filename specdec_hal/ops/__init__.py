@@ -23,7 +23,7 @@ OPS: Mapping[str, OpSpec] = {
 
 
 def get_op(name: str) -> OpSpec:
-    """The OpSpec of that name; UnsupportedError with the nearest names otherwise."""
+    """The OpSpec of that name; otherwise UnsupportedError with similar names."""
     try:
         return OPS[name]
     except KeyError:

@@ -19,12 +19,12 @@ def inp(*names: str, optional: bool = False, when: When | None = None) -> tuple[
 
 
 def out(*names: str) -> tuple[Operand, ...]:
-    """Tensors that are written, whatever they held."""
+    """Tensors that are only written."""
     return _operands(Role.OUT, names, False, None)
 
 
 def out_per_row(name: str, doc: str) -> tuple[Operand, ...]:
-    """A tensor of the vocabulary, one entry an output row, that is written if it is given."""
+    """An optional output with one entry per output row."""
     return (Operand(replace(tensor(name), shape=("R_cap",), doc=doc), Role.OUT, optional=True),)
 
 
@@ -42,6 +42,6 @@ def op(
     attrs: tuple[AttrSpec, ...] = (),
     relations: tuple[Relation, ...] = (),
 ) -> OpSpec:
-    """An OpSpec whose operand groups are joined in the order given, which is the positional order of a call."""
+    """An OpSpec with operand groups joined in positional order."""
     joined = tuple(operand for group in operands for operand in group)
     return OpSpec(name, section, summary, inspect.cleandoc(doc), joined, attrs, relations)

@@ -1,9 +1,9 @@
 """The op table in C++, from the OpSpecs.
 
 CMake runs ``python -m specdec_hal.ops.cpp``, which writes, under ``kernels_common/include``, ``specdec/contract.h``
-(enumerations and limits) and, for each op, ``specdec_ops/<op>.h``: its arguments as a struct, whose fields are named as
-the contract names them, and the ``OpSignature`` by which a call from Python is checked and bound. A kernel file of a
-compiled backend includes the header of its op; nothing else is written by hand between a Python call and a kernel.
+(enumerations and limits) and, for each op, ``specdec_ops/<op>.h``: a struct of its arguments, with the contract's
+names, and the ``OpSignature`` that checks and binds calls from Python. A kernel file includes the header of its op;
+nothing else is written by hand between a Python call and a kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CELLS = {
     ("float32",): ("kFloat32", "float"),
     FLOATS: ("kFloat", "void"),
 }
-"""By the dtypes of a tensor: its Cell, and what its address points at. Tensors of other dtypes are moved as bytes."""
+"""Cell and C++ element type by a tensor's dtypes. Other tensors are moved as bytes."""
 
 _WIDEST = 120
 """Columns of a source line."""
@@ -42,7 +42,7 @@ _INT64 = (-(2**63), 2**63 - 1)
 
 
 def headers() -> dict[Path, str]:
-    """Every generated header by its path from the repository's root."""
+    """Generated headers by path from the repository's root."""
     pages = {INCLUDE / "specdec" / "contract.h": render_contract()}
     for spec in (*OPS.values(), *PART_OPS.values()):
         pages[INCLUDE / "specdec_ops" / f"{spec.name}.h"] = render_op(spec)
@@ -50,7 +50,7 @@ def headers() -> dict[Path, str]:
 
 
 def render_contract() -> str:
-    """Enumerations, and the sizes that the package is made for."""
+    """Enumerations, and the largest supported sizes."""
     floats = [(f"k{_camel(name)}", number) for number, name in enumerate(FLOATS)]
     enums = [_enum("FloatType", "The dtypes of logits and hidden rows.", floats)]
     for kind in ENUMERATIONS:
@@ -80,7 +80,7 @@ constexpr int kMaxNgramSize = {MAX_NGRAM_SIZE};
 
 
 def render_op(spec: OpSpec) -> str:
-    """The header of one op. An op with the same arguments as one before it shares that one's struct."""
+    """The header of one op. An op with the same arguments as an earlier one shares its struct."""
     model = next((other for other in OPS.values() if _arguments(other) == _arguments(spec)), spec)
     args = f"{_camel(spec.name)}Args"
     if model is not spec:
@@ -105,7 +105,7 @@ namespace specdec {{
 
 
 def _arguments(spec: OpSpec) -> tuple[tuple[Operand, ...], tuple[AttrSpec, ...]]:
-    """Less defaults, which are Python's."""
+    """Without defaults, which Python handles."""
     return spec.operands, tuple(replace(attr, default=None) for attr in spec.attrs)
 
 
@@ -155,7 +155,7 @@ def _cell(operand: Operand) -> tuple[str, str]:
 
 
 def _extras(spec: OpSpec) -> list[str]:
-    """Fields that say of which dtype a tensor is, or how wide its rows are."""
+    """Fields for a tensor's dtype or row width."""
     lines = []
     for operand in spec.operands:
         field = _extra(operand)
@@ -271,7 +271,7 @@ def _extents(dims: tuple[Dim, ...]) -> str:
 
 
 def _wrapped(indent: int, head: str, place: str, *more: str) -> str:
-    """On one line if it has room; else the parts of a table's row on lines of their own."""
+    """On one line if it fits; else one line per part."""
     line = f"{head} {place}{''.join(more)}"
     if indent + len(line) < _WIDEST:
         return line

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Purpose(IntEnum):
-    """What a random number is drawn for: the third word of the Philox counter (contracts, section 0)."""
+    """Purpose of a random number: the third word of the Philox counter (contracts, section 0)."""
 
     SAMPLE = 0
     ACCEPT = 1

@@ -1,9 +1,9 @@
-"""Kernels for what a rank finds in its part of a vocabulary (`specdec_hal.parallel.vocabulary`), bound as ops are.
+"""Kernels over a rank's part of a vocabulary (`specdec_hal.parallel.vocabulary`), bound like ops.
 
-No ops of the contract: what ranks tell each other is the engine's own affair. Arithmetic is the contract's, section 0.
-A *sort key* is where an element stands in the order of a row, as an int64: its order key << 32 | (2^32 - 1 - token), so
-that the first is largest; -2^63 is after every sort key. `masses` of rows that are not drawn (temperature not above 0)
-are at temperature 1. Rows with position < 0 have tops of -inf, masses of 0 and sort keys of -2^63.
+They are not ops of the contract, since ranks' messages are internal to the engine, but use its arithmetic (section 0).
+A *sort key* is an element's int64 place in the order of its row, order key << 32 | (2^32 - 1 - token), so the first is
+largest; -2^63 is after every sort key. `masses` of rows that are not drawn (temperature not above 0) are at temperature
+1. Rows with position < 0 have tops of -inf, masses of 0 and sort keys of -2^63.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Section 8: what an engine decides around a step, and what it keeps of it, carried out on the device."""
+"""Section 8: an engine's decisions and records around a step, on the device."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 SEEDS = 1 << 63
 """Seeds are 64-bit integers: in [-SEEDS, SEEDS)."""
 _BITS = 52
-"""Of a fresh seed. JavaScript, and every reader of JSON that keeps numbers as doubles, holds such seeds and those of
-all choices derived from them exactly, so that what an answer reports can be sent again."""
+"""Bits of a fresh seed. JavaScript and other JSON readers with doubles hold such seeds, and those derived from them,
+exactly, so that clients can send reported seeds again.
+"""
 
 
 def fresh(count: int) -> NDArray[np.int64]:

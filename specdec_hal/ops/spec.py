@@ -1,8 +1,8 @@
-"""What an op *is*, as data.
+"""Ops as data.
 
-An :class:`OpSpec` is the only place where an op's tensors, dtypes, shapes, attributes and value rules are written.
-Validation (`validate`), help text and the contracts page (`docs`), and generated test inputs (`generate`) are derived
-from it; a backend supplies nothing but the computation.
+An :class:`OpSpec` alone states an op's tensors, dtypes, shapes, attributes and value rules. Validation (`validate`),
+help and the contracts page (`docs`), and test inputs (`generate`) derive from it; a backend only supplies the
+computation.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Dim:
 
 @dataclass(frozen=True)
 class ValueRule:
-    """What the values of an input tensor must satisfy. Checked in debug mode only: ops clamp, they never trust.
+    """A rule on the values of an input tensor, checked only in debug mode: ops clamp and never trust inputs.
 
-    `check` gets the array (as NumPy) and the bound symbols, and returns the first offence as text, or None.
+    `check` takes the NumPy array and the bound symbols, and returns the first violation as text, or None.
     """
 
     doc: str
@@ -106,8 +106,8 @@ class When:
 class Operand:
     """A tensor in an op's signature.
 
-    `optional`: may be None. `when`: required for those attribute values, and refused for all others unless also
-    optional there. `shape_by`: (attribute, value -> shape) where the shape depends on an attribute.
+    `optional`: may be None. `when`: required for those attribute values, and refused for others unless optional.
+    `shape_by`: (attribute, value -> shape) where the shape depends on an attribute.
     """
 
     tensor: TensorSpec
@@ -137,7 +137,7 @@ class Operand:
         return tuple(self.dims({attr: value}) for value in shapes)
 
     def wanted(self, attrs: Values) -> bool:
-        """Whether the op uses this operand at all under these attributes."""
+        """Whether the op uses this operand under these attributes."""
         return self.when is None or self.when.holds(attrs)
 
 
@@ -157,7 +157,7 @@ class AttrSpec:
     from_backend: bool = False
 
     def named(self, value: Any) -> Any:
-        """The member that a name stands for; any other value as it is."""
+        """The member of that name; other values are unchanged."""
         if issubclass(self.kind, IntEnum) and isinstance(value, str):
             return self.kind.__members__.get(value.upper(), value)
         return value
@@ -181,7 +181,7 @@ class Relation:
     right: str
 
     def holds(self, known: Symbols) -> bool:
-        """Whether left <= right; a side that no given operand binds puts no limit."""
+        """Whether left <= right; unbound sides impose no limit."""
         left, right = known.get(self.left), known.get(self.right)
         return left is None or right is None or left <= right
 
@@ -208,18 +208,18 @@ class OpSpec:
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        """The symbols of the operands' shapes, in order of their first appearance."""
+        """The symbols of the operands' shapes, in order of appearance."""
         shapes = [dims for operand in self.operands for dims in operand.every_dims]
         return tuple(dict.fromkeys(dim.symbol for dims in shapes for dim in dims if dim.symbol is not None))
 
     @cached_property
     def rules(self) -> Mapping[str, str]:
-        """The statements of `doc` by the rule id that ends each: ``Tails are -1 [#tails].``"""
+        """The statements of `doc` by rule id: ``Tails are -1 [#tails].``"""
         return parse_rules(self.doc)
 
     @cached_property
     def accepted(self) -> dict[Any, tuple[Mapping[str, int], Mapping[str, str]]]:
-        """What `validate` remembers of accepted calls: (device, attributes, tensors' looks) -> (symbols, dtypes)."""
+        """Cache of `validate`: (device, attributes, tensors' properties) -> (symbols, dtypes)."""
         return {}
 
     @cached_property
@@ -232,7 +232,7 @@ RULE_MARK = re.compile(r"\s*\[#([a-z0-9-]+)\]")
 
 
 def parse_rules(doc: str) -> dict[str, str]:
-    """Statements by rule id: what stands between one mark ``[#id]`` and the next. ValueError if an id comes twice."""
+    """Statements by rule id: the text between marks ``[#id]``. ValueError for a duplicate id."""
     rules: dict[str, str] = {}
     start = 0
     for mark in RULE_MARK.finditer(doc):

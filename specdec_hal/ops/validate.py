@@ -1,8 +1,8 @@
-"""Checking a call against its OpSpec, before anything is launched.
+"""Check a call against its OpSpec before the launch.
 
 :func:`check_call` looks at names, dtypes, shapes, devices, layout, aliasing and attributes; it reads no tensor value.
 :func:`check_values` (debug mode) reads them. Both raise :class:`~specdec_hal.errors.ArgumentError` for the first
-offence; :func:`check_outputs` (debug mode, after the launch) raises OutputError.
+violation; :func:`check_outputs` (debug mode, after the launch) raises OutputError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specdec_hal.tensors.views import TensorInfo, as_numpy, describe, disguised
 from specdec_hal.text import nearest, one_line, short
 
 _MOST_ACCEPTED = 256
-"""Combinations of shapes, dtypes and attributes remembered per op; then all are forgotten."""
+"""Combinations of shapes, dtypes and attributes cached per op; then the cache is cleared."""
 
 
 @dataclass
@@ -59,8 +59,8 @@ def check_call(
 ) -> Call:
     """Bind and check the arguments of `op`.
 
-    `device` is the kind of device the backend works on ("cpu", "cuda"); all tensors must share one device of that
-    kind. `attr_defaults` supplies the attributes that a backend answers for (`token_order`).
+    `device` is the backend's kind of device ("cpu", "cuda"); all tensors must share one device of that kind.
+    `attr_defaults` supplies backend attributes (`token_order`).
     """
     fail = _Raise(op, backend)
     if len(args) > len(op.operands):
@@ -125,12 +125,12 @@ def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], dev
                 fail(name, "an array that is what its memory holds", f"a {type(value).__name__}", hint)
             try:
                 info = infos[name] = describe(value)
-            except Exception as error:  # whatever an object raises that only looks like a tensor
+            except Exception as error:  # any error of a tensor-like object
                 got = f"a {type(value).__name__} that refuses ({one_line(error)})"
                 fail(name, "a tensor that can be shared through DLPack", got, "pass a plain, dense tensor")
             looks.append(type(value) if info is None else info[:5])
             clash = True
-    # Most calls look like the one before. What was accepted once is accepted again; what is wrong is never stored.
+    # Most calls resemble the previous one: cache accepted calls, never refused ones.
     key = (device, *attrs.values(), *looks)
     accepted = op.accepted.get(key)
     if accepted is None:
@@ -151,7 +151,7 @@ def _check_looks(
     device: str,
     fail: _Raise,
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Everything but aliasing; returns the bound symbols and the dtypes."""
+    """All checks but aliasing; returns the bound symbols and the dtypes."""
     dtypes: dict[str, str] = {}
     symbols: dict[str, int] = {}
     bound_by: dict[str, str] = {}
@@ -269,9 +269,9 @@ def check_values(call: Call, backend: str, to_host: Any = as_numpy) -> None:
 
 
 def check_outputs(call: Call, backend: str, to_host: Any = as_numpy) -> None:
-    """Check the value rules of what an op has written. OutputError: its backend breaks the contract.
+    """Check the value rules of an op's outputs. OutputError: its backend breaks the contract.
 
-    What an op updates in place is the next op's to check: it may be out of range because other inputs do not fit it.
+    Tensors updated in place are checked by the next op: inconsistent inputs may put them out of range.
     """
     for operand, rule, offence in _offences(call, (Role.OUT,), to_host):
         raise OutputError(

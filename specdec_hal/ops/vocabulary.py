@@ -33,7 +33,7 @@ SYMBOLS = {
     "A_cap": "capacity for accepted tokens",
     "D_cap": "capacity for tokens reported with a draft model's rows",
 }
-"""What the symbols of the shapes stand for."""
+"""Meanings of the symbols."""
 
 MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1, "Y": 1}
 """Smallest extent of the symbols that may not be 0."""
@@ -42,7 +42,7 @@ MAXIMUM = {"V": 2**24 - 1}
 """Largest extent of the symbols that have one: V masses of up to 2^40 must add up to less than 2^64."""
 
 SERVED = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18}
-"""Largest extents that this package is made for: settings go no further, and the CUDA kernels take no more."""
+"""Largest extents supported by this package: limits of settings and CUDA kernels."""
 
 
 def _tensor(

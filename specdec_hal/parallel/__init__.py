@@ -1,9 +1,8 @@
 """Tensor parallelism: one model over several processes, each with a part of every weight.
 
-Every rank holds a whole runner and decides everything by itself, from the same integers and the same Philox keys: no
-rank sends tokens to another. `group`: what ranks tell each other. `weights`: a rank's part of a decoder. `llama`: the
-decoder over a group. `runner`: a runner that has the others do what it does, and compares what they decided.
-`rank`: the life of one that is not the first. `team`: all of them, as the first sees them.
+Every rank has a whole runner and makes all decisions itself, from the same integers and Philox keys, so ranks do not
+exchange tokens. `runner`: rank 0's runner, which repeats its calls on the others and compares decisions. `rank`: a
+process of another rank. `team`: rank 0's view of the others.
 
-`vocabulary`: sampling where each rank has a part of the vocabulary; a rank does send the token that only it can tell.
+`vocabulary`: sampling over parts of the vocabulary, where the rank that draws a token sends it.
 """

@@ -1,4 +1,4 @@
-"""The life of a rank that is not the first: a process that does what rank 0 does, and says that it lives."""
+"""A rank other than 0: a process that repeats rank 0's calls and sends heartbeats."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("specdec_hal")
 _LOAD_S = 1800.0
-"""How long ranks may wait for each other while they load; a rank that ends meanwhile is noticed at once."""
+"""How long ranks wait for each other while they load; a dead rank is noticed at once."""
 _LAST_STEP_S = 2.0
-"""How long a rank may go on with a step once it is to end."""
+"""Time for a rank to finish a step when it should end."""
 
 Load = Callable[[Config, Group], "tuple[Backend, TargetModel, Tokenizer]"]
-"""Gives a rank what its runner needs."""
+"""Builds a rank's runner."""
 ALIVE, HERE, READY, END = b"alive", b"here", b"ready", b"end"
-"""What a rank says on its pulse: it lives, it waits for the others, its model is loaded; and what rank 0 says there."""
+"""Messages on a rank's heartbeat connection: alive, waiting for others, model loaded; and rank 0's messages."""
 
 
 def join(config: Config, rank: int, devices: Sequence[str], rendezvous: str) -> ProcessGroup:
-    """Meet the other ranks, with which this process shares the machine's processors."""
+    """Join the other ranks, which share this machine's cores."""
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // config.engine.tensor_parallel))
@@ -54,7 +54,7 @@ def beat_s(config: Config) -> float:
 
 
 class _Pulse:
-    """Says on a thread of its own that this process lives, and ends it once rank 0 has ended, or says so."""
+    """A thread that sends heartbeats, and ends this process after rank 0 or on its request."""
 
     def __init__(self, connection: Connection, interval_s: float) -> None:
         self._connection, self._interval_s = connection, interval_s
@@ -73,7 +73,7 @@ class _Pulse:
             while not multiprocessing.connection.wait([self._connection, parent.sentinel], self._interval_s):
                 self.say(ALIVE)
             if self._connection.poll() and self._connection.recv_bytes() == END:
-                time.sleep(_LAST_STEP_S)  # its main thread may wait for rank 0 in a collective
+                time.sleep(_LAST_STEP_S)  # the main thread may be blocked in a collective
         except (EOFError, OSError):
             pass  # rank 0 has ended
         os._exit(1)
@@ -88,8 +88,8 @@ def follow(
     pulse: Connection,
     load: Load,
 ) -> None:
-    """Do what rank 0 does, until it says no more. `load`, a function of a module, gives this rank's model."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends the others
+    """Repeat rank 0's calls until it stops. `load`, a module-level function, returns this rank's model."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 fails too, and ends the others
     status = 1
     try:
         config = _own(settings, devices[rank])
@@ -109,7 +109,7 @@ def follow(
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # at once: what a GPU or a communicator still has would be waited for
+        os._exit(status)  # at once, without waiting for a GPU or communicator
 
 
 def _obey(commands: Connection, device: str, loaded: tuple[Any, Any, Any], group: Group) -> None:
@@ -133,7 +133,7 @@ def _obey(commands: Connection, device: str, loaded: tuple[Any, Any, Any], group
 
 
 def _own(settings: dict[str, Any], device: str) -> Config:
-    """A rank's configuration: its own device; what rank 0 writes, the others do not."""
+    """A rank's configuration: its device, and no files, which only rank 0 writes."""
     runner = {name: value for name, value in settings.get("runner", {}).items() if not name.startswith("journal")}
     own = {**settings, "runner": runner, "shadow": {}}
     if device := device.partition(":")[2]:

@@ -22,13 +22,13 @@ from specdec_hal.runner.request import FinishReason
 from specdec_hal.tensors.group import Group
 
 Decision = tuple[int, int, tuple[int, ...]]
-"""What a step did to a slot: step, slot, tokens."""
+"""A step's effect on a slot: step, slot, tokens."""
 WITH_GRAMMARS = "with_grammars"
 """The command that :func:`with_grammars` carries out."""
 
 
 def with_grammars(runner: ModelRunner, name: str, what: list[Any], grammars: Iterable[tuple[Any, str, Any]]) -> None:
-    """Call a method while this process holds grammars that another has compiled; see Grammars.put."""
+    """Call a method with grammars compiled by another process; see Grammars.put."""
     held = [runner.grammars.put(*grammar) for grammar in grammars]
     getattr(runner, name)(what)
     del held
@@ -83,18 +83,18 @@ class RankHook(RunnerHook):
 
 
 class Others(Protocol):
-    """The other ranks, as the first sees them."""
+    """Rank 0's view of the others."""
 
     error: EngineDeadError | None
 
     def send(self, name: str, *args: Any) -> None:
-        """Have each of them call a method of its runner. RankLostError if they serve no more."""
+        """Call a method of each rank's runner. RankLostError if they have stopped."""
 
     def watch(self, ended: Callable[[EngineDeadError], None]) -> None:
-        """Have `ended` called once they serve no more."""
+        """Register `ended`, called when they have stopped."""
 
     def failed(self, error: Exception) -> EngineDeadError:
-        """A collective has failed: end them; why it has."""
+        """End them after a failed collective; returns the reason."""
 
     def lose(self, why: str) -> EngineDeadError:
         """End them."""
@@ -109,13 +109,13 @@ class LeadingHook(RankHook):
 
     def took(self, step: int, slot: int, report: StepReport) -> None:
         """See RunnerHook."""
-        if self._team.error is not None:  # so that what came out may lack its part
+        if self._team.error is not None:  # so the result may lack its part
             raise self._team.error
         super().took(step, slot, report)
 
 
 class LeadingRunner(ModelRunner):
-    """The first rank's, which has the others do what it does."""
+    """Rank 0's runner, which repeats its calls on the others."""
 
     def __init__(self, parts: RunnerParts, team: Others) -> None:
         super().__init__(parts)
@@ -126,18 +126,18 @@ class LeadingRunner(ModelRunner):
         self._team.watch(ended)
 
     def _send(self, name: str, *args: Any) -> None:
-        """The others hold the runner that was made last alone."""
+        """The other ranks only hold the newest runner."""
         if owns_cache(self.model, self.state):
             self._team.send(name, *args)
 
     def _send_with_grammars(self, name: str, what: list[Any], requests: Iterable[Request]) -> None:
-        """Send the grammars of these requests too, so that this process alone compiles, within its limits."""
+        """Send the grammars of these requests too, so that only this process compiles."""
         wanted = {one.key: one for each in requests if (one := each.params.structured) is not None}
         grammars = [(one, self.grammars.get(one)) for one in wanted.values()]
         self._send(WITH_GRAMMARS, name, what, [(one, each.backend, each.exported) for one, each in grammars])
 
     def add_requests(self, requests: Iterable[Request]) -> None:
-        """See ModelRunner.add_requests. RequestError for a deadline: the ranks may not agree when it has passed."""
+        """See ModelRunner.add_requests. RequestError for a deadline, as ranks may disagree when it has passed."""
         requests = list(requests)
         for request in requests:
             if request.timeout_s is not None or request.ttft_timeout_s is not None:
@@ -167,7 +167,7 @@ class LeadingRunner(ModelRunner):
         self._send("forget")
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
-        """See ModelRunner.warm_up. `progress` must not raise: the other ranks go on."""
+        """See ModelRunner.warm_up. `progress` must not raise, since the other ranks would continue."""
         self._send("warm_up")
         super().warm_up(progress)
 
@@ -182,7 +182,7 @@ class LeadingRunner(ModelRunner):
         except RankLostError as error:
             raise self._team.failed(error) from error
         except Exception as error:
-            if self._team.error is not None:  # such as what CUDA says of an aborted collective
+            if self._team.error is not None:  # such as CUDA errors of an aborted collective
                 raise self._team.error from error
             raise
 
@@ -192,7 +192,7 @@ class LeadingRunner(ModelRunner):
         return super().take_finished(request_ids)
 
     def _send_if_alive(self, name: str, *args: Any) -> None:
-        """What has ended can be taken, and what has not be ended, though the others serve no more."""
+        """Finished outputs can be taken, and requests ended, after the other ranks have stopped."""
         if self._team.error is None:
             with suppress(RankLostError):
                 self._send(name, *args)

@@ -1,8 +1,8 @@
-"""The processes of a tensor-parallel model on one machine: this one is rank 0, the others do what it tells them.
+"""The processes of a tensor-parallel model on one machine; this one, rank 0, controls the others.
 
-A thread here hears every other rank's pulse, whatever the collectives go through. All ranks are killed once one has
-ended, has said nothing for `engine.rank_timeout_s`, or the GPU has waited for the others for that long. Every observer
-is notified, and what the GPU waits for is aborted.
+A thread monitors the heartbeats of all ranks, independently of collectives. All ranks are killed once one has ended or
+has been silent for `engine.rank_timeout_s`, or the GPU has waited for that long. Observers are notified, and pending
+collectives aborted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from specdec_hal.tensors.group import ProcessGroup
 
 _log = logging.getLogger("specdec_hal")
 _PATIENCE_S = 3.0
-"""How long ranks may take to end by themselves."""
+"""Time for ranks to end by themselves."""
 _REASON_S = 1.0
-"""How long a failed collective waits for its cause to be known."""
+"""How long a failed collective waits for its cause."""
 
 
 @dataclass(eq=False)
 class _Rank:
-    """Another rank. `silent_s`: how long it has said nothing; `said`: how far it has come."""
+    """Another rank. `silent_s`: time since its last heartbeat; `said`: its progress."""
 
     number: int
     process: BaseProcess
@@ -51,23 +51,23 @@ class _Rank:
 
 
 class Team:
-    """Starts the other ranks, and ends them when it is closed or this process ends.
+    """Starts the other ranks, and ends them on close or with this process.
 
-    `devices`: where each rank works, "cpu" or "cuda:N". `load`, a function of a module, is called by each of them.
+    `devices`: one per rank, "cpu" or "cuda:N". `load`: a module-level function, called by each rank.
     """
 
     def __init__(self, config: Config, devices: Sequence[str], load: Load) -> None:
         self._timeout_s, self._beat_s = config.engine.rank_timeout_s, beat_s(config)
         self._folder = tempfile.TemporaryDirectory(prefix="specdec-hal-ranks-")
         self.error: EngineDeadError | None = None
-        """Why the ranks serve no more."""
+        """Why the ranks have stopped."""
         self._changed = threading.Condition()
         self._closing = False
         self._watchers: list[Callable[[EngineDeadError], None]] = []
         self._runners: WeakSet[LeadingRunner] = WeakSet()
         self._group: ProcessGroup | None = None
         self._ranks: list[_Rank] = []
-        atexit.register(self._at_exit)  # before multiprocessing's own, which waits for a stopped process for ever
+        atexit.register(self._at_exit)  # before multiprocessing's own, which waits forever for a stopped process
         rendezvous = str(Path(self._folder.name, "rendezvous"))
         try:
             for rank in range(1, len(devices)):
@@ -81,7 +81,7 @@ class Team:
 
     @property
     def group(self) -> ProcessGroup:
-        """What the ranks tell each other by."""
+        """The ranks' communication group."""
         assert self._group is not None
         return self._group
 
@@ -101,7 +101,7 @@ class Team:
         return runner
 
     def send(self, name: str, *args: Any) -> None:
-        """Have every other rank do something. RankLostError if they serve no more."""
+        """Send a command to every other rank. RankLostError if they have stopped."""
         for rank in self._ranks:
             if self.error is not None:
                 raise self.error
@@ -111,7 +111,7 @@ class Team:
                 raise self.failed(error) from error
 
     def watch(self, ended: Callable[[EngineDeadError], None]) -> None:
-        """Have `ended` called, from any thread, once the ranks serve no more."""
+        """Register `ended`, called from any thread when the ranks have stopped."""
         with self._changed:
             if self.error is None:
                 self._watchers.append(ended)
@@ -119,13 +119,13 @@ class Team:
         ended(self.error)
 
     def failed(self, error: Exception) -> EngineDeadError:
-        """Something that all ranks do has failed here: why, once all have ended."""
+        """Handle a failed collective: wait until all have ended, and return the reason."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None, _REASON_S)
         return self.lose(str(error))
 
     def lose(self, why: str) -> EngineDeadError:
-        """The ranks serve no more: end them all, and say so to everybody who waits. The first reason counts."""
+        """End all ranks and notify observers. The first reason counts."""
         with self._changed:
             if self.error is not None or self._closing:
                 return self.error or RankLostError(why)
@@ -140,7 +140,7 @@ class Team:
             self._group.abort()
         return self.error
 
-    # ---- what the ranks say
+    # ---- heartbeats
 
     def _until_all_said(self, *what: bytes) -> None:
         """EngineDeadError if a rank ends before."""
@@ -156,7 +156,7 @@ class Team:
         while self.error is None and not self._closing:
             ready = multiprocessing.connection.wait(heard, self._beat_s)
             now = time.monotonic()
-            # This process may itself have been stopped meanwhile, and the others with it.
+            # This process and the others may all have been suspended.
             passed, before = min(now - before, 2 * self._beat_s), now
             for rank in self._ranks:
                 self._hear(rank, ready, passed)
@@ -187,7 +187,7 @@ class Team:
     # ---- the end
 
     def close(self) -> None:
-        """End the other ranks and leave their group, within some seconds whatever they do; twice is once."""
+        """End the other ranks and leave their group, within some seconds. Idempotent."""
         with self._changed:
             if self._closing:
                 return
@@ -215,7 +215,7 @@ class Team:
     def _at_exit(self) -> None:
         self.close()
         if not self._left:
-            # What NCCL does on a GPU would keep the process, and nothing of Python's could end it any more.
+            # Pending NCCL work would block the exit, beyond Python's control.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
 

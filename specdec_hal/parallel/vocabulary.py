@@ -1,8 +1,7 @@
-"""`sample_target` where every rank has a part of each row's logits: the tokens of whole rows, bit for bit.
+"""`sample_target` over ranks with parts of each row's logits, bit for bit equal to whole rows.
 
-A rank tells the others what it found in its part, as integers that combine exactly, and all compute the same from it.
-Only the token that a draw falls on inside a rank's part is known to that rank alone, which tells it. Bytes that a rank
-sends for a row:
+Ranks exchange the results of their parts as integers that combine exactly, and all compute the same from them. Only a
+token drawn inside a rank's part must be sent by that rank. Bytes that a rank sends per row:
 
 ==========================  ====  =============================================================
 greedy                         8  the first of its order
@@ -10,7 +9,7 @@ unfiltered, or min_p alone    24  also the mass that its chunks have in the draw
 top_k up to 32                256  its first 32 tokens, from which every rank draws
 ==========================  ====  =============================================================
 
-No value is read on the host, so that a step can be captured. The kernels are those of :mod:`specdec_hal.ops.parts`.
+The host reads no values, so a step can be captured. The kernels are those of :mod:`specdec_hal.ops.parts`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from specdec_hal.runner.request import SamplingParams
 from specdec_hal.tensors.group import Group
 
 LISTED = 32
-"""Candidates that each rank sends of a row with top_k."""
+"""Candidates sent per rank and row with top_k."""
 LEAST_ROWS = 64
-"""Steps of fewer rows gather their logits, which takes a quarter to half of the time of parts at one row."""
+"""Steps of fewer rows gather their logits: at one row that takes a quarter to half of the time."""
 
 _NOWHERE = -(1 << 63)
 _LOW32 = 0xFFFFFFFF
@@ -39,7 +38,7 @@ _KEY_INF, _KEY_NAN = 0x7F800000, 0x7FFFFFFF
 
 
 class PartBackend(Protocol):
-    """A backend that has the kernels."""
+    """A backend with these kernels."""
 
     def bind_part(self, op: str, **operands: Any) -> Callable[[], None]:
         """A call of an op of :data:`specdec_hal.ops.parts.PART_OPS`, checked; on the current stream."""
@@ -53,8 +52,7 @@ class PartModel(Protocol):
 
 
 class Work(NamedTuple):
-    """What the rows of a step take together, whatever their logits are: candidates of rows with top_k, draws by
-    chunks, and what min_p keeps of these."""
+    """The work of a step's rows: candidates for top_k, draws by chunks, and min_p."""
 
     listed: bool = False
     drawn: bool = False
@@ -75,14 +73,14 @@ class ShardedLogitsHead:
 
     @classmethod
     def of(cls, group: Group, backend: Any, model: Any) -> ShardedLogitsHead | None:
-        """None where logits have to be gathered: without kernels, or where a rank would have no column."""
+        """None if logits must be gathered: without kernels, or if a rank would have no column."""
         vocab_size = model.config.vocab_size
         alone = (group.size - 1) * vocabulary_part(vocab_size, group.size) >= vocab_size
         able = hasattr(backend, "bind_part") and hasattr(model, "compute_logits_part_device") and not alone
         return cls(group, vocab_size, backend, model) if able else None
 
     def work_of(self, requests: Iterable[SamplingParams]) -> Work | None:
-        """What a step of these requests takes; None if its rows have to be whole."""
+        """The work of a step of these requests; None if it needs whole rows."""
         kinds = {(one.temperature, one.top_p, one.top_k, one.min_p) for one in requests}
         works = [_work_of(self.vocab_size, *kind) for kind in kinds]
         known = [work for work in works if work is not None]
@@ -99,7 +97,7 @@ class ShardedLogitsHead:
         purpose: Purpose = Purpose.SAMPLE,
         **filters: Any,
     ) -> None:
-        """See the op. `logits`: this rank's columns [R, width]; all else is the same on every rank."""
+        """See the op. `logits`: this rank's columns [R, width]; other arguments are equal on all ranks."""
 
         def empty(*shape: int, dtype: Any = torch.int64) -> Any:
             return torch.empty(len(logits), *shape, dtype=dtype, device=logits.device)
@@ -149,7 +147,7 @@ class ShardedLogitsHead:
 
 @lru_cache(4096)
 def _work_of(vocab_size: int, temperature: float, top_p: float, top_k: int, min_p: float) -> Work | None:
-    """What a row with these parameters takes."""
+    """The work of a row with these parameters."""
     if not np.float32(temperature) > 0:
         return Work()
     if 0 < top_k < vocab_size:

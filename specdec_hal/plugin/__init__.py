@@ -1,1 +1,1 @@
-"""What plug-ins implement (backend, proposer, model), and how they are found."""
+"""Interfaces of plug-ins (backend, proposer, model), and their discovery."""

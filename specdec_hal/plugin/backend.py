@@ -1,4 +1,4 @@
-"""What a hardware vendor implements, and what a runner calls.
+"""The interface between hardware vendors and runners.
 
 A plug-in answers the `specdec_backends` hook with a :class:`BackendSpec`; its factory returns a :class:`Backend`
 subclass. The subclass supplies :meth:`Backend.plan` (turn a checked call into something to launch) and a table of
@@ -28,7 +28,7 @@ API_VERSION = 2
 """Version of the op contracts and of this interface. A plug-in states the one it was written for."""
 
 AUTO = "auto"
-"""In place of a name in a configuration: the best that can be used here."""
+"""Configured instead of a name: the best available backend."""
 
 Launch = Callable[[int], None]
 """Runs a planned op on a stream, given as an integer handle (0: the default, or no streams at all)."""
@@ -37,18 +37,18 @@ _log = logging.getLogger("specdec_hal")
 
 
 class Observer(Protocol):
-    """Stands between a bound op and its launch."""
+    """Intercepts launches of bound ops."""
 
     def __call__(self, call: Call, launch: Callable[[], None]) -> None:
-        """Has to call `launch` once."""
+        """Must call `launch` once."""
 
     def summary(self) -> dict[str, Any]:
-        """What it has seen, for the metrics."""
+        """Counts for the metrics."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a backend can run on this machine, and if not, why and what would help."""
+    """Whether a backend can run here; if not, the reason and a hint."""
 
     available: bool
     reason: str = ""
@@ -79,7 +79,7 @@ class BackendSpec:
 
 @dataclass(frozen=True)
 class Capability:
-    """What a backend can do of one op. Empty means no limit beyond the contract's.
+    """A backend's support of one op. Empty means no limit beyond the contract's.
 
     `attrs`: attribute name -> supported values. `dtypes`: tensor name -> supported dtypes. `limits`: symbol -> largest
     extent. `graph_safe`: a bound call can be captured in a device graph and replayed.
@@ -151,7 +151,7 @@ class OpStatus:
 
 
 class BoundOp:
-    """A checked call, ready to be launched again and again: ``op(stream)``.
+    """A checked call that can be launched repeatedly: ``op(stream)``.
 
     It keeps its tensors alive and works on their memory, so write into them in place: ``x += y`` on a Paddle tensor
     makes a new tensor under the old name, which the plan does not see.
@@ -181,7 +181,7 @@ class BoundOp:
             check_outputs(self.call, self.backend.name, self.backend.to_host)
 
     def _checked(self, stream: Any) -> int:
-        """A stream handle of another integer type; ArgumentError for what is none."""
+        """A stream handle as an int; ArgumentError if it is not one."""
         if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and 0 <= stream < _STREAMS:
             return int(stream)
         raise ArgumentError(
@@ -208,7 +208,7 @@ class Backend:
     name = ""
     device = "cpu"
     asynchronous = False
-    """Whether a launch returns before the device has done the work, so that the host gains by being ahead."""
+    """Whether launches return before the device has finished."""
     token_order = TokenOrder.SLOT
     capabilities: Mapping[str, Capability] = {}
 
@@ -216,12 +216,12 @@ class Backend:
         self.debug = False
         """Check values (monotonic offsets, ids in range, NaN rows) before and after every launch and raise."""
         self.shadow: Observer | None = None
-        """Makes the launches of this backend's bound ops and looks at them (:mod:`specdec_hal.engine.shadow_check`)."""
+        """Intercepts this backend's launches (:mod:`specdec_hal.engine.shadow_check`)."""
         self.fallbacks: tuple[Backend, ...] = ()
         self.fallback_calls: dict[str, int] = {}
         """How many launches of each op went to a fallback, for metrics."""
 
-    # What a subclass implements
+    # For subclasses
 
     def plan(self, call: Call) -> Launch:
         """Prepare a checked call. The tensors in `call.tensors` are the caller's, in any framework."""
@@ -237,15 +237,15 @@ class Backend:
 
     @property
     def device_name(self) -> str:
-        """Where a runner of this backend puts its model and tensors: "cpu", "cuda:0"."""
+        """Device of a runner's model and tensors: "cpu", "cuda:0"."""
         return self.device
 
     def stream_of(self, call: Call) -> Callable[[], int]:
-        """Asks for the stream that a launch goes to if the caller names none. The base has no streams."""
+        """Returns the default stream of a launch. The base has no streams."""
         return _default_stream
 
     def capture_step(self, plans: Sequence[BoundOp]) -> Launch:
-        """One launch that runs all of `plans` in order, as a device graph if the hardware has such a thing.
+        """One launch of all `plans` in order, as a device graph if the hardware has them.
 
         The result takes a stream, as a bound op does, and sees every later change of the plans' tensors. Every op must
         be `graph_safe` in this backend's capabilities; UnsupportedError otherwise.
@@ -256,14 +256,14 @@ class Backend:
         """The tensor's values as NumPy, for debug checks."""
         return as_numpy(tensor)
 
-    # What everybody calls
+    # For callers
 
     def arrays(self, call: Call) -> dict[str, NDArray[Any] | None]:
         """The call's tensors in host memory as NumPy views of their declared rank: [N, 1] for [N] becomes [N]."""
         return {name: _declared_rank(call, name, tensor) for name, tensor in call.tensors.items()}
 
     def check_capabilities(self) -> None:
-        """PluginError for a capability that names what the contract does not have: it would never match a call."""
+        """PluginError for a capability with names outside the contract, which would never match."""
         for op, capability in self.capabilities.items():
             spec = OPS.get(op)
             if spec is None:
@@ -293,12 +293,12 @@ class Backend:
                     )
 
     def capability(self, op: str) -> Capability | None:
-        """What this backend can do of `op`; None if nothing."""
+        """This backend's support of `op`, or None."""
         get_op(op)
         return self.capabilities.get(op)
 
     def set_fallback(self, backends: Iterable[Backend]) -> None:
-        """Let these backends, in order, serve what this one lacks. Off unless asked for."""
+        """Let these backends, in order, serve unsupported calls. Off by default."""
         self.fallbacks = tuple(backends)
 
     def bind(self, op: str, /, *args: Any, **kwargs: Any) -> BoundOp:
@@ -352,7 +352,7 @@ class Backend:
 
         run.__name__ = name
         run.__doc__ = spec.doc
-        # Kept, so that later look-ups find it without coming here.
+        # Stored, so that later look-ups skip this method.
         self.__dict__[name] = run
         return run
 

@@ -1,6 +1,6 @@
-"""Calling what plug-ins announced: whatever goes wrong is theirs, and the message says whose.
+"""Calls into plug-ins: every failure becomes an error that names the plug-in.
 
-:mod:`specdec_hal.plugin.discovery` loads them; :mod:`specdec_hal.plugin.registry` decides which of them is meant.
+:mod:`specdec_hal.plugin.discovery` loads them; :mod:`specdec_hal.plugin.registry` selects among them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from specdec_hal.plugin.discovery import Plugin, faults
 from specdec_hal.text import short
 
 _MISSPELT = 0.85
-"""How alike a name is to one that was meant: a letter left out or too many."""
+"""Similarity of a misspelt name: a letter missing or too many."""
 
 
 def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a plug-in's function; whatever it raises that is no SpecDecError becomes a PluginError."""
+    """Call a plug-in's function; exceptions other than SpecDecError become PluginError."""
     with faults(f"{what}: its {part} raised", SpecDecError):
         return function(*args, **kwargs)
 
@@ -27,10 +27,9 @@ def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwarg
 def check_members(
     what: str, built: object, *, methods: Iterable[str], values: Iterable[str] = (), defaults: Mapping[str, str] = {}
 ) -> None:
-    """Refuse what a plug-in built if it lacks a part of its protocol.
+    """Refuse a plug-in's object that lacks a part of its protocol.
 
-    `defaults`: the names for which a protocol has a default, and the protocol; a name that is nearly one of them is
-    refused, too.
+    `defaults`: names with a default in a protocol, and the protocol; a similar name is refused too.
     """
     names = (*methods, *values)
     for name in names:
@@ -44,7 +43,7 @@ def check_members(
 
 
 def probe(spec: BackendSpec) -> tuple[Probe, str]:
-    """The probe's answer, and its fault if it did not give one."""
+    """The probe's answer, and its error if it gave none."""
     try:
         with faults("its probe raised"):
             answer = spec.probe()

@@ -1,7 +1,7 @@
-"""Loading one plug-in: import it, check its hooks, ask it once. Whatever goes wrong stays with that plug-in.
+"""Load one plug-in: import it, check its hooks, call them once. Failures affect only that plug-in.
 
-Built-in and third-party plug-ins take exactly the same way; :mod:`specdec_hal.plugin.registry` decides what their
-answers mean together (duplicates, selection).
+Built-in and third-party plug-ins are treated alike; :mod:`specdec_hal.plugin.registry` combines their answers
+(duplicates, selection).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from specdec_hal.plugin.hookspecs import GROUP, ModelSpec, ProposerSpec
 from specdec_hal.text import describe, did_you_mean, one_line, short
 
 ANNOUNCED = {"backends": BackendSpec, "proposers": ProposerSpec, "models": ModelSpec}
-"""What plug-ins announce, each by the hook ``specdec_<name>``."""
+"""Kinds of announcements, each with the hook ``specdec_<name>``."""
 HOOKS = (*(f"specdec_{name}" for name in ANNOUNCED), "specdec_step_finished")
 RESERVED = (AUTO,)
 
 
 @dataclass
 class Plugin:
-    """A plug-in and what it announced; nothing but `error` if it failed.
+    """A plug-in and its announcements; only `error` if it failed.
 
     `source` is "built-in" or the distribution and its version, `target` what was imported.
     """
@@ -46,13 +46,13 @@ class Plugin:
     on_step: Callable[..., Any] | None = None
 
     def claims(self) -> Iterator[tuple[str, str]]:
-        """The names that it announces, each with its kind."""
+        """Its announced names with their kinds."""
         yield from (("backend", spec.name) for spec in self.backends)
         yield from (("proposer", spec.name) for spec in self.proposers)
         yield from (("model", f"{spec.name} in {spec.framework}") for spec in self.models)
 
     def refused(self, taken: Collection[tuple[str, str]]) -> Plugin:
-        """This plug-in, or if it claims a name that is `taken` by a built-in one, its error alone."""
+        """This plug-in, or only its error if it claims a built-in name (`taken`)."""
         for claim in self.claims():
             if claim in taken:
                 problem = f"{self.label}: the {claim[0]} '{claim[1]}' is built in; choose another name"
@@ -61,7 +61,7 @@ class Plugin:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return f"plug-in '{self.name}' ({self.source}: {self.target})"
 
 
@@ -93,7 +93,7 @@ def installed_candidates() -> Iterator[Candidate]:
     """Third-party plug-ins of the running interpreter."""
     try:
         found = list(importlib.metadata.entry_points(group=GROUP))
-    except Exception:  # one unreadable entry_points.txt on sys.path spoils that call: read them one by one instead
+    except Exception:  # that call fails for one unreadable entry_points.txt on sys.path: read them one by one
         yield from _candidates_by_distribution()
     else:
         yield from entry_point_candidates(found)
@@ -120,9 +120,10 @@ def _raise(error: Exception) -> object:
 
 @contextmanager
 def faults(what: str, *passing: type[BaseException]) -> Iterator[None]:
-    """Around code of a plug-in: a PluginError that begins with `what` for all it raises but `passing` and interrupts.
+    """Context around a plug-in's code: exceptions other than `passing` and interrupts become a PluginError that begins
+    with `what`.
 
-    A plug-in that gives up must not end this process: SystemExit and panics of Rust are no Exception.
+    A failing plug-in must not end this process: SystemExit and Rust panics are not Exceptions.
     """
     try:
         yield
@@ -135,7 +136,7 @@ def faults(what: str, *passing: type[BaseException]) -> Iterator[None]:
 
 
 def load(candidate: Candidate) -> Plugin:
-    """Import the candidate, check its hooks and collect its answers; a failure ends up in `error`, alone."""
+    """Import the candidate, check its hooks and collect its answers; a failure is only stored in `error`."""
     plugin = Plugin(candidate.name, candidate.source, candidate.target)
     try:
         with faults(f"{plugin.label}: import failed:"):
@@ -148,7 +149,7 @@ def load(candidate: Candidate) -> Plugin:
 
 def attach(plugin: Plugin, implementation: object) -> None:
     """Check the hooks of `implementation` and store its answers in `plugin`; raises :class:`PluginError`."""
-    # One manager per plug-in: an error belongs to exactly one of them, and a hook wrapper sees only its own answers.
+    # One manager per plug-in, so that errors and hook wrappers are isolated.
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
     hooks = _implemented_hooks(plugin, manager, implementation)
@@ -206,9 +207,9 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager, hook: str, kind: typ
 
 
 def _wrong_field(spec: Any) -> str | None:
-    """The first field of a spec that cannot be used, with what was expected and what came.
+    """A message about the first invalid field of a spec.
 
-    Plug-ins are other people's code: nothing has checked the fields against their annotations.
+    Nothing else has checked the plug-in's fields against their annotations.
     """
     if not isinstance(spec.name, str) or not spec.name.strip():
         return f"name: expected a non-empty string, got {short(spec.name)}"

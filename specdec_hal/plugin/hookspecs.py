@@ -1,4 +1,4 @@
-"""What a plug-in may implement: the hooks of the entry-point group ``specdec_hal``.
+"""Hooks of plug-ins in the entry-point group ``specdec_hal``.
 
 A plug-in is a module (or an object) with functions marked by :data:`hookimpl`::
 
@@ -9,7 +9,7 @@ A plug-in is a module (or an object) with functions marked by :data:`hookimpl`::
     def specdec_backends() -> BackendSpec: ...
 
 and, in its pyproject.toml, ``[project.entry-points.specdec_hal]`` with one line ``name = "package.module"``. Importing
-that module and answering these hooks must load no accelerator library: everything heavy belongs in a factory.
+that module and answering these hooks must not load accelerator libraries, which belong in factories.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ANY_ARCHITECTURE = "*"
 
 GROUP = "specdec_hal"
-"""The pluggy project name, and the entry-point group that plug-ins announce themselves in."""
+"""The pluggy project name, and the entry-point group of plug-ins."""
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
@@ -39,14 +39,14 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 @dataclass(frozen=True)
 class ProposerSpec:
-    """A way to draft tokens. `name` is what ``speculative.method`` says; `doc` is one line for listings.
+    """A drafting method. `name`: value of ``speculative.method``; `doc`: one line for listings.
 
     `factory` builds the proposer of one runner, which binds its ops to that runner's tensors. `settings` is the
     pydantic model of the section ``speculative.<name>`` (derive it from :class:`specdec_hal.config.Section`), or a
-    function that returns it, so that a plug-in's import stays light; None: the proposer has no settings. `pads_drafts`
-    says of these settings whether drafts are padded to K whatever is left of the request, so that they may stand up to
-    K positions past the length limit: the KV cache then gets that room. `memory`: bytes of what the factory would
-    allocate, by what they are for; they are counted with the runner's before anything is allocated.
+    function that returns it, so that a plug-in's import stays light; None: the proposer has no settings. `pads_drafts`:
+    whether these settings pad drafts to K even near the request's end, so that the KV cache needs room for K positions
+    past the length limit. `memory`: bytes that the factory would allocate, by purpose, checked with the runner's before
+    any allocation.
     """
 
     name: str
@@ -59,13 +59,12 @@ class ProposerSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A target model. `name` is the ``architectures`` entry of config.json, or :data:`ANY_ARCHITECTURE` for those that
-    nobody else announces; `framework` what computes it ("paddle", "torch" or another), as ``model.framework`` says.
+    """A target model. `name`: the ``architectures`` entry of config.json, or :data:`ANY_ARCHITECTURE` for unannounced
+    ones; `framework`: value of ``model.framework`` ("paddle", "torch" or another).
 
     `loader(path, device=..., **options)` builds the :class:`specdec_hal.plugin.model.TargetModel` of a checkpoint
-    folder, whose config.json has been read already, in the memory of a place ("cpu", "cuda:0").
-    `memory(path, device=...)` says what that would take, for a draft model that may not fit beside its target; None:
-    unknown.
+    folder with a valid config.json on a device ("cpu", "cuda:0"). `memory(path, device=...)` estimates its memory, for
+    a draft model that may not fit beside its target; None: unknown.
     """
 
     name: str
@@ -91,7 +90,7 @@ def specdec_models() -> ModelSpec | list[ModelSpec]:  # type: ignore[empty-body]
 
 @hookspec
 def specdec_step_finished(record: StepRecord) -> None:
-    """Observe one finished step of a runner; `record` is not to be modified.
+    """Observe one finished step of a runner; do not modify `record`.
 
     Called on the decoding thread: be quick. An observer that raises is reported once and not called again.
     """

@@ -1,4 +1,4 @@
-"""What a model runner may assume of a target model: packed ragged batches in, hidden states and logits out."""
+"""The interface of target models: packed ragged batches in, hidden states and logits out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 FINAL_NORM = -1
-"""The layer number that stands for the output of the final norm, which the logits are computed from."""
+"""The layer number of the final norm's output, from which logits are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What a runner must know of any model."""
+    """A runner's view of any model's configuration."""
 
     vocab_size: int
     hidden_size: int
@@ -27,17 +27,15 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCapabilities:
-    """What a model can do, as it says itself; a runner guesses nothing and refuses by name what is missing here.
+    """Declared features of a model; a runner refuses everything else by name.
 
-    `hidden_layers`: the hidden states that proposers can have; layer i stands for the residual stream after decoder
-    layer i, which EAGLE-3 (arXiv:2503.01840) and block-diffusion drafters tap. A model that does not name
-    :data:`FINAL_NORM` returns it all the same, but as something of its own, which only its `compute_logits` can read.
-    `mtp_modules`: multi-token-prediction modules that can be run (:class:`MTPModel`). `static_shapes`: a batch padded
-    to a capacity gives the same launches every time, so that a step can be captured in a device graph.
-    `device_lengths`: ids, positions and lengths may be device tensors, none of which is read on the host.
-    `stable_row_counts`: numbers of tokens a step between which the bits of a token's logits do not change; None: any
-    number; empty (the default): not promised.
-    `hidden_dtype`: of hidden states; logits are float32 always.
+    `hidden_layers`: hidden states available to proposers; layer i is the residual stream after decoder layer i, which
+    EAGLE-3 (arXiv:2503.01840) and block-diffusion drafters tap. Without :data:`FINAL_NORM` in it, the model returns an
+    opaque value for that, which only its `compute_logits` can read. `mtp_modules`: usable multi-token-prediction
+    modules (:class:`MTPModel`). `static_shapes`: a batch padded to a capacity always gives the same launches, so a step
+    can be captured in a device graph. `device_lengths`: ids, positions and lengths may be device tensors, which the
+    host does not read. `stable_row_counts`: numbers of tokens per step that give a token's logits the same bits; None:
+    any number; empty (the default): no guarantee. `hidden_dtype`: of hidden states; logits are float32 always.
     """
 
     hidden_layers: Collection[int] = (FINAL_NORM,)
@@ -50,7 +48,7 @@ class ModelCapabilities:
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Bytes that a checkpoint takes once it is loaded: `weights`, by what they are for, reading them included.
+    """Bytes of a loaded checkpoint: `weights` by purpose, including the peak while reading.
 
     `kv_position`: of a position in a pool of KV blocks, all layers; 0 for a cache that grows with its contexts.
     `hidden_row`: of a token's hidden state.
@@ -65,7 +63,7 @@ class ModelMemory:
 class Segment:
     """Tokens ``[start, start + length)`` of a packed batch: `slot`'s, at ``position .. position + length - 1``.
 
-    `outputs`: logits are asked for after so many of its last tokens at most; None: after any.
+    `outputs`: at most this many of its last tokens need logits; None: any.
     """
 
     slot: int
@@ -80,7 +78,7 @@ class ForwardBatch:
     """One step's input: `token_ids` int64 [T], and the segments that tile it, in the order of their tokens.
 
     Slots may come in any order (a backend may put prefill tokens first), each at most once; idle slots have no segment.
-    `hidden_layers`: whose hidden states are wanted besides :data:`FINAL_NORM`'s.
+    `hidden_layers`: hidden states to return besides :data:`FINAL_NORM`.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -108,10 +106,10 @@ class DeviceBatch:
 
 
 class TargetModel(Protocol):
-    """The model whose distribution is kept. A token at position p attends to positions <= p of its own slot only.
+    """The model whose distribution is preserved. A token at position p attends only to positions <= p of its slot.
 
-    `framework`: whose tensors it returns, and where on a GPU the runner's tensors come from ("torch", "paddle",
-    "cupy"; on a CPU any name).
+    `framework`: of returned tensors and, on a GPU, of the runner's tensors ("torch", "paddle", "cupy"; on a CPU any
+    name).
     """
 
     config: ModelConfig
@@ -119,7 +117,7 @@ class TargetModel(Protocol):
 
     @property
     def capabilities(self) -> ModelCapabilities:
-        """What it can do; asked once it is built."""
+        """Its features, fixed after construction."""
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """Make a KV cache: `max_model_len` positions in each of `max_num_seqs` slots (any headroom included)."""
@@ -127,8 +125,8 @@ class TargetModel(Protocol):
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """Hidden states by layer, :data:`FINAL_NORM` and `batch.hidden_layers`: each float32 [T, D], as `token_ids`.
 
-        Writes keys and values at the given positions, over what rejected drafts left there. ArgumentError, with nothing
-        written, if the batch does not fit the model or the cache.
+        Writes keys and values at the given positions, overwriting rejected drafts. ArgumentError, with nothing written,
+        if the batch does not fit the model or the cache.
         """
 
     def compute_logits(self, hidden: Any) -> Any:
@@ -136,11 +134,11 @@ class TargetModel(Protocol):
 
 
 class DeviceModel(TargetModel, Protocol):
-    """A target model with `device_lengths`: a step of it only launches work."""
+    """A target model with `device_lengths`, whose steps only launch work."""
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the pool of KV blocks that it has now, which `allocate_blocks` replaces; 0 without one."""
+        """Memory of the current pool of KV blocks, which `allocate_blocks` replaces; 0 without one."""
         return 0
 
     def bytes_per_block(self, block_size: int) -> int:
@@ -158,17 +156,18 @@ class DeviceModel(TargetModel, Protocol):
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """Write float32 logits [R_cap, V] to `out`, from rows [R_cap, D] of hidden states.
 
-        `num_rows` int32 [1], on the device: the rows that hold something, None for all; the others are undefined.
+        `num_rows` int32 [1], on the device: number of valid rows, None for all; the others are undefined.
         """
 
     @property
     def compilations(self) -> int:
-        """Kernels that this process has compiled, or loaded, so far; 0 for a model that compiles none. Optional."""
+        """Kernels compiled or loaded by this process so far. Optional."""
         return 0
 
     def compiling(self) -> AbstractContextManager[object]:
-        """While inside, calls launch nothing and only have their kernels compiled, several at a time; leaving it waits
-        for all. Optional, for models that compile: a runner warms up with it."""
+        """Context in which calls launch nothing but record kernels, compiled in parallel; leaving it waits for all.
+        Optional, for a runner's warm-up.
+        """
         return nullcontext()
 
 
@@ -185,8 +184,8 @@ class LendingModel(TargetModel, Protocol):
 class MTPModule(Protocol):
     """A multi-token-prediction module (DeepSeek-V3, arXiv:2412.19437, section 2.2), with a KV cache of its own.
 
-    From the hidden state of position p and the token at p + 1 it predicts the token at p + 2; a row stands at p in its
-    cache. Hidden states are FINAL_NORM's of the model, or for further drafts the module's own.
+    From the hidden state of position p and the token at p + 1 it predicts the token at p + 2; its cache holds this row
+    at p. Hidden states are the model's FINAL_NORM or, for further drafts, the module's own.
     """
 
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
@@ -202,7 +201,7 @@ class MTPModule(Protocol):
 class DraftHead(MTPModule, Protocol):
     """A trained EAGLE-3 head (arXiv:2503.01840), with a KV cache of its own. Rows are those of an MTP module.
 
-    The states that it reads are what :meth:`fuse` makes of the target's, or what its own `forward` returned.
+    Its input states come from :meth:`fuse` or its own `forward`.
     """
 
     def fuse(self, features: Mapping[int, Any]) -> Any:
@@ -210,7 +209,7 @@ class DraftHead(MTPModule, Protocol):
 
 
 class DeviceMTPModule(Protocol):
-    """The same for a :class:`DeviceModel`: a step of it only launches work. Its KV blocks go by the model's tables."""
+    """The same for a :class:`DeviceModel`: only launches work and uses the model's block tables."""
 
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
         """Write hidden states to `out` [T_cap, D], from `hidden` [T_cap, D], both of `hidden_dtype`."""

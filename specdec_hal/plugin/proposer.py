@@ -1,4 +1,4 @@
-"""The interface of a proposer: what it is built from, what it declares, what it sees of a step."""
+"""The interface of a proposer: its inputs, declarations, and view of a step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RunsOn = Literal["device", "host"]
 
 @dataclass(frozen=True)
 class ProposerContext:
-    """What a :class:`~specdec_hal.plugin.hookspecs.ProposerSpec`'s factory builds a proposer from.
+    """Input of a :class:`~specdec_hal.plugin.hookspecs.ProposerSpec`'s factory.
 
     `settings`: the checked section ``speculative.<name>``; None if the spec has no settings. `load_model(path)` loads
-    another checkpoint in the target model's framework and place (a draft model's), through the runner's registry.
-    `kv_blocks`: KV blocks of the target's pool, which `state["block_tables"]` names; 0 where it has none.
+    another checkpoint (a draft model) in the target's framework and device, through the runner's registry. `kv_blocks`:
+    number of KV blocks in the target's pool (`state["block_tables"]`), or 0.
     """
 
     backend: Backend
@@ -42,10 +42,10 @@ class ProposerContext:
 
 @dataclass(frozen=True)
 class MemoryContext:
-    """What a :class:`~specdec_hal.plugin.hookspecs.ProposerSpec`'s `memory` counts from: nothing is allocated yet.
+    """Input of a :class:`~specdec_hal.plugin.hookspecs.ProposerSpec`'s `memory`, before any allocation.
 
-    `symbols`: sizes of the runner's tensors, by their names in the op vocabulary. `checkpoint_memory(path)`: what
-    `load_model(path)` of the :class:`ProposerContext` would take; None if unknown before. The others as there.
+    `symbols`: sizes of the runner's tensors, by their names in the op vocabulary. `checkpoint_memory(path)`: memory of
+    `load_model(path)`; None if unknown. Other fields as in :class:`ProposerContext`.
     """
 
     model: TargetModel
@@ -58,10 +58,10 @@ class MemoryContext:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A request that decodes, as the host sees it after a step. `token_ids`: generated so far, this step's included.
+    """The host's view of a decoding request after a step. `token_ids`: all generated so far.
 
-    `accepted`: this step's alone. `max_drafts`: how many drafts the next step takes at most, from K, from what the
-    request asks for and from what is left of it.
+    `accepted`: only this step's. `max_drafts`: most drafts of the next step, by K, the request's limit and its
+    remaining length.
     """
 
     slot: int
@@ -74,7 +74,7 @@ class SlotView:
 
 @dataclass(frozen=True)
 class StepBounds:
-    """What a step's launches have room for: `slots`, packed `tokens`, tokens of a slot (`query`), and its `context`."""
+    """Capacities of a step's launches: `slots`, packed `tokens`, tokens per slot (`query`), and `context`."""
 
     slots: int
     tokens: int
@@ -86,12 +86,12 @@ class StepBounds:
 class StepView:
     """One finished step. ``step["accept_num"]`` is a tensor by its name in the op vocabulary, after the step's ops.
 
-    `stream`: the stream that the step ran on, as an integer. `hidden_states`: by layer, [R, D], the rows that emitted
-    tokens were predicted from: token i of slot b by row ``cu_seqlens_q_output[b] + i``. `input_hidden_states`: by
-    layer, [T, D], of every token that was fed, prompts included, in the backend's `token_order` (slot order where the
-    model takes device tensors). Both hold the layers that the proposer declares, in memory that the next step
-    overwrites. `bounds`: the same in every step of a device graph. `slots`: for a proposer on the host, every request
-    whose prompt is in the KV cache and that goes on; empty for one on the device.
+    `stream`: the stream that the step ran on, as an integer. `hidden_states`: by layer, [R, D], the rows that predicted
+    the emitted tokens: row ``cu_seqlens_q_output[b] + i`` for token i of slot b. `input_hidden_states`: by layer, [T,
+    D], of all input tokens, in the backend's `token_order` (slot order if the model takes device tensors). Both have
+    the proposer's declared layers, in memory that the next step overwrites. `bounds`: constant in a device graph.
+    `slots`: for a host proposer, all continuing requests with their prompts in the KV cache; empty for one on the
+    device.
     """
 
     state: DecodeState
@@ -102,16 +102,16 @@ class StepView:
     slots: Sequence[SlotView] = ()
     vocab_size: int = 0
     dropped: int = 0
-    """Lists of drafts that :meth:`draft` could not use."""
+    """Draft lists refused by :meth:`draft`."""
 
     def __getitem__(self, name: str) -> Any:
         return self.state[name]
 
     def draft(self, drafts: Mapping[int, Sequence[int]]) -> None:
-        """From the host: write the drafts of the slots in `slots`, by slot, and what the next step feeds them.
+        """From the host: write drafts by slot, and the next step's lengths.
 
-        Slots that are left out get no drafts. A list that is longer than `max_drafts` or holds a token outside the
-        vocabulary is dropped and counted; the other slots are served. To be called once a step, also with nothing.
+        Missing slots get no drafts. A list longer than `max_drafts` or with a token outside the vocabulary is dropped
+        and counted. Call it once per step, even without drafts.
         """
         state, count = self.state, len(self.slots)
         rows = np.zeros((count, state.symbols["S"] - 1), np.int64)
@@ -131,21 +131,19 @@ class StepView:
 
 
 class Proposer(Protocol):
-    """Drafts for all slots at once. Derive from it for the defaults.
+    """Drafts for all slots at once. Subclass it for the defaults.
 
-    `runs_on`: "device" if `propose` only launches work on the step's stream and reads no value on the host, so that it
-    can be captured in a graph together with the step. "host" if it needs the accepted tokens in Python: steps then do
-    not overlap, and it drafts between them. `hidden_layers`: whose hidden states it wants
-    (:data:`specdec_hal.plugin.model.FINAL_NORM`, or a decoder layer's number); a model that cannot give one of them is
-    refused. `gives_draft_probs`: whether `propose` returns the distributions that its drafts were drawn from.
-    `draft_positions`: how many positions its drafts take after a step's tokens in the blocks of
-    ``state["block_tables"]``, for a proposer with a cache there.
+    `runs_on`: "device" if `propose` only launches work on the step's stream and reads no value on the host, so it can
+    be captured with the step. "host" if it needs the accepted tokens in Python: it drafts between steps, which then do
+    not overlap. `hidden_layers`: required hidden states (:data:`specdec_hal.plugin.model.FINAL_NORM`, or decoder layer
+    numbers); a model without them is refused. `gives_draft_probs`: whether `propose` returns the drafts' distributions.
+    `draft_positions`: positions of its drafts after a step's tokens in the blocks of ``state["block_tables"]``, for a
+    proposer with a cache there.
 
-    `cache_lookahead`, for a proposer with `hidden_layers` or `draft_positions`: how many tokens after a position its
-    row depends on, in a cache of its own that is laid out by these blocks. It is 1 where a row goes with the next token
-    (MTP, EAGLE), 0 where it goes with its own, or where no rows are kept. Requests then share prefixes in both
-    caches: the first chunk of a request may begin after position 0. None (the default): rows elsewhere, so that a
-    request with drafts shares no prefix.
+    `cache_lookahead`, for a proposer with `hidden_layers` or `draft_positions`: number of later tokens on which a row
+    of its cache, laid out by these blocks, depends. It is 1 if a row belongs to the next token (MTP, EAGLE), 0 if it
+    belongs to its own or no rows are kept. Requests then share prefixes in both caches: the first chunk of a request
+    may begin after position 0. None (the default): rows are elsewhere, so requests with drafts share no prefix.
     """
 
     runs_on: RunsOn
@@ -156,10 +154,10 @@ class Proposer(Protocol):
 
     @abstractmethod
     def reset(self, slots: list[int]) -> None:
-        """New requests have taken these slots: forget what was known of them."""
+        """New requests have taken these slots: reset their state."""
 
     def forget(self) -> None:
-        """Empty the memory of requests that have ended, for a proposer that has one.
+        """Forget finished requests, if the proposer keeps them.
 
         See :meth:`ModelRunner.forget <specdec_hal.runner.ModelRunner.forget>`.
         """
@@ -169,15 +167,15 @@ class Proposer(Protocol):
     def propose(self, step: StepView) -> Any:
         """After `update_model_status`: write drafts and the next step's `seq_lens_this_time`.
 
-        Prefill slots (enc > 0) are left alone, decode slots get 1 + drafts, all others 0; on the host,
-        :meth:`StepView.draft` does it. Returns None, or `draft_probs` float32 [M, K, V] on the state's device, which
-        the strategy REJECTION holds these drafts against in the next step; without it, drafts count as certain. Return
-        the same tensor every step: the op is bound to it.
+        Prefill slots (enc > 0) are unchanged, decode slots get 1 + drafts, all others 0; on the host,
+        :meth:`StepView.draft` does this. Returns None (drafts count as certain), or `draft_probs` float32 [M, K, V] on
+        the state's device for the strategy REJECTION in the next step. Return the same tensor every step: the op is
+        bound to it.
         """
 
 
 def check_hidden_layers(proposer: Proposer, method: str, model: TargetModel) -> None:
-    """UnsupportedError for a proposer that wants hidden states which the model does not give."""
+    """UnsupportedError if the model lacks hidden states that the proposer needs."""
     offered = model.capabilities.hidden_layers
     missing = [layer for layer in proposer.hidden_layers if layer not in offered]
     if missing:

@@ -1,7 +1,7 @@
-"""Which backends, proposers and models there are, which one to use, and if not, why not.
+"""Find and select backends, proposers and models, and explain missing ones.
 
 A :class:`Registry` loads its plug-ins on first use. The module-level functions are those of one default registry: the
-built-in plug-ins and the entry points of the group ``specdec_hal``. Nothing here imports an accelerator library.
+built-in plug-ins and the entry points of the group ``specdec_hal``. This module imports no accelerator library.
 """
 
 from __future__ import annotations
@@ -36,32 +36,31 @@ BUILTINS = (
     "specdec_hal.proposers.plugin",
     "specdec_hal.models.plugin",
 )
-"""The project's own plug-ins, registered like anybody else's."""
+"""The project's own plug-ins, registered like all others."""
 
 _DEFAULTS = {
     "draft_positions": "specdec_hal.plugin.proposer.Proposer",
     "forget": "specdec_hal.plugin.proposer.Proposer",
     "cache_bytes": "specdec_hal.plugin.model.DeviceModel",
 }
-"""What has a default in its protocol."""
+"""Names with a default in a protocol."""
 
 ENV_BACKEND = "SPECDEC_HAL_BACKEND"
 ENV_PLUGINS = "SPECDEC_HAL_PLUGINS"
-"""``none``: the built-in plug-ins alone; nothing of anybody else's is imported."""
+"""``none``: only built-in plug-ins; no third-party code is imported."""
 
 log = logging.getLogger(__name__)
 imports = logging.getLogger(f"{__name__}.imports")
-"""Says at level INFO which third-party plug-in is being imported, and when that is over."""
+"""Logs (INFO) the start and end of third-party imports."""
 Named = TypeVar("Named", BackendSpec, ProposerSpec, ModelSpec)
 
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """One line of the listing. `reason` says why not whenever `available` is False; `hint` what to do about it.
+    """One line of the listing. `reason` and `hint`: set if `available` is False.
 
-    `error` is set, and equals `reason`, when the fault is a plug-in's (duplicate name, wrong api_version, a probe that
-    raises) rather than something absent from this machine. `priority` and `api_version` are None when several plug-ins
-    claim the name.
+    `error`: equals `reason` if a plug-in is faulty (duplicate name, wrong api_version, failing probe), not if hardware
+    or software is missing. `priority` and `api_version` are None if several plug-ins claim the name.
     """
 
     name: str
@@ -99,8 +98,8 @@ class Explanation(tuple[OpStatus, ...]):
 class Registry:
     """The plug-ins of one place: `builtins` (module names) and `entry_points` (None: those installed).
 
-    `environ` is where SPECDEC_HAL_BACKEND and SPECDEC_HAL_PLUGINS are looked up (None: the process's environment). A
-    third-party plug-in that claims a built-in name is refused as a whole; the built-in one stays.
+    `environ` has SPECDEC_HAL_BACKEND and SPECDEC_HAL_PLUGINS (None: the process's environment). A third-party plug-in
+    that claims a built-in name is refused entirely.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Registry:
     # ---- plug-ins
 
     def plugins(self) -> list[Plugin]:
-        """Every plug-in, in the order of loading, those that failed with their `error`."""
+        """All plug-ins in loading order; failed ones have an `error`."""
         with self._lock:
             if self._plugins is None:
                 if self._loading:
@@ -140,7 +139,7 @@ class Registry:
         taken = {claim for plugin in own for claim in plugin.claims()}
         others = []
         for candidate in self._third_party():
-            # First, so that a process which an import ends has said whose it was.
+            # First, so that an import that ends the process has been named.
             imports.info("importing plug-in '%s' (%s: %s)", candidate.name, candidate.source, candidate.target)
             plugin = loading.load(candidate)
             imports.info("imported")
@@ -162,7 +161,9 @@ class Registry:
         return loading.entry_point_candidates(self._entry_points)
 
     def register(self, implementation: object, name: str) -> Plugin:
-        """Add a plug-in by hand (an observer in a notebook, a test); raises PluginError where loading would note it."""
+        """Add a plug-in manually (an observer in a notebook, a test); raises PluginError for errors that loading would
+        store.
+        """
         plugin = Plugin(name, "registered at run time", type(implementation).__name__)
         loading.attach(plugin, implementation)
         with self._lock:
@@ -170,7 +171,7 @@ class Registry:
         return plugin
 
     def unregister(self, plugin: Plugin) -> None:
-        """Take back what :meth:`register` returned."""
+        """Undo :meth:`register`."""
         with self._lock:
             self.plugins().remove(plugin)
 
@@ -179,7 +180,7 @@ class Registry:
     def backends(self) -> list[BackendInfo]:
         """Every known backend with its probe's answer, highest priority first; equal priorities by name.
 
-        Names that several plug-ins claim, so that nobody can use them, come before all others.
+        Names claimed by several plug-ins, hence unusable, come first.
         """
         names = {spec.name for _, spec in self._announced("backends")}
         infos = [self._info(name) for name in names]
@@ -209,7 +210,7 @@ class Registry:
         return backend
 
     def check_backend_name(self, name: str) -> None:
-        """Raise UnknownBackendError unless a plug-in announced that name. Nothing is probed."""
+        """Raise UnknownBackendError for an unannounced name, without probing."""
         self._claims(name)
 
     def choose(self, name: str | None = None) -> str:
@@ -219,7 +220,7 @@ class Registry:
     def explain(self, name: str | None = None, *, fallback: Sequence[str] = ()) -> Explanation:
         """Per op of the contract: available (and in which modes), or the reason and the hint.
 
-        A backend that cannot run here is explained too: every op carries its probe's reason.
+        For a backend that cannot run here, every op has the probe's reason.
         """
         try:
             chosen = self.choose(name)
@@ -246,7 +247,7 @@ class Registry:
         return plugin, spec
 
     def _wanted(self, name: str | None) -> tuple[str, str]:
-        """The backend's name and, for messages, where it came from."""
+        """The backend's name and its origin for messages."""
         if name is not None and name != AUTO:
             return name, ""
         from_env = self._environ.get(ENV_BACKEND, "").strip()
@@ -257,7 +258,7 @@ class Registry:
         for info in infos:
             if info.available:
                 return self._entry(info.name)
-            if info.error:  # a faulty installation, unlike absent hardware, deserves a word when it is passed over
+            if info.error:  # log a faulty installation, unlike missing hardware
                 log.warning("automatic choice passes over backend '%s': %s", info.name, info.error)
         why = "; ".join(f"{info.name}: {info.reason}" for info in infos)
         raise BackendUnavailableError(f"no backend can run here: {why or 'none is registered'}{self._failures()}")
@@ -273,7 +274,7 @@ class Registry:
         return plugin, spec
 
     def _claims(self, name: str, origin: str = "") -> list[tuple[Plugin, BackendSpec]]:
-        """Whoever announced that backend; UnknownBackendError if nobody did."""
+        """The plug-ins that announced that backend; UnknownBackendError if none did."""
         every = self._announced("backends")
         claims = [(plugin, spec) for plugin, spec in every if spec.name == name]
         if not claims:
@@ -317,7 +318,7 @@ class Registry:
         return sorted({spec.name for _, spec in self._announced("proposers")})
 
     def unique_proposers(self) -> list[tuple[Plugin, ProposerSpec]]:
-        """Every proposer whose name nobody else claims, with its plug-in."""
+        """Every proposer with a unique name, and its plug-in."""
         claims = self._announced("proposers")
         names = Counter(spec.name for _, spec in claims)
         return [(plugin, spec) for plugin, spec in claims if names[spec.name] == 1]
@@ -341,17 +342,17 @@ class Registry:
         return proposer
 
     def pads_drafts(self, name: str, settings: Any) -> bool:
-        """Whether a proposer's drafts may stand past the length limit; raises as :meth:`get_proposer`."""
+        """Whether a proposer's drafts may exceed the length limit; raises as :meth:`get_proposer`."""
         plugin, spec = self._proposer(name)
         return bool(call(f"proposer '{name}' of {plugin.label}", "pads_drafts", spec.pads_drafts, settings))
 
     def draft_memory(self, name: str, context: MemoryContext) -> dict[str, int]:
-        """Bytes that a proposer would allocate, by what they are for; raises as :meth:`get_proposer`."""
+        """Bytes that a proposer would allocate, by purpose; raises as :meth:`get_proposer`."""
         plugin, spec = self._proposer(name)
         return dict(call(f"proposer '{name}' of {plugin.label}", "memory", spec.memory, context))
 
     def disable_proposers(self, plugin: Plugin, error: str) -> None:
-        """Take a plug-in's proposers away for a fault that shows after loading, which stays its own."""
+        """Remove a plug-in's proposers for an error found after loading."""
         plugin.proposers, plugin.error = (), error
         log.warning("%s", error)
 
@@ -370,7 +371,7 @@ class Registry:
         return [spec for _, spec in self._announced("models")]
 
     def frameworks(self) -> list[str]:
-        """What the announced models are computed with, sorted."""
+        """The frameworks of announced models, sorted."""
         return sorted({spec.framework for spec in self.models()})
 
     def check_framework(self, name: str) -> None:
@@ -384,7 +385,7 @@ class Registry:
     def get_model(self, name: str, framework: str) -> ModelSpec:
         """The model of that architecture and framework; UnsupportedError if there is none, PluginError if two.
 
-        What is announced for :data:`~specdec_hal.plugin.hookspecs.ANY_ARCHITECTURE` comes second.
+        Models for :data:`~specdec_hal.plugin.hookspecs.ANY_ARCHITECTURE` come second.
         """
         return self._model(name, framework)[1]
 
@@ -401,7 +402,7 @@ class Registry:
         return model
 
     def model_memory(self, name: str, framework: str, path: str | os.PathLike[str], device: str) -> ModelMemory | None:
-        """What a model would take in that place; None where that is unknown. Raises as :meth:`build_model`."""
+        """Memory of a model on that device; None if unknown. Raises as :meth:`build_model`."""
         plugin, spec = self._model(name, framework)
         if spec.memory is None:
             return None
@@ -425,7 +426,7 @@ class Registry:
         return _only_claim("model", f"{name} ({framework})", claims)
 
     def step_finished(self, record: StepRecord) -> None:
-        """Tell every observer; one that raises is reported once and not called again. Decoding goes on."""
+        """Call every observer; one that raises is logged once and dropped."""
         for plugin in self.plugins():
             if plugin.on_step is None:
                 continue
@@ -449,11 +450,11 @@ def _unavailable(op: str, info: BackendInfo) -> OpStatus:
 
 
 default = Registry()
-"""The registry of this process, for callers who give none. Nothing below them asks it."""
+"""The default registry of this process; only entry points use it."""
 
 
 def or_default(registry: Registry | None) -> Registry:
-    """The registry that a caller gave, or that of this process."""
+    """The given registry, or that of this process."""
     return default if registry is None else registry
 
 

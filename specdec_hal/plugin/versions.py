@@ -1,4 +1,4 @@
-"""Which versions of an engine an adapter was run with."""
+"""Tested versions of an adapter's engine."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Whether a head reads what it was trained on: its variants, tried on text of the target.
+"""Check that a head reads its trained inputs, by comparing variants on text of the target.
 
-Checkpoints that say nothing of a convention, or are read in another one, draft badly without any error (layer ids that
-are one too low took a public head from 45 % to 10 % acceptance). So the head as configured is compared with itself as
-it would be with taps one layer lower and higher, with `norm_output` and with `norm_before_residual` the other way. Each
-drafts DEPTH tokens after many positions of the target's own text, the true tokens being fed; what counts is how many of
-its best tokens are the target's. A variant is better if it is so by SIGMAS standard errors of the paired difference: a
-head with little training does not differ measurably from its variants, and passes.
+A head loaded with a wrong convention drafts badly without an error (layer ids one too low reduced a public head's
+acceptance from 45 % to 10 %). So the configured head is compared with variants: taps one layer lower and higher, and
+`norm_output` and `norm_before_residual` inverted. Each drafts DEPTH tokens at many positions of the target's text, with
+true tokens as input, and is scored by agreement of best tokens. A variant is better if it leads by SIGMAS standard
+errors of the paired difference; a barely trained head does not differ from its variants and passes.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ TEXTS = (
     "Question: what is the capital of France, and what is it known for?\nAnswer:",
 )
 LENGTH, STRIDE, DEPTH, SIGMAS = 96, 2, 3, 3.0
-"""Tokens that the target adds to each text; positions from one to the next that is tried; drafts there; see above."""
+"""Tokens generated per text; stride of positions; drafts per position; see above."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A head's configuration, what of it differs, and the share of its drafts that are the target's, by depth."""
+    """A head's configuration, its changes, and agreement with the target by depth."""
 
     config: Eagle3Config
     changes: dict[str, Any]
     agreement: tuple[float, ...]
     sigmas: float
-    """By how many standard errors it is better than the head as configured."""
+    """Its lead over the configured head, in standard errors."""
 
     @property
     def shares(self) -> str:
@@ -51,7 +50,7 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """The settings that make the head this variant."""
+        """The settings of this variant."""
         return " and ".join(f"speculative.eagle3.{name}={str(value).lower()}" for name, value in self.changes.items())
 
 
@@ -72,7 +71,7 @@ def variants(config: Eagle3Config, layers: int) -> Iterator[dict[str, Any]]:
 
 
 def calibrate(model: TargetModel, head: Any, prompts: list[list[int]], length: int = LENGTH) -> list[Variant]:
-    """Every variant, the head (see :func:`~specdec_hal.models.eagle3.eagle3_head`) as configured first.
+    """All variants, starting with the configured head (:func:`~specdec_hal.models.eagle3.eagle3_head`).
 
     `prompts`: token ids that the target continues, one by one.
 
@@ -98,7 +97,7 @@ def calibrate(model: TargetModel, head: Any, prompts: list[list[int]], length: i
 
 
 def better(found: list[Variant]) -> Variant | None:
-    """The best variant, if it is better than the head as configured beyond chance."""
+    """The best variant, if significantly better than the configured head."""
     best = max(found, key=lambda one: sum(one.agreement))
     return best if best.sigmas > SIGMAS else None
 
@@ -109,7 +108,7 @@ def _changed(config: Eagle3Config, changes: dict[str, Any]) -> Eagle3Config:
 
 
 def _continued(model: TargetModel, prompt: list[int], length: int, generator: np.random.Generator) -> Ids:
-    """The prompt and what the target says after it, sampled, so that it does not repeat itself."""
+    """The prompt and a sampled continuation, which avoids repetition."""
     text, position = list(prompt), 0
     while len(text) < len(prompt) + length:
         new = np.array(text[position:], np.int64)
@@ -123,8 +122,8 @@ def _continued(model: TargetModel, prompt: list[int], length: int, generator: np
 def _hits(head: Any, text: Ids, features: dict[int, Any], best: Ids, start: int) -> npt.NDArray[np.bool_]:
     """[positions, DEPTH]: whether draft d after each position is the target's best token there.
 
-    Rows with the target's features are fed at once; then the head's own, from the last position backwards, so that
-    those before a position are the target's still.
+    Rows with the target's features come first; then the head's own, from the last position backwards, so that rows
+    before a position are still the target's.
     """
     tried = range(start, len(text) - DEPTH, STRIDE)
     states = head.fuse(features)

@@ -20,8 +20,8 @@ _log = logging.getLogger("specdec_hal")
 class DFlashSettings(Section):
     """`path`: the drafter's checkpoint, z-lab's format or that of `speculators`; null: `speculative.path`.
 
-    `min_confidence`, of a DSpark drafter with a confidence head: drafts end before the first that the target takes,
-    with all before it, less probably than this. 0: never.
+    `min_confidence`, for a DSpark drafter with a confidence head: drafts end before the first whose estimated
+    cumulative acceptance is below this. 0: never.
     """
 
     path: PathText | None = None
@@ -34,9 +34,9 @@ def drafter_config(config: Config, model: TargetModel) -> DFlashConfig:
 
 
 class DFlashProposer(TrainedChain):
-    """The rows of a step extend the drafter's context; its block begins with the last token that was emitted.
+    """A step's rows extend the drafter's context; its block begins with the last emitted token.
 
-    At most one draft fewer than the block has rows, or as many for DSpark, whose drafts depend on each other.
+    At most one draft fewer than the block's rows; for DSpark, whose drafts depend on each other, as many.
     """
 
     cache_lookahead = 0

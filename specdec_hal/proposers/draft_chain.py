@@ -1,12 +1,11 @@
-"""Drafts of a model that reads what a step accepted and then its own drafts: a chain of ops, one substep for a draft.
+"""Drafts of a model that reads accepted tokens and then its own drafts: a chain of ops, one substep per draft.
 
-The model has slots of its own, as the target has, which the state ops of the contract keep (section 9). They set the
-slots to what the target's step has accepted, take a token of each substep, and count the drafts at the end. Its text is
-the request's from the second token on, so that a chunk of a prompt ends in the token that the target has emitted after
-it. Its KV cache has a row for every row of the target's, in blocks of the same numbers; rejected drafts are overwritten
-by the next step, as they are there.
+The model has its own slots, updated by the contract's ops of section 9: they copy the target's accepted tokens, take a
+token per substep, and count the drafts at the end. Its text is the request's from the second token on, so a prompt
+chunk ends in the token emitted by the target. Its KV cache has a row for every row of the target's, with the same block
+numbers; the next step overwrites rejected drafts.
 
-Nothing here reads a device value: where the model takes device tensors, the chain is captured with the step.
+The host reads no device value: if the model takes device tensors, the chain is captured with the step.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ _OWN = (
     "num_tokens",
     "output_token_num",
 )
-"""What the model has for itself, as the target has its own."""
+"""The model's own tensors."""
 
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """The calls of a step: what comes first, each substep, what comes last."""
+    """The calls of a step: first ones, substeps, last ones."""
 
     head: list[Call]
     substeps: list[list[Call]]
@@ -74,27 +73,27 @@ class DraftChain(Proposer):
         own["batch_id_per_token_output"] = state.allocate("batch_id_per_token_output", R_cap=size["M"])
         self._device.write(own["stop_flags"], slice(None), True)
         self._tensors = state.of_draft_model(own)
-        # What the model gives, and of each slot the last row.
+        # The model's output, and the last row of each slot.
         self._given, self._last = self._rows(size["T_cap"]), self._rows(size["M"])
         self._sampler = DraftSampler(context, certain=certain)
         self.gives_draft_probs = self._sampler.probs is not None
         self._ranked = self._device.zeros((size["M"], 1), "int64")
         self._every_slot = self._device.upload(np.arange(size["M"] + 1, dtype=np.int32))
-        # As `draft_token_num`: a request without drafts in this step is fed, so that its cache is whole in later ones.
+        # As `draft_token_num`; requests without drafts are fed too, so that their cache stays complete.
         self._every_request = self._device.upload(np.ones(size["M"], np.int32))
         self._plans: dict[StepBounds, ChainPlan] = {}
 
     def reset(self, slots: list[int]) -> None:
-        """The model's text is the request's from its second token on."""
+        """The model's text starts at the request's second token."""
         for slot in slots:
             own, text = (tensors["token_ids_all"][slot] for tensors in (self._tensors, self._state))
             self._device.assign(own[:-1], text[1:])
 
-    # ---- what the model is, and how it is run
+    # ---- the model
 
     @abstractmethod
     def _head(self, bounds: StepBounds) -> list[Call]:
-        """What sets the slots, from `schedule_slots` on to `draft_model_preprocess`."""
+        """Set the slots, from `schedule_slots` to `draft_model_preprocess`."""
 
     @abstractmethod
     def _read(self, number: int, bounds: StepBounds, sizes: dict[str, int], hidden: Any) -> list[Call]:
@@ -126,7 +125,7 @@ class DraftChain(Proposer):
         return self._sampler.probs
 
     def _goes_on(self) -> bool:
-        """Whether anybody drafts on. Always, where the host does not know."""
+        """Whether any slot continues drafting; True if the host does not know."""
         return True
 
     def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> list[Call]:
@@ -160,7 +159,7 @@ class DraftChain(Proposer):
         return self._device.zeros((count, width), dtype)
 
     def _batch(self, bounds: StepBounds, sizes: dict[str, int], query: int, positions: Any) -> DeviceBatch:
-        """What a model over device tensors reads. `query`: most tokens of a slot; `positions`: of its first one."""
+        """The batch for a model over device tensors. `query`: most tokens per slot; `positions`: of its first token."""
         return DeviceBatch(
             token_ids=self._tensors.part("ids_remove_padding", sizes),
             batch_id_per_token=self._tensors.part("batch_id_per_token", sizes),

@@ -1,8 +1,7 @@
-"""A second, smaller model drafts: one token after the other, each from all before it (Leviathan et al. 2022).
+"""Drafts of a second, smaller model, token by token (Leviathan et al. 2022).
 
-Where both models take device tensors, its drafts are a chain of ops that is captured with the step
-(:class:`ChainedDraftModel`); elsewhere, and where the draft model has another vocabulary or a shorter context, the host
-runs it (:class:`HostDraftModel`).
+If both models take device tensors, drafting is a chain of ops captured with the step (:class:`ChainedDraftModel`).
+Otherwise, or with another vocabulary or a shorter context, the host runs it (:class:`HostDraftModel`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _log = logging.getLogger("specdec_hal")
 
 
 class DraftModelSettings(Section):
-    """`path`: the draft model's checkpoint; null: `speculative.path`. One of the target's tokenizer drafts best."""
+    """`path`: the draft model's checkpoint; null: `speculative.path`. One with the target's tokenizer drafts best."""
 
     path: PathText | None = None
 
@@ -52,13 +51,13 @@ def draft_model_proposer(context: ProposerContext) -> Proposer:
 
 
 class ChainedDraftModel(DraftChain):
-    """The model over device tensors, its cache in blocks of the target's numbers.
+    """The model over device tensors, with the target's block numbers.
 
-    The chain feeds a token at the position where it stands in the text, which is one after the chain's own count. The
-    text's first token is not in the chain: a substep of its own feeds it, in steps that may have chunks of prompts, as
-    it does the token in front of every later chunk, which changes nothing.
+    The chain feeds tokens at their positions in the text, one more than the chain's count. The text's first token is
+    not in the chain: in steps with prompt chunks an extra substep feeds it, and repeats the token before every later
+    chunk.
 
-    A request that wants no drafts in a step is fed all the same, so that its cache is whole when it wants some again.
+    Requests without drafts are fed too, so that their cache stays complete.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -133,9 +132,9 @@ class ChainedDraftModel(DraftChain):
 
 @dataclass
 class _Cache:
-    """What the model has `read` of a slot, drafts after the request's own tokens.
+    """What the model has `read` of a slot: the request's tokens, then drafts.
 
-    `text`: the first `seen` tokens of the request in the model's ids, of which it has read `known`.
+    `text`: the request's first `seen` tokens in the model's ids, of which it has read `known`.
     """
 
     text: list[int] = field(default_factory=list)
@@ -144,7 +143,7 @@ class _Cache:
     read: list[int] = field(default_factory=list)
 
     def unread(self, view: SlotView, vocabulary: Vocabulary | None) -> list[int]:
-        """What is still to be read of a request, its last token at least; forgets the drafts that were rejected."""
+        """The unread tokens of a request, at least its last; forgets rejected drafts."""
         prompt = view.prompt_token_ids
         new = [*prompt[self.seen :], *view.token_ids[max(self.seen - len(prompt), 0) :]]
         self.text += new if vocabulary is None else vocabulary.read(new)
@@ -158,7 +157,7 @@ class _Cache:
 
 @dataclass
 class _Drafting:
-    """A slot's drafts of this step, and the tokens that its model has still to read before the next one."""
+    """A slot's drafts of this step, and its model's unread tokens."""
 
     view: SlotView
     unread: list[int]
@@ -166,11 +165,11 @@ class _Drafting:
 
 
 class HostDraftModel(Proposer):
-    """Runs the draft model over its own KV cache, a position ahead of what the target has verified.
+    """Runs the draft model over its own KV cache.
 
-    The cache keeps what was drafted: the tokens that the target accepts need not be read again, those that it rejects
-    are overwritten. What a slot has not read yet, its prompt at first, goes in by chunks of `runner.prefill_chunk`.
-    A request that has outgrown the model's context gets no drafts. `vocabulary`: None for the target's own ids.
+    The cache keeps drafts: accepted ones are not read again, rejected ones are overwritten. Unread tokens, such as a
+    prompt, are fed in chunks of `runner.prefill_chunk`. A request beyond the model's context gets no drafts.
+    `vocabulary`: None for the target's own ids.
     """
 
     runs_on: RunsOn = "host"
@@ -191,7 +190,7 @@ class HostDraftModel(Proposer):
         self._caches = [_Cache() for _ in range(size["M"])]
 
     def reset(self, slots: list[int]) -> None:
-        """Forget what was read for the owners before."""
+        """Reset the slots' state."""
         for slot in slots:
             self._caches[slot] = _Cache()
 
@@ -223,7 +222,7 @@ class HostDraftModel(Proposer):
         return self._sampler.probs
 
     def _read(self, going: list[_Drafting]) -> None:
-        """Feed each slot what it has not read, and put the logits after its last token into the sampler's rows."""
+        """Feed each slot its unread tokens, and write the logits after the last one to the sampler's rows."""
         while any(one.unread for one in going):
             segments, tokens, last = [], list[int](), list[tuple[int, int]]()
             for one in going:
@@ -240,7 +239,7 @@ class HostDraftModel(Proposer):
             try:
                 hidden = self._model.forward(ForwardBatch(np.array(tokens, np.int64), segments))[FINAL_NORM]
             except BaseException:
-                self.reset([segment.slot for segment in segments])  # nothing is known of what was written
+                self.reset([segment.slot for segment in segments])  # its writes are unknown
                 raise
             if last:
                 slots, rows = map(list, zip(*last, strict=True))
@@ -251,9 +250,9 @@ class HostDraftModel(Proposer):
 
 
 def _vocabulary(context: ProposerContext, path: str, own: ModelConfig) -> Vocabulary | None:
-    """How the draft model's ids become the target's; None for the same ids.
+    """The mapping of the draft model's ids to the target's; None if equal.
 
-    UnsupportedError where nobody can tell, or no token is common.
+    UnsupportedError if it is unknown or no token is common.
     """
     target = context.model.config
     if context.tokenizer is None:

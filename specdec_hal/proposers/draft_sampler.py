@@ -1,4 +1,4 @@
-"""Draws drafts from a draft's own logits, and keeps the distributions that they were drawn from."""
+"""Draws drafts from a drafter's logits, and keeps their distributions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ Call = Callable[[int], None]
 
 
 class DraftSampler:
-    """Drafts as each request wants its tokens drawn: its temperature, its filters, its seed, the token's position.
+    """Draws drafts with each request's temperature, filters, seed and position.
 
-    Whoever has logits for the next draft of slot b writes them to row b of :attr:`logits`, float32 [M, V], and calls
-    :meth:`draw`. Everything is an op of the contract over the runner's state and reads no value on the host, so that it
-    can be captured with a step. A draft depends on its logits, the request's seed and the position alone: batch, slot
-    and preemption do not enter.
+    The caller writes logits for the next draft of slot b to row b of :attr:`logits`, float32 [M, V], and calls
+    :meth:`draw`. It uses only ops of the contract over the runner's state, so it can be captured with a step. A draft
+    depends only on its logits, the request's seed and the position.
 
-    The random numbers are those that serve the strategy. GREEDY and TARGET_MATCH accept a draft that is the target's
-    own draw, so drafts are drawn with the same numbers (purpose SAMPLE). The nearer the draft's distribution is to the
-    target's, the more often both draws agree, up to always (common random numbers; Daliri et al. 2024,
-    arXiv:2408.07978, for couplings without communication). REJECTION and TOPP hold a draft against probabilities, which
-    must not know how it was drawn (purpose DRAFT). For REJECTION, :attr:`probs`, float32 [M, K, V], is what each draft
-    was drawn from, after temperature and filters, to be returned from `propose`. It is None for the others.
+    Random numbers depend on the strategy. GREEDY and TARGET_MATCH accept a draft equal to the target's draw, so drafts
+    use the same numbers (purpose SAMPLE). The closer the two distributions, the more often both draws agree (common
+    random numbers; Daliri et al. 2024, arXiv:2408.07978, for couplings without communication). REJECTION and TOPP
+    compare a draft with probabilities and need independent numbers (purpose DRAFT). For REJECTION, :attr:`probs`,
+    float32 [M, K, V], has each draft's distribution after temperature and filters, to be returned from `propose`. It is
+    None for the others.
 
     `certain`: under REJECTION and TOPP, drafts are the most probable tokens, which count as certain: :attr:`probs` is
     None. For proposers that add drafts without a distribution.
@@ -58,8 +57,8 @@ class DraftSampler:
     def draw(self, index: int, slots: int, stream: int = 0) -> Any:
         """Draft `index` (0: the next token) of the slots [0, slots): int64 [slots], overwritten by the next call.
 
-        -1 for a row without a distribution (NaN, or all -inf). Rows of slots that draft nothing are drawn too, from
-        whatever is in them.
+        -1 for a row without a distribution (NaN, or all -inf). Rows of slots without drafts are drawn too, from stale
+        values.
         """
         key = index, slots
         if key not in self._calls:

@@ -1,7 +1,7 @@
 """Drafts of a trained EAGLE-3 head (Li et al., arXiv:2503.01840), a checkpoint beside the target's.
 
-A parallel head (P-EAGLE) drafts all tokens in one pass: after the rows of what the step accepted it has a masked row
-for each further draft. The chain of ops goes on as for others, and finds these rows where it would run the head.
+A parallel head (P-EAGLE) drafts all tokens in one pass, with a masked row per further draft after the accepted rows.
+The chain of ops reads these rows instead of running the head.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _log = logging.getLogger("specdec_hal")
 class Eagle3Settings(Section):
     """`path`: the head's checkpoint, original format or that of `speculators`; null: `speculative.path`.
 
-    The others take the place of what its config.json says, for one that says it wrongly or not at all. `layers`: taps,
-    each the residual stream after so many decoder layers of the target (config.json may count otherwise; the log says
-    what was made of it). `norm_before_residual`, `norm_output`: null leaves the head's own.
+    The others override a wrong or missing value in config.json. `layers`: taps, each the residual stream after this
+    many decoder layers of the target (config.json may count otherwise; the log shows the conversion).
+    `norm_before_residual`, `norm_output`: null keeps the head's.
     """
 
     path: PathText | None = None
@@ -75,7 +75,7 @@ class Eagle3Proposer(TrainedChain):
 
 
 def _calibrate(context: ProposerContext, path: str, head: Any) -> None:
-    """Log how often the head and its variants agree with the target; ConfigError if one of those is better."""
+    """Log the agreement of the head and its variants with the target; ConfigError if a variant is better."""
     longest, tokenizer = context.state.symbols["L"], context.tokenizer
     generator = np.random.default_rng(0)
     if tokenizer is None:

@@ -1,4 +1,4 @@
-"""MTP drafts first, then what followed them before: an n-gram look-up appends to them.
+"""MTP drafts, continued by n-gram look-up.
 
 Source: FastDeploy's MTP strategy `with_ngram`.
 """
@@ -30,7 +30,7 @@ class HybridProposer(Proposer):
     cache_lookahead = MTPProposer.cache_lookahead
 
     def __init__(self, context: ProposerContext) -> None:
-        # What is looked up has no distribution, so that REJECTION takes all drafts to be certain.
+        # Looked-up drafts have no distribution, so REJECTION treats all as certain.
         self._mtp = MTPProposer(context, context.settings.num_model_steps, certain=True)
         self._ngram = NgramProposer(context, "hybrid_mtp_ngram")
         self.draft_positions = self._mtp.draft_positions

@@ -1,4 +1,4 @@
-"""What the built-in proposers that run a model would allocate, counted before they do: `memory` of their specs."""
+"""Memory estimates of built-in proposers that run a model: `memory` of their specs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_hal.tensors.transfer import Field
 
 
 def mtp_memory(context: MemoryContext) -> dict[str, int]:
-    """Of drafts by the target's MTP module, without its weights."""
+    """For the target's MTP module, without its weights."""
     capabilities, size = context.model.capabilities, context.symbols
     if capabilities.mtp_modules < 1:
         return {}  # which the factory refuses
@@ -31,14 +31,14 @@ def mtp_memory(context: MemoryContext) -> dict[str, int]:
 
 
 def eagle3_memory(context: MemoryContext) -> dict[str, int]:
-    """Of drafts by a trained head."""
+    """For a trained head."""
     _, head = head_config(context.config, context.settings, context.model)
     drafts = 0 if head.mask_token_id is None else context.symbols["S"] - 1
     return _drafter_memory(context, "EAGLE-3 head", eagle3_shapes(head)[0], head, drafts)
 
 
 def dflash_memory(context: MemoryContext) -> dict[str, int]:
-    """Of drafts by a DFlash drafter."""
+    """For a DFlash drafter."""
     drafter = drafter_config(context.config, context.model)
     drafts = min(drafter.drafts, context.symbols["S"] - 1)
     return _drafter_memory(context, "DFlash drafter", dflash_shapes(drafter)[0], drafter, drafts)
@@ -65,12 +65,12 @@ def _drafter_memory(
 
 
 def hybrid_memory(context: MemoryContext) -> dict[str, int]:
-    """Of :func:`mtp_memory`, but the distributions that its drafts have none of."""
+    """As :func:`mtp_memory`, without distributions."""
     return {name: size for name, size in mtp_memory(context).items() if name != _PROBABILITIES}
 
 
 def draft_model_memory(context: MemoryContext) -> dict[str, int]:
-    """Of drafts by a second checkpoint; without what only the loaded model knows, if nobody else tells."""
+    """For a second checkpoint, without parts known only after loading."""
     parts, size = _sampler(context), context.symbols
     need = context.checkpoint_memory(context.config.drafter_path)
     if need is not None:
@@ -85,7 +85,7 @@ _PROBABILITIES = "drafts' probabilities"
 
 
 def _sampler(context: MemoryContext) -> dict[str, int]:
-    """Of :class:`specdec_hal.proposers.draft_sampler.DraftSampler`."""
+    """For :class:`specdec_hal.proposers.draft_sampler.DraftSampler`."""
     slots, drafts, vocabulary = context.symbols["M"], context.symbols["S"] - 1, context.model.config.vocab_size
     parts = {"drafts' logits": Field((slots, vocabulary), "float32").nbytes}
     if context.config.speculative.verify_strategy is Strategy.REJECTION:

@@ -1,10 +1,9 @@
 """A chain of drafts by a module that reads the target's hidden states, then its own: MTP modules and EAGLE-3 heads.
 
-The module sees every token that the target was fed: the chunks of prompts, and what each step accepted, each with the
-target's own state, which takes the place of what the module had drafted there. After the last of them it predicts the
-first draft, and after each draft the next. A request that wants no drafts (`draft_token_num` 0) costs nothing: the
-module is not fed. Under `speculative.adaptive`, where it may want some again, the module is fed all the same, so that
-its cache lacks no rows then. A parallel module gives the rows of all drafts at once; each substep then takes its own.
+The module reads every token that the target reads, prompt chunks and accepted tokens, each with the target's state,
+which replaces its own earlier drafts. After the last it predicts the first draft, and after each draft the next. A
+request without drafts (`draft_token_num` 0) is not fed, unless `speculative.adaptive` may enable drafts again. A
+parallel module gives the rows of all drafts at once; each substep then takes its own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from specdec_hal.tensors.views import download
 
 
 class ModuleChain(DraftChain):
-    """Chains a module: row p of its cache goes with the token at p + 1 and the target's hidden state of p.
+    """Chains a module: row p of its cache belongs to the token at p + 1 and the target's hidden state of p.
 
     `module`: an MTPModule, or a DeviceMTPModule where the target has `device_lengths`. `width`: of the states that it
     reads; those that it gives may be wider (`given`).
@@ -68,7 +67,7 @@ class ModuleChain(DraftChain):
         """
 
     def propose(self, step: StepView) -> Any:
-        """Feed the module what the step accepted, then its own drafts."""
+        """Feed the module the accepted tokens, then its drafts."""
         hidden = self._states(step.input_hidden_states)
         if self._static:
             plan = self._plans.get(step.bounds)
@@ -90,7 +89,7 @@ class ModuleChain(DraftChain):
     def _in_slot_order(self) -> Call:
         if self._backend.token_order is TokenOrder.SLOT:
             return lambda stream: self._device.assign(self._hidden, self._raw)
-        # Of the target's step: its chunks are the module's, of all slots until some are found to draft nothing.
+        # Of the target's step: the module shares its chunks, of all slots that may draft.
         starts, lengths = self._state["cu_seqlens_q"], self._state.allocate("seq_lens_this_time")
         encoder = self._tensors["seq_lens_encoder"]
         recover = self._backend.bind(
@@ -99,7 +98,7 @@ class ModuleChain(DraftChain):
         )  # fmt: skip
 
         def call(stream: int) -> None:
-            # The target's own lengths are 0 by now for a slot that was fed after it had stopped.
+            # The target's lengths are already 0 for a slot fed after its stop.
             self._device.write(lengths, slice(None), np.diff(self._device.download(starts)))
             recover(stream)
 

@@ -1,7 +1,6 @@
 """Drafts of the checkpoint's multi-token-prediction (MTP) module, which reads the target's hidden states.
 
-DeepSeek-V3 (arXiv:2412.19437, section 2.2) trains a module for one prediction; chaining it is how serving engines draft
-more.
+DeepSeek-V3 (arXiv:2412.19437, section 2.2) trains a module for one prediction; serving engines chain it for more.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _log = logging.getLogger("specdec_hal")
 
 @cache
 def mention_training(method: str, drafts: int) -> None:
-    """Say that a module is asked for more than it was trained for; once in a process."""
+    """Warn once per process that a module drafts more than it was trained for."""
     _log.warning(
         "speculative.method '%s': the MTP module was trained for one draft a step; of %d, the others are predicted "
         "from its own hidden states and are accepted less often", method, drafts,
@@ -34,7 +33,7 @@ class MTPProposer(ModuleChain):
     hidden_layers: tuple[int, ...] = (FINAL_NORM,)
 
     def __init__(self, context: ProposerContext, drafts: int | None = None, *, certain: bool = False) -> None:
-        """`drafts`: at most so many a step; None: K. `certain`: see :class:`DraftSampler`."""
+        """`drafts`: most per step; None: K. `certain`: see :class:`DraftSampler`."""
         model, k = context.model, context.state.symbols["S"] - 1
         capabilities, method = model.capabilities, context.config.speculative.method
         if capabilities.mtp_modules < 1:

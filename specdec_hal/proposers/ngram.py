@@ -1,4 +1,4 @@
-"""N-gram look-up: continue the last tokens as they were continued before in the same request.
+"""N-gram look-up: continue the last tokens as earlier in the same request.
 
 Source: prompt look-up decoding (Saxena 2023), as in FastDeploy's `ngram_match`.
 """
@@ -49,7 +49,7 @@ class NgramSettings(Section):
 class NgramProposer(Proposer):
     """`ngram_match`, or another op of its arguments, with a per-slot index if the settings ask for one.
 
-    With K = 0 there is nothing to look up and the op only sets the next step's lengths: that is plain decoding.
+    With K = 0 the op only sets the next step's lengths: plain decoding.
     """
 
     runs_on: RunsOn = "device"

@@ -10,7 +10,7 @@ from specdec_hal.plugin.hookspecs import ProposerSpec, hookimpl
 
 
 def _named(module: str, name: str) -> Callable[[], Any]:
-    """Imports a module of this package for one of its names when that is asked for."""
+    """A lazy reference to a name in a module of this package."""
     return lambda: getattr(import_module(f"specdec_hal.proposers.{module}"), name)
 
 

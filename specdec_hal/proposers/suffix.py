@@ -1,7 +1,7 @@
-"""Suffix decoding: drafts that continue the text as the same words were continued before, here or in earlier responses.
+"""Suffix decoding: continue the text as after earlier occurrences, here or in earlier responses.
 
-Source: SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975), as in Snowflake's ArcticInference, whose package builds
-against PyTorch and vLLM and is not used here.
+Source: SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975), as in Snowflake's ArcticInference (not used: it builds
+against PyTorch and vLLM).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ Context = tuple[int, ...]
 
 
 class SuffixSettings(Section):
-    """`max_depth`: tokens of context that are compared at most. `max_cached_requests`: earlier responses that are kept,
-    the least recently used go first; 0: a request looks in its own text alone. `max_factor`: drafts per token of
-    context that was found. `min_probability`: a draft is made while the frequency of it and of those before it is at
-    least this.
+    """`max_depth`: most tokens of context to match. `max_cached_requests`: size of the LRU cache of earlier responses;
+    0: only the request's own text. `max_factor`: most drafts per matched token of context. `min_probability`: least
+    product of frequencies of a draft and those before it.
     """
 
     max_depth: Annotated[int, Field(ge=1, le=64)] = 8
@@ -35,14 +34,14 @@ class SuffixSettings(Section):
 
 @dataclass(slots=True)
 class _Node:
-    """What followed a context: how often each token did, the one that came last at the end, and in which text last."""
+    """Counts of the tokens after a context, the latest token last, and the latest text."""
 
     followers: dict[int, int] = field(default_factory=dict)
     source: int = 0
 
 
 class Found(NamedTuple):
-    """A look-up's drafts, how many of them are expected to be accepted, and the text that they were last seen in."""
+    """A look-up's drafts, the expected number of accepted ones, and the latest text with them."""
 
     expected: float = 0.0
     drafts: Sequence[int] = ()
@@ -50,9 +49,9 @@ class Found(NamedTuple):
 
 
 class SuffixCounts:
-    """How often each token followed each context of up to `depth` tokens, in texts that come and go.
+    """Counts of each token after each context of up to `depth` tokens, in a changing set of texts.
 
-    Equal to a suffix tree of that depth with counts, kept as one dictionary of contexts.
+    Equivalent to a suffix tree of that depth with counts, stored as one dictionary of contexts.
     """
 
     def __init__(self, depth: int) -> None:
@@ -73,7 +72,7 @@ class SuffixCounts:
             node.source = source
 
     def remove(self, text: Sequence[int]) -> None:
-        """Take a whole text back."""
+        """Remove a whole text."""
         for context, token in self._edges(text, 0):
             followers = self._nodes[context].followers
             followers[token] -= 1
@@ -88,10 +87,9 @@ class SuffixCounts:
                 yield tuple(text[at - size : at]), text[at]
 
     def continuation(self, text: Sequence[int], most: int, factor: float, least: float) -> Found:
-        """The likeliest next tokens after an end of `text`: after the end for which most are expected to be accepted.
+        """The most frequent next tokens after the suffix of `text` with the most expected accepted drafts.
 
-        At most `most`, and `factor` times the length of that end; as long as the product of their frequencies is at
-        least `least`.
+        At most `most` and `factor` times the suffix's length, while the product of frequencies is at least `least`.
         """
         best = Found()
         for size in range(min(self._depth, len(text)), 0, -1):
@@ -104,7 +102,7 @@ class SuffixCounts:
         source, drafts = self._nodes[context].source, list[int]()
         probability, expected = 1.0, 0.0
         while len(drafts) < most:
-            while context and context not in self._nodes:  # no text went on so: look behind fewer tokens
+            while context and context not in self._nodes:  # no continuation: try fewer tokens
                 context = context[1:]
             if not context:
                 break
@@ -121,7 +119,7 @@ class SuffixCounts:
 
 @dataclass
 class _Owner:
-    """A slot's request: its text, all of which is in `counts`, and how much of it is the prompt."""
+    """A slot's request: its text, fully counted, and the length of its prompt."""
 
     counts: SuffixCounts
     text: list[int]
@@ -129,10 +127,10 @@ class _Owner:
 
 
 class SuffixProposer(Proposer):
-    """Looks behind the request's last tokens in its own text and in responses of requests that have left their slot.
+    """Looks up the request's last tokens in its text and in responses of finished requests.
 
-    A response enters the cache when its slot is given to another request. The look-up that expects more accepted drafts
-    wins; a response that drafts come from counts as used.
+    A response enters the cache when another request takes its slot. The look-up with more expected accepted drafts
+    wins; drafting from a response marks it as used.
     """
 
     runs_on: RunsOn = "host"
@@ -145,13 +143,13 @@ class SuffixProposer(Proposer):
         self.forget()
 
     def forget(self) -> None:
-        """Empty the cache of earlier responses; those who had the slots last leave none."""
+        """Empty the cache, and do not cache the slots' previous requests."""
         self._owners: dict[int, _Owner] = {}
         self._earlier = SuffixCounts(self._settings.max_depth)
         self._responses: OrderedDict[int, list[int]] = OrderedDict()  # by number, the least recently used first
 
     def reset(self, slots: list[int]) -> None:
-        """Keep the responses of those who had the slots."""
+        """Cache the responses of the slots' previous requests."""
         for slot in slots:
             owner = self._owners.pop(slot, None)
             if owner is not None:
@@ -187,7 +185,7 @@ class SuffixProposer(Proposer):
         return owner
 
     def _remember(self, response: list[int]) -> None:
-        """Put a response into the cache; the least recently used one makes room."""
+        """Add a response to the cache, evicting the least recently used one."""
         if not self._settings.max_cached_requests:
             return
         number = next(self._numbers)

@@ -1,10 +1,10 @@
-"""Draft models whose token ids are not the target's: drafts come from the tokens that both have.
+"""Draft models with other token ids: drafts are common tokens of both vocabularies.
 
-Token-level intersection (Timor et al., arXiv:2502.05202): two tokens are the same if they are the same bytes, which
-also finds parts of characters and byte tokens that strings would miss; of several with the same bytes the first counts.
-The draft model's logits of common tokens go to the target's ids, all others are -inf there. Drafts are drawn from the
-draft's distribution renormalised over the common tokens, and verified as usual, so that the target's distribution is
-kept whatever the overlap. A token of the text that the draft model lacks is read as its own tokens for the same bytes.
+Token-level intersection (Timor et al., arXiv:2502.05202): two tokens are equal if their bytes are, which unlike strings
+also covers parts of characters and byte tokens; among several with the same bytes the first counts. The draft model's
+logits of common tokens go to the target's ids, all others are -inf there. Drafts are drawn from the draft's
+distribution renormalised over the common tokens, and verified as usual, so that the target's distribution is kept
+whatever the overlap. A text token that the draft model lacks is replaced by its tokens for the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Vocabulary:
         self._common, self._own = (np.array(list(ids), np.int64) for ids in (pairs.keys(), pairs.values()))
 
     def __len__(self) -> int:
-        """Tokens that both have."""
+        """Common tokens."""
         return len(self._pairs)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
@@ -85,7 +85,7 @@ def _otherwise(own: ModelConfig) -> int:
 
 
 def same_tokens(target: Tokenizer, other: Tokenizer) -> bool:
-    """Whether every id of both tokenizers means the same text to them."""
+    """Whether every id has the same text in both tokenizers."""
     shared = min(target.vocab_size, other.vocab_size)
     return all(target.token_bytes(id_) == other.token_bytes(id_) for id_ in range(shared)) and (
         target.special_ids == other.special_ids

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server. The extra `serve` installs what it needs.
 
-`protocol` is what clients send, `answers` what they get, `chat` turns messages into a prompt, `app` has the routes,
-`service` what is under way behind them, `metrics` what Prometheus reads, and `server` listens. The engine is an
-:class:`~specdec_hal.engine.AsyncEngine` in the same process, or in one of its own (`split`).
+`protocol` has request bodies, `answers` responses, `app` the routes, `service` the generation behind them, `metrics`
+Prometheus metrics, and `server` the listener. The engine is an :class:`~specdec_hal.engine.AsyncEngine` in this process
+or a separate one (`split`).
 """

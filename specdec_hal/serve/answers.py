@@ -1,6 +1,6 @@
-"""What clients get: OpenAI's objects, and the errors in its form.
+"""Responses: OpenAI's objects, and errors in its form.
 
-A choice of a whole answer is made as that of a chunk is: from one delta, which joins those of all steps.
+A choice of a whole answer is built like that of a chunk, from one delta that joins all steps.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest,
 
 Json = dict[str, Any]
 LEAST = -9999.0
-"""Stands for the log-probability of what is impossible: JSON has no infinity."""
+"""Replaces the log-probability -inf, which JSON lacks."""
 
 _COUNTED = ("num_drafts", "drafted_tokens", "accepted_tokens", "mean_acceptance_length")
-"""What `usage` says of drafts."""
+"""Draft statistics in `usage`."""
 _REASONS = {"cancelled": "abort"}
-"""Finish reasons that the API has other names for."""
+"""Finish reasons with other names in the API."""
 
 
 @dataclass
 class Answer(ABC):
-    """The answer to one request. Choices of one prompt follow each other."""
+    """The answer to one request. Choices are grouped by prompt."""
 
     request: GenerationRequest
     model: str
     tokenizer: Tokenizer
     prompts: Sequence[str | Sequence[int]]
     mark: str = ""
-    """Stands in the id: whose answer it is, where several processes answer."""
+    """Identifies the process in the id, if several processes answer."""
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_ids: Sequence[Sequence[int]] = ()
     """The prompts' tokens, once they are known."""
     seeds: Sequence[int | None] = ()
-    """Of each choice, once they are drawn; None where nothing is sampled and none was given."""
+    """Seeds per choice, once drawn; None for greedy choices without one."""
     _started: set[int] = field(default_factory=set)
     _tokens: dict[int, int] = field(default_factory=dict)
-    """Of each choice so far, where every chunk has them."""
+    """Counts per choice so far, if every chunk reports them."""
     params: SamplingParams = field(default_factory=SamplingParams)
-    """What the engine decodes with, once it is known."""
+    """The engine's info, once known."""
     end_tokens: Collection[int] = ()
 
     prefix, kind, chunk_kind = "", "", ""
@@ -70,9 +70,9 @@ class Answer(ABC):
     def requests(
         self, defaults: SamplingParams, engine: EngineInfo, token_ids: Sequence[Sequence[int]]
     ) -> list[EngineRequest]:
-        """What the engine decodes for the answer: a request for each choice, named by :attr:`id` and its number.
+        """The engine's requests, one per choice, named by :attr:`id` and number.
 
-        `defaults`: what a body without parameters gets. `token_ids`: of each prompt. RequestError for a bad value.
+        `defaults`: parameters that the body omits. `token_ids`: of each prompt. RequestError for a bad value.
         """
         params = self._after_thoughts(self.request.sampling_params(defaults, engine))
         if self.markers and any(map(self._is_special, self.markers)):
@@ -84,7 +84,7 @@ class Answer(ABC):
         return [EngineRequest(f"{self.id}-{index}", *choice) for index, choice in enumerate(choices)]
 
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
-        """Where a grammar begins."""
+        """The start of a grammar."""
         return params
 
     def _is_special(self, text: str) -> bool:
@@ -92,7 +92,7 @@ class Answer(ABC):
         return len(tokens) == 1 and tokens[0] in self.tokenizer.special_ids
 
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
-        """The answer in one piece; one delta for each choice."""
+        """The whole answer, from one delta per choice."""
         choices = [self._choice(index, delta, "message") for index, delta in enumerate(deltas)]
         extra = {"usage": self._usage(outputs), **self._about_prompt(0, deltas[0])}
         return self._object(self.kind, choices=choices, **extra)
@@ -108,18 +108,18 @@ class Answer(ABC):
         return b"".join((self._head, encode(self._choice(index, delta, "delta")), b"]", tail, b"\n\n"))
 
     def opening(self) -> bytes:
-        """What a stream begins with."""
+        """The first events of a stream."""
         return b""
 
     def closing(self, outputs: Iterable[RequestOutput]) -> bytes:
-        """The event that has the usage, if it is asked for, and the last one."""
+        """The usage event, if requested, and the last event."""
         last = b"data: [DONE]\n\n"
         if not self.request.stream_options.include_usage:
             return last
         return event(self._object(self.chunk_kind, choices=[], usage=self._usage(outputs))) + last
 
     def failure(self, error: HTTPException) -> bytes:
-        """The last event of a stream that cannot go on."""
+        """The last event of a failed stream."""
         return event(error_body(error.status_code, error.detail))
 
     def _usage_so_far(self, index: int, delta: StreamDelta) -> Json:
@@ -132,7 +132,7 @@ class Answer(ABC):
 
     @cached_property
     def _head(self) -> bytes:
-        """What all events of a stream begin with, up to their choice."""
+        """The common beginning of a stream's events, up to the choice."""
         return b"data: " + encode(self._object(self.chunk_kind, choices=[])).removesuffix(b"]}")
 
     def _object(self, kind: str, **parts: Any) -> Json:
@@ -158,24 +158,24 @@ class Answer(ABC):
         return choice
 
     def _reason(self, index: int, reason: str) -> str:
-        """Why a choice has ended, in the API's words."""
+        """The finish reason in the API's terms."""
         return _REASONS.get(reason, reason)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What has to be part of the text, although it may be special tokens."""
+        """Strings that must stay in the text even if they are special tokens."""
         return ()
 
     @abstractmethod
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
-        """What a choice gains by a delta, in the form of the kind of answer."""
+        """A delta in the form of this kind of answer."""
 
     def _about_prompt(self, index: int, delta: StreamDelta) -> Json:
-        """What an answer says of the prompt beside its choices, with the first delta of choice `index`."""
+        """Prompt data outside the choices, with the first delta of choice `index`."""
         return {}
 
     def _prompt_logprobs(self, index: int, delta: StreamDelta) -> Json:
-        """Those of the prompt of a choice as vLLM has them, if they are asked for and known by this delta."""
+        """Prompt log-probabilities of a choice in vLLM's form, if requested and in this delta."""
         top = self.request.prompt_logprobs
         if top is None or not delta.prompt_logprobs:
             return {}
@@ -208,7 +208,7 @@ class CompletionAnswer(Answer):
     _shown: dict[int, int] = field(default_factory=dict)
     """Characters of each choice's text so far."""
     _scored: dict[int, tuple[Detokenizer, int]] = field(default_factory=dict)
-    """Of each choice with log-probabilities: what decodes its tokens, and their characters so far."""
+    """Per choice with log-probabilities: its detokenizer, and the characters so far."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -233,9 +233,8 @@ class CompletionAnswer(Answer):
         return "".join(map(detokenizer.push, self._prompt_tokens(index))) + detokenizer.finish()
 
     def _logprobs(self, index: int, scored: Sequence[tuple[int, TokenLogprobs | None]], final: bool) -> Json:
-        """`tokens` are what each token adds to the text, so that they join to it; tokens that are no text are empty.
-
-        A text that ends at a stop string is shorter than its tokens; no offset lies beyond it.
+        """`tokens`: each token's addition to the text, empty for special tokens. Offsets are limited to the text, which
+        a stop string may shorten.
         """
         tokens, offsets = list[str](), list[int]()
         detokenizer, at = self._scored.get(index) or (self._detokenizer(index), 0)
@@ -261,7 +260,7 @@ class CompletionAnswer(Answer):
         return detokenizer_for(self.tokenizer.detokenizer, self.params, tail)
 
     def _top(self, chosen: int, entry: TokenLogprobs) -> dict[str, float]:
-        """Alternatives by their own text, the chosen token among them; ``token_id:N`` where another has that text."""
+        """Alternatives by text, including the chosen token; ``token_id:N`` for a duplicate text."""
         ids, found = dict[str, int](), dict[str, float]()
         for token, value in (*entry.top[: self.request.logprobs], (chosen, entry.logprob)):
             text = self._token(token)
@@ -279,9 +278,9 @@ class ChatAnswer(Answer):
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     call_ids: Random = field(default_factory=SystemRandom)
-    """What the calls' ids are drawn from."""
+    """The random source of call ids."""
     _parsers: dict[int, Parser] = field(default_factory=dict)
-    """Of each choice, if one is configured."""
+    """The parser per choice, if configured."""
     _called: set[int] = field(default_factory=set)
     """Choices with a call."""
 
@@ -301,7 +300,7 @@ class ChatAnswer(Answer):
         ]
 
     def _said(self, index: int, delta: StreamDelta, part: str) -> Json:
-        """The text of a delta, in its parts if a parser finds them."""
+        """The text of a delta, split by the parser if there is one."""
         if self._parser is None:
             return {"content": delta.text}
         if index not in self._parsers:
@@ -332,13 +331,13 @@ class ChatAnswer(Answer):
 
     @cached_property
     def _parser(self) -> tuple[str | None, str | None] | None:
-        """The names of what finds thoughts and calls; None: neither is looked for."""
+        """The names of the parsers of thoughts and calls; None without them."""
         looked_for = self.request.may_call and self.request.forced_call is None
         names = self.reasoning_parser, self.tool_call_parser if looked_for else None
         return None if names == (None, None) and self.request.forced_call is None else names
 
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
-        """After the thoughts of a model that has them, unless the prompt has ended them already."""
+        """After the model's thoughts, unless the prompt already ends them."""
         wanted, prompt = params.structured, self.prompts[0]
         if wanted is None or self.reasoning_parser is None or wanted.after_thinking:
             return params
@@ -348,7 +347,7 @@ class ChatAnswer(Answer):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What has to be part of the text, although it may be special tokens."""
+        """Strings that must stay in the text even if they are special tokens."""
         reasoning, tools = self._parser or (None, None)
         return (*(THINK[reasoning] if reasoning else ()), *(TOOLS[tools].markers if tools else ()))
 
@@ -405,7 +404,7 @@ def token_counts(prompt: int, completion: int) -> Json:
 
 
 def _without_tokens(delta: StreamDelta) -> StreamDelta:
-    """Of a request that wants its prompt alone: the engine has drawn one token after it."""
+    """Without the token drawn for a request that only wants its prompt."""
     reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
     empty: Any = {"token_ids": (), "accepted_draft": (), "spans": (), "logprobs": (), "drafts": ()}
     return delta._replace(finish_reason=reason, **empty)
@@ -416,7 +415,7 @@ def _prompt_alone(output: RequestOutput) -> RequestOutput:
 
 
 class Problem(BaseModel):
-    """What is wrong: `param` names the key of the body, if it is one; `code` repeats the status."""
+    """Error details: `param`: key of the body, if any; `code`: the status."""
 
     message: str
     type: str
@@ -477,11 +476,11 @@ def refusal(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 def check_model(name: str | None, served: str) -> None:
-    """Refuse a body that names another model than the one that is served."""
+    """Refuse a body that names another model."""
     if name not in (None, served):
         raise refusal(404, f"model: expected '{served}', got another; GET /v1/models lists it")
 
 
 def refuse(error: HTTPException) -> JSONResponse:
-    """The answer that a refusal is."""
+    """The response of a refusal."""
     return JSONResponse(error_body(error.status_code, error.detail), error.status_code, error.headers)

@@ -35,13 +35,13 @@ from specdec_hal.serve.service import FAILED, STOPPED, Service
 from specdec_hal.text import short
 
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-"""What an answer is if `stream` asks for it, for the OpenAPI document."""
+"""The streamed response in the OpenAPI document."""
 PAGE = Path(__file__).with_name("page.html")
 _ONLY_ITSELF = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the page may load: nothing, but it may ask this server. No other page may show it."""
+"""Content security policy: the page may only call this server, and must not be framed."""
 
 
 def _as_it_is(body: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -49,21 +49,21 @@ def _as_it_is(body: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 _READ = WrapValidator(_as_it_is)
-"""Of a body that :class:`_JsonRequest` has validated. A second time, pydantic would call validators of whole models."""
+"""Type of a validated body, so that pydantic does not run model validators again."""
 
 
 class _JsonRequest(Request):
-    """Has a body of one kind."""
+    """A request with a body of one kind."""
 
     def __init__(self, request: Request, kind: type[Body], bodies: Bodies) -> None:
         super().__init__(request.scope, request.receive)
         self._kind, self._bodies = kind, bodies
 
     async def json(self) -> Body:
-        """The validated body. BodyError or RequestError if it is none."""
+        """The validated body. BodyError or RequestError if it is invalid."""
         try:
             return await self._bodies.read(self._kind, await self.body())
-        except RequestError as error:  # FastAPI takes any other error for one of its own
+        except RequestError as error:  # FastAPI would handle other errors itself
             raise BodyError(str(error)) from error
 
 
@@ -81,7 +81,7 @@ class _Route(APIRoute):
 
 
 def _application() -> FastAPI:
-    """With Swagger's page at /docs, if its files are installed: it loads none from elsewhere."""
+    """With Swagger's page at /docs, if its files are installed locally."""
     values: Json = {"title": "specdec-hal", "version": specdec_hal.__version__, "redoc_url": None, "responses": ERRORS}
     try:
         offline: Any = import_module("fastapi_offline")
@@ -92,7 +92,7 @@ def _application() -> FastAPI:
 
 
 def _document(app: FastAPI, with_key: bool) -> Json:
-    """The OpenAPI document without the status 422, which FastAPI adds to every route with a body."""
+    """The OpenAPI document without FastAPI's status 422."""
     document = FastAPI.openapi(app)
     if with_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -106,7 +106,7 @@ def _document(app: FastAPI, with_key: bool) -> Json:
 
 
 def _expect_json(request: Request) -> None:
-    """A body is JSON and says so: a form of another web page, which a browser posts without asking, cannot."""
+    """Require JSON as content type, which cross-site forms cannot send."""
     given = request.headers.get("content-type", "nothing")
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -114,12 +114,12 @@ def _expect_json(request: Request) -> None:
 
 
 def make_app(service: Service, api_key: str | None = None) -> FastAPI:
-    """The application; `api_key` None: everybody may use it."""
+    """The application; `api_key` None: no authentication."""
     app = _application()
     app.state.bodies, app.router.route_class = service.bodies, _Route
     app.openapi = partial(_document, app, api_key is not None)  # type: ignore[method-assign]
     app.add_middleware(Gate, key=api_key, settings=service.settings)
-    if origins := service.settings.allowed_origins:  # outermost: a browser asks for leave without a key
+    if origins := service.settings.allowed_origins:  # outermost: CORS preflights have no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
@@ -174,7 +174,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
 
     @app.post("/abort", dependencies=json_body)
     async def abort(body: Annotated[AbortRequest, _READ]) -> Any:
-        """End an answer that is under way."""
+        """End a running answer."""
         return await service.abort(body.request_id)
 
     @app.post("/tokenize", dependencies=json_body)
@@ -189,12 +189,12 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Any:
-        """What is served."""
+        """The served models."""
         return service.models()
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> Any:
-        """The model, if it is the one that is served."""
+        """The model, if it has this name."""
         return service.model(model)
 
     @app.get("/version")
@@ -217,13 +217,13 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     @app.get("/ping")
     @app.get("/health")
     async def health() -> Any:
-        """Whether the engine works."""
+        """Whether the engine is running."""
         return service.health()
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Any:
-        """Whether new requests may come."""
+        """Whether new requests are accepted."""
         return service.ready()
 
     return app

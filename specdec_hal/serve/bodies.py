@@ -1,8 +1,7 @@
-"""JSON bodies of requests: long ones are read in a process of their own.
+"""JSON bodies of requests; long ones are parsed in a separate process.
 
-To parse and to validate are C calls that hold the interpreter's lock, for up to 300 ms per megabyte: neither the event
-loop nor the engine's thread would go on meanwhile. What a long chat has for its template alone stays in that process,
-which renders its prompt.
+Parsing and validation hold the GIL for up to 300 ms per megabyte, which would block the event loop and the engine's
+thread. Template inputs of a long chat stay in that process, which renders the prompt.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from specdec_hal.structured.worker import MEMORY, Worker
 from specdec_hal.text import one_line
 
 LONG = 1 << 16
-"""Bytes of a body from which another process reads it. Shorter ones take some milliseconds, mostly far less."""
+"""Bytes from which another process parses a body. Shorter ones take at most some milliseconds."""
 _BYTE_S = 5e-6
-"""How long a byte of a body may take to read, some 20 times what the slowest take on an idle processor."""
+"""Time limit per byte of a body, some 20 times the slowest on an idle core."""
 _BYTE_MEMORY = 64
-"""Bytes that a byte of a body may take while it is read; `{},` takes 24 each."""
+"""Most memory per byte of a body while parsing; `{},` takes 24 bytes each."""
 _Body = TypeVar("_Body", bound=Body)
 
 
 class BodyError(HTTPException):
-    """A body that is no request; `param`: the key that is wrong."""
+    """An invalid body; `param`: the wrong key."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(400, message)
@@ -41,7 +40,7 @@ class BodyError(HTTPException):
 
 
 def read(kind: type[_Body], raw: bytes) -> _Body:
-    """A body from its bytes; BodyError for the first thing that is wrong."""
+    """Parse a body; BodyError for its first fault."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -54,15 +53,15 @@ def read(kind: type[_Body], raw: bytes) -> _Body:
 
 
 class Bodies:
-    """Reads bodies of at most `longest` bytes. `template`: renders chats, if there is one."""
+    """Parses bodies of at most `longest` bytes. `template`: renders chats, if there is one."""
 
     def __init__(self, template: ChatTemplate | None, longest: int) -> None:
         self._worker = Worker(__name__, packed(template), "body: reading it", MEMORY + _BYTE_MEMORY * longest)
 
     async def read(self, kind: type[_Body], raw: bytes) -> _Body:
-        """A body from its bytes, a long one :meth:`~Body.settled`.
+        """Parse a body; a long one is :meth:`~Body.settled`.
 
-        BodyError for the first thing that is wrong; RequestError for one that takes too long, or too much memory.
+        BodyError for its first fault; RequestError beyond the limits of time or memory.
         """
         if len(raw) < LONG:
             return read(kind, raw)
@@ -75,9 +74,9 @@ class Bodies:
 
 
 def answerer(setup: bytes) -> Callable[[bytes], bytes]:
-    """Of the process: answers a kind of body and bytes with a body, or with None, a message and a key."""
+    """In the process: parses a kind and bytes to a body, or to None, a message and a key."""
     template = unpacked(setup)
-    gc.disable()  # it would visit the values of a body again and again while they are made
+    gc.disable()  # it would visit the growing values repeatedly
 
     def answer(question: bytes) -> bytes:
         kind, raw = pickle.loads(question)

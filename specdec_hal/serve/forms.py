@@ -1,5 +1,6 @@
-"""What clients ask of an answer's form: OpenAI's `response_format`, vLLM's `structured_outputs`, and tools that must be
-called, as :class:`~specdec_hal.config.schema.StructuredOutput`."""
+"""Constraints on answers: OpenAI's `response_format`, vLLM's `structured_outputs`, and forced tool calls, as
+:class:`~specdec_hal.config.schema.StructuredOutput`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Json = dict[str, Any]
 
 
 class Keys(Section):
-    """What every object of a body is. Validation ends early: a megabyte may hold 300,000 errors, and one is shown."""
+    """Base of all objects in bodies. Validation stops early: a megabyte may hold 300,000 errors, of which one is
+    shown."""
 
     @model_validator(mode="before")
     @classmethod
@@ -33,7 +35,7 @@ class Keys(Section):
 
 
 class JsonSchema(Keys):
-    """`schema`: what the answer is. It is enforced whatever `strict` says; `name` and `description` are not used."""
+    """`schema`: of the answer, always enforced, even without `strict`; `name` and `description` are ignored."""
 
     name: UnicodeText | None = None
     description: UnicodeText | None = None
@@ -42,7 +44,7 @@ class JsonSchema(Keys):
 
 
 class ResponseFormat(Keys):
-    """`response_format`. `format`: of a structural tag, as xgrammar has it."""
+    """`response_format`. `format`: of a structural tag, in xgrammar's form."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -89,7 +91,7 @@ class TextFormat(Keys):
 
 
 class StructuredOutputs(Keys):
-    """`structured_outputs`, as vLLM has it: one of its forms."""
+    """vLLM's `structured_outputs`: exactly one form."""
 
     json_: Json | UnicodeText | None = Field(None, alias="json")
     regex: UnicodeText | None = None
@@ -110,7 +112,7 @@ class StructuredOutputs(Keys):
 
 
 def structured(wanted: Mapping[str, Any]) -> StructuredOutput:
-    """RequestError for what is no form, or more than one."""
+    """RequestError for none or several forms."""
     try:
         return StructuredOutput(**wanted)
     except ValidationError as error:
@@ -125,14 +127,14 @@ class FunctionName(Keys):
 
 
 class NamedTool(Keys):
-    """`tool_choice` that names the function that is called."""
+    """`tool_choice` with the name of the function to call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 def arguments_of(tools: Sequence[Mapping[str, Any]], name: str) -> Json:
-    """The schema of a function's arguments; RequestError for a function that is none of the tools."""
+    """The schema of a function's arguments; RequestError for an unknown function."""
     for tool in tools:
         if tool["function"]["name"] == name:
             return _parameters(tool["function"])
@@ -141,7 +143,7 @@ def arguments_of(tools: Sequence[Mapping[str, Any]], name: str) -> Json:
 
 
 def calls_of(tools: Sequence[Mapping[str, Any]], parallel: bool) -> Json:
-    """The schema of a list of calls of these tools, at least one; `parallel` False: exactly one."""
+    """The schema of a nonempty list of calls of these tools; `parallel` False: exactly one."""
     definitions: Json = {}
     items = []
     for number, tool in enumerate(tools):
@@ -161,7 +163,7 @@ def _parameters(function: Mapping[str, Any]) -> Json:
 
 
 def _hoisted(schema: Any, prefix: str, definitions: Json) -> Any:
-    """A schema that is part of another one: its definitions go to `definitions`, under names with the prefix."""
+    """Embed a schema in another: its definitions move to `definitions`, with prefixed names."""
     if isinstance(schema, list):
         return [_hoisted(one, prefix, definitions) for one in schema]
     if not isinstance(schema, dict):

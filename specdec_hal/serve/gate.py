@@ -1,4 +1,4 @@
-"""What every request passes first: how large and how slow it may be, for which host it is, and the API key."""
+"""Checks before every route: size, time to arrive, host, origin and API key."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from specdec_hal.config.schema import ServeSettings
 from specdec_hal.serve.answers import refusal, refuse
 
 OPEN = ("/", "/health", "/ready", "/ping", "/version", "/openapi.json", "/docs")
-"""Paths that need no API key: what they say is the same for every server, or whether it works."""
+"""Paths without an API key: static pages and health checks."""
 OPEN_FILES = "/docs/"
 MAX_HEAD = 1 << 16
-"""Bytes of a request's target and headers."""
+"""Most bytes of a request's target and headers."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::\d*)?", re.IGNORECASE)
 
 
 class Hosts:
-    """Which names a client may know this server by, so that a web page cannot give it one of its own (DNS rebinding).
+    """Allowed host names, against DNS rebinding by web pages.
 
-    `patterns` are as those of starlette's TrustedHostMiddleware: names, `*.example.com`, or `*`. None: every name if
-    there is a `key`, which no page knows; else those of the loopback interface and `address`, and where that is not a
-    loopback address, any IP address, which is no name that a page could have.
+    `patterns` are as those of starlette's TrustedHostMiddleware: names, `*.example.com`, or `*`. None: any name if
+    there is a `key`, which pages do not know; else those of the loopback interface and `address` and, if that is not a
+    loopback address, any IP address, which is safe against rebinding.
     """
 
     def __init__(self, patterns: Iterable[str] | None, address: str, key: str | None) -> None:
@@ -40,7 +40,7 @@ class Hosts:
         self._patterns = [pattern.lower().removesuffix(".").strip("[]") for pattern in patterns]
 
     def admit(self, header: bytes) -> bool:
-        """Whether the server may be called so."""
+        """Whether the host name is allowed."""
         if "*" in self._patterns:
             return True
         found = _HOST.fullmatch(header.decode("latin-1"))
@@ -61,7 +61,7 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own."""
+    """Whether a name or address is local."""
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
@@ -123,7 +123,7 @@ class Gate:
         return scheme.lower() == b"bearer" and hmac.compare_digest(given, self._key.encode())
 
     def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a request may have been made by a web page, which without a key could use a server of its visitor."""
+        """Whether a request may come from a web page, which could use a visitor's server without a key."""
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         if not origin or "*" in self._origins or origin in self._origins:
             return True

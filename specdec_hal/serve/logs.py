@@ -1,4 +1,4 @@
-"""What a server logs to stderr: what it serves, a line for each request, and its end; as text or as JSON lines."""
+"""The server's log on stderr: start, a line per request, and end, as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _access = logging.getLogger("specdec_hal.serve.access")
 
 
 def configure(settings: ServeSettings) -> None:
-    """Send the logs of this package to stderr, as `serve.log_format` and `serve.access_log` say."""
+    """Log this package to stderr according to `serve.log_format` and `serve.access_log`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if settings.log_format == "json" else _Text())
     package = logging.getLogger("specdec_hal")
@@ -32,7 +32,7 @@ def configure(settings: ServeSettings) -> None:
 
 
 def started(config: Config, runner: ModelRunner, load_s: float) -> None:
-    """Log what is served. `load_s`: seconds that it took to load."""
+    """Log the served model. `load_s`: seconds of loading."""
     fields: dict[str, Any] = {
         "model": config.served_name,
         "backend": runner.backend.name,
@@ -47,7 +47,7 @@ def started(config: Config, runner: ModelRunner, load_s: float) -> None:
 
 
 def ending(running: int) -> None:
-    """Log that the server was asked to stop."""
+    """Log the start of the shutdown."""
     _event("shutting down", {"requests": running})
 
 
@@ -57,7 +57,7 @@ def ended() -> None:
 
 
 class AccessLog:
-    """ASGI middleware that logs each request once its answer is complete, or its client is gone."""
+    """ASGI middleware that logs each request after its answer or its client's disconnect."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""What Prometheus reads: vLLM's names for what vLLM has too, `specdec_hal:` for the rest.
+"""Prometheus metrics: vLLM's names where it has them, `specdec_hal:` for the rest.
 
-Counters are asked of the engine; latencies are observed here, as a client would see them.
+Counters come from the engine; latencies are measured here, as clients see them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_params_max_tokens": ("The max_tokens of a request.", _COUNTS),
     "request_params_n": ("The choices of a request.", _CHOICES),
 }
-"""What is observed of each request of the engine, the last three of each HTTP request: as vLLM counts them."""
+"""Histograms per engine request, the last three per HTTP request, as in vLLM."""
 
 
 class Observed(NamedTuple):
-    """What one of several HTTP processes has observed: of each histogram the counts of its buckets and the sum."""
+    """Observations of one HTTP process: bucket counts and sum of each histogram."""
 
     histograms: Sequence[tuple[Sequence[int], float]] = ()
     prompt_tokens: int = 0
@@ -67,15 +67,15 @@ class ServerMetrics:
         self.prompt_tokens = 0
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
-        """An observation of a histogram, so many times the same."""
+        """Repeat an observation of a histogram."""
         self._histograms[name].observe(value, times)
 
     def observed(self) -> Observed:
-        """What this process has observed, for another that renders it."""
+        """This process's observations, for another that renders them."""
         return Observed([(list(one.counts), one.sum) for one in self._histograms.values()], self.prompt_tokens)
 
     def render(self, counts: Counts, others: Collection[Observed] = ()) -> bytes:
-        """All of them in Prometheus's text format, with these of the engine, and with what others have observed."""
+        """All metrics in Prometheus's text format, with the engine's counts and other processes' observations."""
         self._engine.counts = counts
         self._engine.prompt_tokens = self.prompt_tokens + sum(other.prompt_tokens for other in others)
         for at, histogram in enumerate(self._histograms.values()):
@@ -85,7 +85,7 @@ class ServerMetrics:
 
 @dataclass
 class Timing:
-    """When the choices of one answer gained tokens. Made when its request arrives; `max_tokens` is known later."""
+    """Times of one answer's tokens. Created when its request arrives; `max_tokens` is set later."""
 
     metrics: ServerMetrics
     arrived_s: float = field(default_factory=time.perf_counter)
@@ -94,7 +94,7 @@ class Timing:
     _last: dict[str, float] = field(default_factory=dict)
 
     def gained(self, deltas: Iterable[StreamDelta]) -> None:
-        """Choices have gained tokens, just now."""
+        """Record new tokens of choices."""
         now = time.perf_counter()
         for delta in deltas:
             if not (count := len(delta.token_ids)):
@@ -108,7 +108,7 @@ class Timing:
             self._last[delta.request_id] = now
 
     def ended(self, outputs: Collection[RequestOutput]) -> None:
-        """All choices that the answer has are complete."""
+        """Record the end of all choices."""
         observe = self.metrics.observe
         for output in outputs:
             observe("e2e_request_latency_seconds", time.perf_counter() - self.arrived_s)
@@ -133,7 +133,7 @@ class Timing:
 
 
 class _Histogram(Collector):
-    """A histogram that takes equal observations at once: those of a step's tokens are."""
+    """A histogram that counts equal observations at once, as those of a step's tokens."""
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...], labels: tuple[str, ...]) -> None:
         self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
@@ -143,7 +143,7 @@ class _Histogram(Collector):
         """The same of other processes."""
 
     def observe(self, value: float, times: int = 1) -> None:
-        """So many observations of the same."""
+        """Count equal observations."""
         self.counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
 
@@ -158,7 +158,7 @@ class _Histogram(Collector):
 
 
 class _EngineCollector(Collector):
-    """The counts of an engine, as they were last told."""
+    """The latest counts of an engine."""
 
     def __init__(self, labels: tuple[str, ...], positions: int) -> None:
         self._labels, self._positions = labels, positions

@@ -1,8 +1,8 @@
-"""An answer's text in its parts: thoughts, what the user reads, and calls of tools.
+"""Split an answer's text into thoughts, content and tool calls.
 
-Parsers read text, not tokens, and give the same parts however many tokens a step has: with drafts, a piece of text may
-end one part, hold a second and begin a third. A piece that may be the beginning of a marker is held back. The names are
-vLLM's (`vllm/reasoning`, `vllm/tool_parsers`), the formats those of the models' chat templates.
+Parsers read text, not tokens, and do not depend on the tokens per step: with drafts, a piece of text may span several
+parts. Text that may begin a marker is held back. The names are vLLM's (`vllm/reasoning`, `vllm/tool_parsers`), the
+formats those of the models' chat templates.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from random import Random, SystemRandom
 from typing import ClassVar, NamedTuple
 
 THINK = {"qwen3": ("<think>", "</think>"), "deepseek_r1": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
-"""What thoughts begin and end with, by the name of their parser."""
+"""Start and end of thoughts, by parser."""
 THINKS_AT_ONCE = ("deepseek_r1",)
-"""Models whose answers begin with a thought that has no marker before it."""
+"""Models whose answers begin with a thought without a marker."""
 CALLS_END = {"qwen3": "<tool_call>", "mistral": "[TOOL_CALLS]"}
-"""What begins a call and ends a thought that has no other end, by the name of the thought's parser."""
+"""Start of a call, which also ends an open thought, by the thought's parser."""
 
 _SPACES = 1024
-"""White space that is held back as it may stand before a call."""
+"""White space that is held back, as a call may follow."""
 _NAME_CHARS = 256
 """Of a function."""
 
@@ -36,13 +36,13 @@ class Reasoning(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A piece of what the user reads."""
+    """A piece of content."""
 
     text: str
 
 
 class Call(NamedTuple):
-    """A call begins, with an id and a name, or its arguments go on (JSON as the model wrote it)."""
+    """The start of a call, with id and name, or more of its arguments (JSON as written by the model)."""
 
     number: int
     arguments: str
@@ -58,7 +58,7 @@ class Parser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> Iterator[Part]:
-        """The parts that are certain after one more piece."""
+        """The parts that one more piece completes."""
 
     @abstractmethod
     def finish(self) -> Iterator[Part]:
@@ -79,10 +79,10 @@ class Plain(Parser):
 
 
 class ThoughtParser(Parser):
-    """Thoughts first, then what `after` makes of the rest.
+    """Thoughts first; `after` parses the rest.
 
-    `prompt`: that of the answer. A template may have begun the thought there, or have begun and ended it, which means
-    that there is none. An answer that begins otherwise is no thought, except for models that think at once.
+    `prompt`: of the answer; a template may start a thought there, or start and end it. Otherwise a thought needs its
+    marker at the start, except for models that think at once.
     """
 
     def __init__(self, name: str, prompt: str, after: Parser) -> None:
@@ -137,7 +137,7 @@ class ThoughtParser(Parser):
 
 @dataclass
 class ToolParser(Parser):
-    """Text with calls in it. White space before a call, and what only separates calls, is no content."""
+    """Text with calls. White space before a call and separators of calls are not content."""
 
     ids: Random = field(default_factory=SystemRandom)
     """What the calls' ids are drawn from."""
@@ -146,14 +146,14 @@ class ToolParser(Parser):
     _held: str = ""
     _call: CallScanner | None = None
     _opening: str = ""
-    """What the call began with, which is content if it is none."""
+    """The start of the call, which becomes content if the call is invalid."""
     closers: tuple[str, ...] = ()
-    """What may stand after a call and is no content."""
+    """Text after a call that is not content."""
 
     begin: ClassVar[str]
-    """What a call begins with."""
+    """The start of a call."""
     markers: ClassVar[tuple[str, ...]] = ()
-    """All that are no content; a tokenizer may have them as special tokens, which have to be text then."""
+    """All markers; if they are special tokens, they must be kept in the text."""
 
     def push(self, text: str) -> Iterator[Part]:
         """Content, and calls."""
@@ -176,7 +176,7 @@ class ToolParser(Parser):
             self._call = None
 
     def finish(self) -> Iterator[Part]:
-        """The rest; a call without a name is content, a closer that is cut off is not."""
+        """The rest; a call without a name is content, an incomplete closer is not."""
         if self._number >= 0 and self._call is None and self._closes(self._held.strip()):
             self._held = ""
         if self._call is not None and not self._call.named:
@@ -196,7 +196,7 @@ class ToolParser(Parser):
             yield part._replace(number=self._number)
 
     def _until_call(self) -> tuple[str, bool]:
-        """The content up to a call, and whether there is one; what may begin one stays held."""
+        """The content before a call, and whether there is one; a possible start of a call stays held."""
         if self._number >= 0:
             for closer in self.closers:
                 left = self._held.lstrip()
@@ -293,7 +293,7 @@ class MistralParser(ToolParser):
 
 
 class ListParser(ToolParser):
-    """``[{"name": ..., "parameters": {...}}, ...]``, which a grammar has made the whole answer."""
+    """``[{"name": ..., "parameters": {...}}, ...]`` as the whole answer, enforced by a grammar."""
 
     begin = "["
     _separators = "[,]"
@@ -305,7 +305,7 @@ class ListParser(ToolParser):
 
 @dataclass
 class ArgumentsParser(Parser):
-    """The arguments of one call, which a grammar has made the whole answer."""
+    """The arguments of one call as the whole answer, enforced by a grammar."""
 
     name: str
     ids: Random = field(default_factory=SystemRandom)
@@ -325,7 +325,7 @@ class ArgumentsParser(Parser):
 
 
 def forced_parser(name: str, ids: Random) -> Parser:
-    """Of an answer that a grammar has made the arguments of the function `name`, or for "" a list of calls."""
+    """The parser of an answer that a grammar restricts to arguments of `name`, or for "" to a list of calls."""
     return ArgumentsParser(name, ids) if name else ListParser(ids)
 
 
@@ -335,9 +335,9 @@ TOOLS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": Lla
 
 @dataclass
 class CallScanner:
-    """Reads one JSON object with a name and arguments, whose text is given on as it comes.
+    """Reads one JSON object with a name and arguments, and streams the text of the arguments.
 
-    An object that ends without a name is `wrong`, and so is what is no object: no call.
+    Anything else, or an object without a name, is `wrong`: not a call.
     """
 
     raw: str = ""
@@ -350,14 +350,14 @@ class CallScanner:
     _escaped: bool = False
     _key: str | None = None
     _token: list[str] = field(default_factory=list)
-    """Of the string or value at hand, at depth 1."""
+    """Of the current string or value, at depth 1."""
     _name: str | None = None
     _has_arguments: bool = False
     _arguments: list[str] = field(default_factory=list)
-    """What has not been given on."""
+    """Text not yet returned."""
 
     def feed(self, text: str) -> tuple[int, list[Call]]:
-        """How much of a piece of text belongs to the call, and what is new of the call."""
+        """The number of characters that belong to the call, and the call's new parts."""
         used = 0
         while used < len(text) and not self.ended:
             self._take(text[used])
@@ -432,7 +432,7 @@ class MistralScanner(CallScanner):
     _waiting = ""
 
     def feed(self, text: str) -> tuple[int, list[Call]]:
-        """How much of a piece of text belongs to the call, and what is new of the call."""
+        """The number of characters that belong to the call, and the call's new parts."""
         if self._kind == "list":
             return super().feed(text)
         if self._kind == "named":
@@ -458,7 +458,7 @@ class MistralScanner(CallScanner):
         return found.end() + used - before, [Call(0, "".join(part.arguments for part in parts), name=found[1])]
 
     def _bare(self, char: str) -> None:
-        """A character of arguments that stand alone."""
+        """A character of bare arguments."""
         if self._in_string:
             self._in_string = char != '"' or self._escaped
             self._escaped = char == "\\" and not self._escaped
@@ -469,7 +469,7 @@ class MistralScanner(CallScanner):
 
 
 def begun(text: str, marker: str) -> int:
-    """How many characters of a marker a text ends with."""
+    """The length of a marker's prefix at the end of a text."""
     for length in range(min(len(text), len(marker) - 1), 0, -1):
         if text.endswith(marker[:length]):
             return length
@@ -493,10 +493,10 @@ def _text(token: str) -> str | None:
 def make_parser(
     reasoning: str | None, tools: str | None, prompt: str, ids: Random | None = None, forced: str | None = None
 ) -> Parser:
-    """One for an answer to `prompt`, by the parsers' names; None: the text holds no thoughts, or no calls.
+    """The parser of an answer to `prompt`, by the parsers' names; None: no thoughts, or no calls.
 
     `ids`: what the calls' ids are drawn from (default: the operating system's entropy). `forced`: see
-    :func:`forced_parser`; it takes the place of `tools`.
+    :func:`forced_parser`; it replaces `tools`.
     """
     after: Parser = Plain() if tools is None else TOOLS[tools](ids or SystemRandom())
     if forced is not None:

@@ -1,6 +1,6 @@
-"""What clients send: OpenAI's request bodies, with the extensions that vLLM and this project have.
+"""Request bodies of OpenAI's API, with vLLM's and this project's extensions.
 
-A key that is not served is refused by name. A key that is null is as one that is left out, as in OpenAI's API.
+Unsupported keys are refused by name. A null key counts as missing, as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_CHOICES = 128
-"""Of one request: prompts times `n`."""
+"""Most choices of one request: prompts times `n`."""
 MAX_LOGPROBS = 20
-"""Alternatives that a token may be reported with, as in OpenAI's API."""
+"""Most alternatives per token, as in OpenAI's API."""
 
 MAX_ITEMS = 2048
-"""Of a list or object in a body, but of token ids; OpenAI's limit for messages."""
+"""Most entries of a list or object except token ids; OpenAI's limit for messages."""
 
 NO_METHOD = "none"
 """The `method` of a request without drafts."""
@@ -66,10 +66,10 @@ _AS_THEY_ARE = (
 
 
 class Body(Keys):
-    """What every body is."""
+    """Base of all bodies."""
 
     def settled(self, template: ChatTemplate | None) -> Self:
-        """The same for an answer, without what is not needed once a template has rendered a chat.
+        """The body for an answer, without inputs of the chat template after rendering.
 
         RequestError as from :func:`~specdec_hal.serve.rendering.rendered`.
         """
@@ -77,7 +77,7 @@ class Body(Keys):
 
 
 def _at_most(count: int, what: str) -> BeforeValidator:
-    """Look at the length of a list or object before its items, and before the types that it may have."""
+    """Check the length of a list or object before its items and types."""
 
     def check(value: Any) -> Any:
         if isinstance(value, (list, dict)) and len(value) > count:
@@ -98,9 +98,9 @@ _TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def first_problem(details: Sequence[Mapping[str, Any]], body: Any) -> tuple[str, str | None]:
-    """The first thing that is wrong with a body, with each of the forms that would have been right, and its key.
+    """A body's first fault, with the expected forms, and its key.
 
-    `details`: what ``ValidationError.errors`` gives.
+    `details`: from ``ValidationError.errors``.
     """
     paths = [_path(detail, body) for detail in details]
     where = max((path for path in paths if path[:1] == paths[0][:1]), key=_depth)  # of a union, what was meant
@@ -110,12 +110,12 @@ def first_problem(details: Sequence[Mapping[str, Any]], body: Any) -> tuple[str,
 
 
 def _depth(path: Sequence[str | int]) -> tuple[int, int]:
-    """How far validation has come."""
+    """Depth reached by validation."""
     return len(path), max((part for part in path[-1:] if isinstance(part, int)), default=0)
 
 
 def _path(detail: Mapping[str, Any], body: Any) -> list[str | int]:
-    """Where something is wrong, without the alternatives of a union, which pydantic names in between."""
+    """The path of a fault, without pydantic's names of union members."""
     found: list[str | int] = []
     for part in detail["loc"]:
         known = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
@@ -135,7 +135,7 @@ def _what(detail: Mapping[str, Any]) -> str:
 
 
 class StreamOptions(Body):
-    """`include_usage`: one more chunk at the end, with the usage of the whole request.
+    """`include_usage`: a last chunk with the usage of the whole request.
 
     `continuous_usage_stats`: with `include_usage`, every chunk has the usage so far, as vLLM has it.
     """
@@ -155,7 +155,7 @@ One = Annotated[int | float, Field(ge=1, le=1)]
 
 
 class UnusedKeys(Body):
-    """Keys of OpenAI's and vLLM's requests that change no answer, as far as their type allows them."""
+    """Keys of OpenAI's and vLLM's requests that do not change answers."""
 
     user: str | None = None
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]] | None, _at_most(16, "pairs")] = None
@@ -192,9 +192,9 @@ class UnusedKeys(Body):
 
 
 class SamplingKeys(UnusedKeys):
-    """What all kinds of requests have in common.
+    """Common keys of all requests.
 
-    What is left out is the configuration's (section `sampling`).
+    Defaults come from the configuration's section `sampling`.
     """
 
     model: str | None = None
@@ -240,10 +240,10 @@ class SamplingKeys(UnusedKeys):
 
 
 class GenerationRequest(SamplingKeys, ABC):
-    """Those of completions and chats.
+    """Common keys of completions and chats.
 
-    Choice i of the `n` of a prompt has the seed `seed` + i; without a seed one is drawn for each prompt that is
-    sampled, and every choice reports its own.
+    Choice i of the `n` of a prompt has the seed `seed` + i; without a seed, one is drawn per sampled prompt; every
+    choice reports its seed.
     """
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -267,7 +267,7 @@ class GenerationRequest(SamplingKeys, ABC):
     )
 
     _structured: StructuredOutput | None = PrivateAttr(None)
-    """What the answer must be."""
+    """The constraint on the answer."""
 
     @model_validator(mode="after")
     def _find_structured(self) -> Self:
@@ -288,7 +288,7 @@ class GenerationRequest(SamplingKeys, ABC):
 
     @property
     def generates(self) -> bool:
-        """Whether anything is generated; else the prompt alone is wanted, with its log-probabilities."""
+        """Whether anything is generated; else only the prompt's log-probabilities are returned."""
         return self.token_limit != 0
 
     @property
@@ -298,11 +298,11 @@ class GenerationRequest(SamplingKeys, ABC):
 
     @property
     def prompt_alternatives(self) -> int | None:
-        """How many alternatives are needed for each token of the prompt; None for no log-probabilities of it."""
+        """Alternatives per prompt token; None for no log-probabilities of the prompt."""
         return self.prompt_logprobs
 
     def sampling_params(self, defaults: SamplingParams, engine: EngineInfo) -> SamplingParams:
-        """Those of a prompt, for all of its `n` choices. RequestError for a bad value."""
+        """Sampling parameters of a prompt with its `n` choices. RequestError for a bad value."""
         changes: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
         changes["return_drafts"] = self.return_drafts
         if self._structured is not None:
@@ -377,7 +377,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompt_alternatives(self) -> int | None:
-        """Those of `prompt_logprobs`, and of `logprobs` for a prompt that is given back."""
+        """`prompt_logprobs`, or `logprobs` for an echoed prompt."""
         wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
         return max((top for top in wanted if top is not None), default=None)
 
@@ -402,7 +402,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(Body):
-    """A part of a message: text by one of its names, or a refusal in an assistant's message."""
+    """A part of a message: text of either type, or an assistant's refusal."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: UnicodeText = ""
@@ -444,7 +444,7 @@ class ToolCall(Body):
     function: FunctionCall
 
     def plain(self) -> dict[str, Any]:
-        """As a chat template takes it: the arguments as an object."""
+        """For a chat template: the arguments as an object."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError) as error:
@@ -476,7 +476,7 @@ class Message(Body):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As a chat template takes it. RequestError for arguments of a call that are no JSON."""
+        """For a chat template. RequestError if a call's arguments are not JSON."""
         content = self.refusal if self.content is None else self.content
         text = content if isinstance(content, str) else "".join(part.plain for part in content or ())
         values: dict[str, Any] = {
@@ -490,7 +490,7 @@ class Message(Body):
 
 
 class TemplateKeys(Body):
-    """What a chat template gets."""
+    """Input of a chat template."""
 
     messages: Annotated[Annotated[list[Message], Field(min_length=1), Field(fail_fast=True)] | None, _ITEMS] = None
     tools: Annotated[Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None, _ITEMS] = Field(
@@ -512,7 +512,7 @@ class TemplateKeys(Body):
 
     @property
     def prompt_text(self) -> str | None:
-        """What the template has rendered; None: nothing yet."""
+        """The rendered prompt, or None."""
         return self._prompt
 
     def settled(self, template: ChatTemplate | None) -> Self:
@@ -525,7 +525,7 @@ class TemplateKeys(Body):
         return found.model_copy(update=empty)
 
     def template_arguments(self, template: ChatTemplate) -> dict[str, Any]:
-        """What :meth:`ChatTemplate.render` is called with. RequestError for what this template cannot render."""
+        """Arguments of :meth:`ChatTemplate.render`. RequestError if this template cannot render them."""
         return {
             "messages": [message.plain() for message in self.messages or ()],
             "tools": self.tools,
@@ -584,12 +584,12 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
 
     @property
     def may_call(self) -> bool:
-        """Whether calls are looked for in the answer."""
+        """Whether to parse calls in the answer."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def forced_call(self) -> str | None:
-        """What a forced answer is: the arguments of the function of that name, or for "" a list of calls."""
+        """The forced function, whose arguments are the answer; "" for a list of calls."""
         if isinstance(self.tool_choice, NamedTool):
             return self.tool_choice.function.name
         return "" if self.tool_choice == "required" else None
@@ -606,7 +606,7 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
         return self
 
     def check_calls(self, tool_call_parser: str | None) -> None:
-        """RequestError for tools where nothing finds calls of them."""
+        """RequestError for tools without a parser of calls."""
         if self.may_call and tool_call_parser is None and self.forced_call is None:
             got = "nothing" if self.tool_choice is None else short(self.tool_choice)
             hint = "or set serve.tool_call_parser (--tool-call-parser), which finds calls"

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one of this machine."""
+"""Join a Ray cluster, or start a local one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOCAL = "local"
 def connect(library: str, address: str, cpus: float) -> Any:
     """The module `ray`, connected; `library` ("ray.data") is imported too.
 
-    `address`: of a cluster, or "local" for one of this machine that ends with this process, with at least `cpus`
-    processors: engines that find none of their own share one, rather than wait for ever. ClusterError if Ray is not
-    installed or the cluster cannot be reached.
+    `address`: of a cluster, or "local" for one on this machine that ends with this process, with at least `cpus`
+    (virtual) processors, so that engines do not wait forever. ClusterError if Ray is not installed or the cluster
+    cannot be reached.
     """
     try:
         ray: Any = import_module("ray")
@@ -37,7 +37,7 @@ def connect(library: str, address: str, cpus: float) -> Any:
 
 
 def _knock(address: str) -> None:
-    """OSError if nobody listens at HOST:PORT or ray://HOST:PORT; Ray itself tries for minutes."""
+    """OSError if nothing listens at HOST:PORT or ray://HOST:PORT; Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -1,7 +1,7 @@
-"""Chat templates rendered in a process of their own.
+"""Chat templates rendered in a separate process.
 
-A template is a program that came with a model. Jinja's sandbox keeps it from the interpreter, not from a loop without
-an end or a string without bounds, which nothing inside the process can stop.
+A template is a program from the model's author. Jinja's sandbox does not prevent endless loops or unbounded strings,
+which only a killed process stops.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from specdec_hal.structured.worker import Worker
 from specdec_hal.text import clip, describe
 
 RENDER_S = 5.0
-"""How long one prompt may take."""
+"""Time limit per prompt."""
 MAX_PROMPT = 16 << 20
-"""Characters of a prompt."""
+"""Most characters of a prompt."""
 
 
 class Renderer:
-    """Renders the prompts of a template, one at a time. Its process starts with the first of them."""
+    """Renders prompts of a template, one at a time, in a process started on first use."""
 
     def __init__(self, template: ChatTemplate, render_s: float = RENDER_S) -> None:
         self.template, self._render_s = template, render_s
         self._worker = Worker(__name__, packed(template), "messages: rendering the chat template")
 
     async def render(self, arguments: dict[str, Any]) -> str:
-        """:meth:`render_here` on a thread of its own."""
+        """:meth:`render_here` on another thread."""
         return _text(await self._worker.ask(_question(arguments), self._render_s))
 
     def render_here(self, arguments: dict[str, Any]) -> str:
-        """What :meth:`ChatTemplate.render` gives for `arguments`.
+        """The result of :meth:`ChatTemplate.render` for `arguments`.
 
-        RequestError as from there, and for a prompt that takes more than `render_s`, or too much memory.
+        RequestError as there, and beyond `render_s` or the memory limit.
         """
         return _text(self._worker.ask_here(_question(arguments), self._render_s))
 
 
 def packed(template: ChatTemplate | None) -> bytes:
-    """A template for another process."""
+    """Serialise a template for another process."""
     return json.dumps(template and [template.sources, template.tokens]).encode()
 
 
 def unpacked(data: bytes) -> ChatTemplate | None:
-    """What :func:`packed` was given."""
+    """The template from :func:`packed`."""
     parts = json.loads(data)
     return parts and ChatTemplate(*parts)
 
 
 def rendered(template: ChatTemplate, arguments: dict[str, Any]) -> str:
-    """A prompt, in the process that may be ended; RequestError for whatever the template does instead."""
+    """Render a prompt, in the killable process; RequestError for any failure of the template."""
     try:
         text = template.render(**arguments)
     except RequestError:
         raise
-    except Exception as error:  # whatever a program may do, such as RecursionError and MemoryError
+    except Exception as error:  # any exception, such as RecursionError and MemoryError
         what = f"messages: the chat template fails on them: {clip(describe(error), 300)}"
         raise RequestError(what) from error
     if len(text) > MAX_PROMPT:
@@ -66,7 +66,7 @@ def rendered(template: ChatTemplate, arguments: dict[str, Any]) -> str:
 
 
 def answerer(setup: bytes) -> Callable[[bytes], bytes]:
-    """Of the process: answers arguments of a prompt with a text or an error."""
+    """In the process: renders arguments to a text or an error."""
     template = unpacked(setup)
     assert template is not None
 

@@ -2,7 +2,7 @@
 
 Ray Serve restarts replicas that die or fail their health check, and sends a request to the less loaded of two (its
 "power of two choices"). It scales between bounds, and replaces replicas one by one when an application is deployed
-again. Here is only what a replica is. ``serve run`` and ``serve deploy`` take :func:`application` too.
+again. This module only defines a replica. ``serve run`` and ``serve deploy`` accept :func:`application` too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from specdec_hal.tensors.memory import freeze_heap
 
 NAME = "specdec_hal"
 _engines: list[Any] = []
-"""The engine of this process, if it is a replica."""
+"""The engine of this replica process."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many engines at least and at most, what each needs, and on which Ray cluster."""
+    """Least and most engines, resources of each, and the Ray cluster."""
 
     least: int
     most: int
@@ -82,7 +82,7 @@ def _application(config: Config, replicas: Replicas, api_key: str | None) -> Any
 
 
 def _make_app(settings: dict[str, Any], api_key: str | None) -> Any:
-    """The HTTP application of a replica, with an engine of its own."""
+    """The HTTP application of a replica, with its engine."""
     from specdec_hal.engine import AsyncEngine
     from specdec_hal.models.chat import load_chat_template
     from specdec_hal.serve.app import make_app

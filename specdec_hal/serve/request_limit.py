@@ -1,4 +1,4 @@
-"""How many requests are answered at the same time: one count of all processes that speak HTTP."""
+"""A limit on concurrent requests, shared by all HTTP processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from pathlib import Path
 
 
 class RequestLimit:
-    """At most `most` are taken at the same time, by all processes that share the file at `path`; None: by this one.
+    """At most `most` places are taken by all processes that share the file at `path`; None: by this process.
 
-    Process `worker` of `workers` counts what it has taken in a cell of the file that it alone writes. So nothing is
-    left over when processes are killed: what one had taken counts until its successor begins with a cell of 0, and the
-    kernel unlocks the file.
+    Process `worker` of `workers` counts its places in its own cell of the file. So killed processes leave nothing
+    behind: the successor resets the cell, and the kernel unlocks the file.
     """
 
     def __init__(self, most: int, path: Path | None = None, worker: int = 0, workers: int = 1) -> None:
@@ -45,12 +44,12 @@ class RequestLimit:
         return True
 
     def give(self) -> None:
-        """Give one back that this process has taken."""
+        """Return a place taken by this process."""
         self._taken[self._mine] -= 1
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """No other process takes one meanwhile."""
+        """Lock out other processes."""
         if self._file < 0:
             yield
             return

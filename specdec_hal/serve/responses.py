@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: text in, text out, on the chat that its request stands for. Nothing is stored."""
+"""OpenAI's Responses API for text, mapped to a chat. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` asks for log-probabilities with."""
+"""The value of `include` for log-probabilities."""
 
 
 class InputMessage(Message):
-    """A message among the items of an input; `id`, `status` and `phase` are taken as the client sends them back."""
+    """A message in an input; `id`, `status` and `phase`, which clients send back, are ignored."""
 
     id: str | None = None
     status: str | None = None
@@ -41,7 +41,7 @@ class InputMessage(Message):
 
 
 class TextSettings(Body):
-    """`text`: what form it has; its length is the model's own."""
+    """`text`: the format; verbosity is ignored."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
@@ -55,13 +55,13 @@ class ReasoningSettings(Body):
 
 
 class ResponseStreamOptions(Body):
-    """Chunks are not padded, whatever it says."""
+    """Ignored: chunks are not padded."""
 
     include_obfuscation: bool = False
 
 
 def _messages(value: Any) -> Any:
-    """The messages of an input: thoughts that the client sends back are left out, as chat templates do."""
+    """The messages of an input, without thoughts sent back by the client, as in chat templates."""
     if not isinstance(value, list):
         return value
     if len(value) >= MAX_ITEMS:
@@ -74,7 +74,7 @@ def _messages(value: Any) -> Any:
 
 
 class ResponsesRequest(SamplingKeys):
-    """POST /v1/responses. `input`: text, or messages. `store` is taken, and nothing stored."""
+    """POST /v1/responses. `input`: text, or messages. `store` is ignored."""
 
     input: Annotated[
         UnicodeText | Annotated[list[InputMessage], Field(min_length=1), Field(fail_fast=True)],
@@ -109,7 +109,7 @@ class ResponsesRequest(SamplingKeys):
         return {"type": "text"} if found is None else found.model_dump(by_alias=True, exclude_none=True)
 
     def chat(self) -> ChatCompletionRequest:
-        """The chat that it stands for."""
+        """The equivalent chat."""
         given: list[Any] = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*self.input]
         if self.instructions is not None:
             given.insert(0, {"role": "system", "content": self.instructions})
@@ -133,12 +133,12 @@ class ResponsesRequest(SamplingKeys):
 
 
 _PART = {"message": "output_text", "reasoning": "reasoning_text"}
-"""The type of the one part of an item, which its events are named after."""
+"""The type of an item's single part, used in event names."""
 
 
 @dataclass
 class ResponsesAnswer(ChatAnswer):
-    """Of /v1/responses: a message, after a thought if one is found."""
+    """Of /v1/responses: a message, after a thought if there is one."""
 
     asked: ResponsesRequest = field(kw_only=True)
     _output: list[Json] = field(default_factory=list)
@@ -157,7 +157,7 @@ class ResponsesAnswer(ChatAnswer):
         return self._response(self._status, outputs)
 
     def opening(self) -> bytes:
-        """The events that a stream begins with."""
+        """The first events of a stream."""
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(kind, response=self._response("in_progress")) for kind in kinds)
 
@@ -173,12 +173,12 @@ class ResponsesAnswer(ChatAnswer):
         return b"".join(events)
 
     def closing(self, outputs: Iterable[RequestOutput]) -> bytes:
-        """The events that a stream ends with."""
+        """The last events of a stream."""
         ends = b"".join(self._last_item())
         return ends + self._event(f"response.{self._status}", response=self._response(self._status, outputs))
 
     def failure(self, error: HTTPException) -> bytes:
-        """The event of a stream that cannot go on."""
+        """The event of a failed stream."""
         what = {"code": "server_error", "message": error.detail}
         return self._event("response.failed", response={**self._response("failed"), "error": what})
 
@@ -213,13 +213,13 @@ class ResponsesAnswer(ChatAnswer):
         yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
 
     def _last_item(self) -> Iterator[bytes]:
-        """The answer ends; one without text has a message too."""
+        """End the answer; without text it still has a message."""
         if not self._output:
             yield from self._begin_item("message")
         yield from self._end_item(self._status)
 
     def _end_item(self, status: str) -> Iterator[bytes]:
-        """The item at hand is complete, if there is one."""
+        """Complete the current item, if any."""
         if not self._output:
             return
         item = self._output[-1]
@@ -266,7 +266,7 @@ class ResponsesAnswer(ChatAnswer):
         }
 
     def _counts(self, outputs: Iterable[RequestOutput]) -> Json:
-        """`reasoning_tokens` are those that the text of the thought has."""
+        """`reasoning_tokens`: tokens of the thought's text."""
         counts = self._usage(outputs)
         prompt, completion, total = (counts.pop(f"{name}_tokens") for name in ("prompt", "completion", "total"))
         cached = counts.pop("prompt_tokens_details")["cached_tokens"]

@@ -1,4 +1,4 @@
-"""Listening: one process, which ends its requests before it ends."""
+"""The listener: one process that finishes its requests before it ends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from specdec_hal.serve.gate import MAX_HEAD
 
 _HEAD_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LAST_EVENTS_S = 10
-"""How long clients may take to read the end of an answer that was ended."""
+"""Time for clients to read the end of an aborted answer."""
 _LAST_WORDS_S = 1.0
-"""How long a server whose engine has stopped says so to whoever comes, before it ends."""
+"""How long a server reports a stopped engine before it ends."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's, which would keep any number of bytes of headers, and wait for ever for more of them.
+    """uvicorn's protocol with limits on the size and time of headers.
 
-    A head may have :data:`MAX_HEAD` bytes. It must be there `receive_timeout_s` after the connection was made, or after
-    its first byte where it is not the first; so must what is left of a body that was answered before its end.
+    A head may have :data:`MAX_HEAD` bytes. It must arrive within `receive_timeout_s` of the connection (later heads: of
+    their first byte), and so must the rest of a body answered early.
     """
 
     def __init__(self, *args: Any, receive_timeout_s: float, **options: Any) -> None:
@@ -77,9 +77,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, but told to end by a signal it ends as a server that is done, not as one that was killed.
+    """uvicorn's server with a normal exit status after a signal.
 
-    `expire` is called when requests have had `drain_timeout_s` to end.
+    `expire` is called after `drain_timeout_s`.
     """
 
     def __init__(self, config: uvicorn.Config, drain_timeout_s: float, expire: Callable[[], None]) -> None:
@@ -106,8 +106,9 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def listen(config: Config) -> Iterator[list[socket.socket]]:
-    """The sockets of `serve.host` and `serve.port`, one for each of `serve.http_workers`, which the kernel shares
-    connections out to; ConfigError if they are not to be had."""
+    """Sockets of `serve.host` and `serve.port`, one per `serve.http_workers`, among which the kernel distributes
+    connections; ConfigError if unavailable.
+    """
     with ExitStack() as stack:
         listeners = list[socket.socket]()
         for _ in range(config.serve.http_workers):
@@ -128,13 +129,13 @@ def _listener(config: Config, port: int) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """Where a client finds it."""
+    """The address for clients."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def uvicorn_config(app: ASGIApp, settings: ServeSettings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """uvicorn's configuration for the application."""
     return uvicorn.Config(
         app,
         http=partial(Connection, receive_timeout_s=settings.receive_timeout_s),  # type: ignore[arg-type]
@@ -156,9 +157,9 @@ async def serve(
     expire: Callable[[], None],
     ended: Awaitable[None] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then let requests end; `expire` must end those that `drain_timeout_s` have not.
+    """Serve until SIGINT or SIGTERM, then let requests finish; `expire` must end those left after `drain_timeout_s`.
 
-    A second SIGINT ends the server at once. Once the engine has `ended`, the server does, too.
+    A second SIGINT ends the server at once. It also ends when the engine has `ended`.
     """
     server = _Server(uvicorn_config(app, settings), settings.drain_timeout_s, expire)
 
@@ -178,7 +179,7 @@ async def serve(
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """As :func:`asyncio.run`, with uvloop's event loop where that is installed."""
+    """As :func:`asyncio.run`, with uvloop if installed."""
     try:
         loop: Any = import_module("uvloop")
     except ModuleNotFoundError:

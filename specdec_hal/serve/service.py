@@ -38,16 +38,16 @@ _log = logging.getLogger("specdec_hal")
 
 FAILED = "the request failed inside the engine; the server's log has the cause"
 _SHORT = 4096
-"""Characters or tokens that take less time here, some 0.5 ms, than to hand to another thread and back."""
+"""Most characters or tokens processed on this thread, in some 0.5 ms, instead of another."""
 _LONG = 1 << 17
-"""Characters whose encoding takes so much memory that it is given back: some 100 bytes for each of them."""
+"""Characters from which encoding, at some 100 bytes each, is followed by releasing memory."""
 STOPPED = "the engine has stopped; the server must be started again"
 
 _Made = TypeVar("_Made")
 
 
 class ServedEngine(Protocol):
-    """What a server asks of an engine: :class:`~specdec_hal.engine.AsyncEngine`, or one in another process."""
+    """The server's interface to an engine: :class:`~specdec_hal.engine.AsyncEngine`, or one in another process."""
 
     @property
     def config(self) -> Config:
@@ -63,7 +63,7 @@ class ServedEngine(Protocol):
 
     @property
     def default_params(self) -> SamplingParams:
-        """What the configuration's section `sampling` says."""
+        """Defaults from the configuration's section `sampling`."""
 
     @property
     def alive(self) -> bool:
@@ -71,7 +71,7 @@ class ServedEngine(Protocol):
 
     @property
     def unready(self) -> str:
-        """Why requests would have to wait for the engine itself; empty if they would not."""
+        """Why requests must wait for the engine itself, or ""."""
 
     async def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
         """Queue requests, all or none."""
@@ -85,14 +85,14 @@ class Peers(Protocol):
 
     @property
     def mark(self) -> str:
-        """What the ids of this process's answers have."""
+        """The tag in ids of this process's answers."""
 
     @property
     def request_limit(self) -> RequestLimit:
-        """What they share `serve.max_concurrent_requests` by."""
+        """The shared limit of `serve.max_concurrent_requests`."""
 
     async def observed(self) -> list[Observed]:
-        """What each of the others has observed."""
+        """Observations of the others."""
 
     async def abort_elsewhere(self, answer_id: str) -> bool:
         """End an answer of another process; False if there is none of that id."""
@@ -124,7 +124,7 @@ class Service:
     # ---- generation
 
     async def answer(self, http: Request, answer: Answer) -> Response:
-        """Generate, as a stream of events or in one piece."""
+        """Generate a stream of events or a whole answer."""
         self._check_model(answer.request.model)
         if not self._request_limit.take():
             most = f"expected at most {self._request_limit.most} requests at the same time; try again later"
@@ -142,7 +142,7 @@ class Service:
         return await self._until_gone(http, answer, stream, timing)
 
     def close(self, answer: Answer, stream: RequestStream, timing: Timing) -> None:
-        """An answer is complete, or nobody waits for it."""
+        """Clean up after a complete or abandoned answer."""
         stream.close()
         timing.ended(list(stream.outputs.values()))
         if self.live.pop(answer.id, None) is not None:
@@ -160,7 +160,7 @@ class Service:
         return stream
 
     async def chat_answer(self, request: ChatCompletionRequest) -> ChatAnswer:
-        """What answers a chat. RequestError as from :meth:`chat_prompt`, and for tools that nothing finds calls of."""
+        """The answer to a chat. RequestError as from :meth:`chat_prompt`, and for tools without a parser."""
         settings = self.settings
         request.check_calls(settings.tool_call_parser)
         prompt = [await self.chat_prompt(request)]
@@ -170,7 +170,7 @@ class Service:
         )
 
     async def responses_answer(self, request: ResponsesRequest) -> ResponsesAnswer:
-        """What answers a request of the Responses API. RequestError as from :meth:`chat_prompt`."""
+        """The answer to a Responses request. RequestError as from :meth:`chat_prompt`."""
         chat = request.chat()
         prompt, parser = [await self.chat_prompt(chat)], self.settings.reasoning_parser
         return ResponsesAnswer(
@@ -178,7 +178,7 @@ class Service:
         )
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> str:
-        """The text that a chat continues. RequestError without a template, and for messages that it refuses."""
+        """The prompt text of a chat. RequestError without a template, or if it refuses the messages."""
         return await self._rendered(request)
 
     async def _rendered(self, keys: TemplateKeys) -> str:
@@ -195,7 +195,7 @@ class Service:
         return ids
 
     async def _until_gone(self, http: Request, answer: Answer, stream: RequestStream, timing: Timing) -> Response:
-        """The whole answer; whoever hangs up before ends the generation."""
+        """The whole answer; a disconnect aborts it."""
         whole = asyncio.ensure_future(self._whole(answer, stream, timing))
         gone = asyncio.ensure_future(_disconnected(http))
         try:
@@ -224,20 +224,20 @@ class Service:
     # ---- everything else
 
     async def abort(self, request_id: str) -> Json:
-        """End an answer with what it has."""
+        """End an answer with its output so far."""
         if not self.abort_here(request_id) and not (self.peers and await self.peers.abort_elsewhere(request_id)):
             raise refusal(404, "no such request is under way")
         return {"id": request_id, "aborted": True}
 
     def abort_here(self, request_id: str) -> bool:
-        """End an answer of this process with what it has; False if there is none of that id."""
+        """End an answer of this process with its output so far; False for an unknown id."""
         stream = self.live.get(request_id)
         if stream is not None:
             stream.close()
         return stream is not None
 
     def observed(self) -> Observed:
-        """What another process renders."""
+        """Observations for another process."""
         return self.metrics.observed()
 
     async def render_metrics(self) -> bytes:
@@ -246,7 +246,7 @@ class Service:
         return self.metrics.render(await self.engine.counts(), others)
 
     def abort_all(self) -> None:
-        """End every answer with what it has."""
+        """End every answer with its output so far."""
         for stream in self.live.values():
             stream.close()
 
@@ -261,7 +261,7 @@ class Service:
         return {**card, "max_model_len": self.engine.info.max_model_len}
 
     async def tokenize(self, request: TokenizeRequest) -> bytes:
-        """The tokens that a request with this prompt or these messages would begin with, as vLLM reports them."""
+        """The prompt tokens of this prompt or these messages, as in vLLM."""
         self._check_model(request.model)
         text = request.prompt if request.messages is None else await self._rendered(request)
         tokens = await self._encode(text or "", request.adds_special_tokens)
@@ -286,7 +286,7 @@ class Service:
         return {"status": "ok"}
 
     def ready(self) -> Json:
-        """503 while new requests would be refused."""
+        """503 while new requests are refused."""
         if self._request_limit.full:
             raise refusal(503, "as many requests are under way as may be")
         if self.engine.unready:
@@ -298,7 +298,7 @@ class Service:
 
 
 class _Events(StreamingResponse):
-    """Server-sent events: one for what each choice gained since the previous one, and the end or an error."""
+    """Server-sent events: the choices' deltas, then the end or an error."""
 
     def __init__(self, service: Service, answer: Answer, stream: RequestStream, timing: Timing) -> None:
         self._service, self._answer, self._stream, self._timing = service, answer, stream, timing
@@ -338,7 +338,7 @@ def _headers(answer: Answer) -> dict[str, str]:
 
 
 def index_of(request_id: str) -> int:
-    """The choice that a request of the engine makes."""
+    """The choice of an engine request."""
     return int(request_id.rpartition("-")[2])
 
 
@@ -348,7 +348,7 @@ def in_order(stream: RequestStream) -> list[RequestOutput]:
 
 
 def failed(output: RequestOutput) -> HTTPException | None:
-    """What to answer for a request that the engine could not finish."""
+    """The error of a request that the engine did not finish."""
     if output.finish_reason == "timeout":
         return refusal(504, output.error)
     if output.finish_reason == "error":
@@ -358,7 +358,7 @@ def failed(output: RequestOutput) -> HTTPException | None:
 
 
 async def _off_loop(size: int, work: Callable[[], _Made]) -> _Made:
-    """Do what is long on another thread: everybody else's events would have to wait."""
+    """Run long work on another thread, to keep the event loop responsive."""
     return work() if size <= _SHORT else await asyncio.to_thread(work)
 
 

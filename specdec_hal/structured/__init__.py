@@ -1,7 +1,6 @@
-"""Structured output: what a grammar lets a request say next, as a mask for each verified row.
+"""Structured output: grammars as masks of allowed tokens, one per verified row.
 
 `backend` is the interface of a grammar library: compile, mask, advance, roll back. `xgrammar` and `llguidance`
-implement it, `schema` says which JSON schemas the former enforces. `compiler` keeps compiled grammars, and compiles in
-another process (`worker`) what nothing else could stop. `state` follows one request: its thoughts, its grammar, its
-drafts.
+implement it; `schema` checks JSON schemas for the former. `compiler` caches compiled grammars and compiles in a
+killable process (`worker`). `state` tracks one request's thoughts, grammar and drafts.
 """

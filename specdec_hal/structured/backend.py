@@ -1,4 +1,4 @@
-"""The interface of a grammar library, small enough for any of them."""
+"""A minimal interface of grammar libraries."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from specdec_hal.config.schema import StructuredOutput
 from specdec_hal.errors import RequestError
 
 MAX_WHITESPACE = 32
-"""White space characters in a row that `any_whitespace` allows between elements of JSON: a model that likes line breaks
-would write them without end (vLLM issue 38696)."""
+"""Most consecutive white space characters under `any_whitespace`, since a model may generate line breaks forever (vLLM
+issue 38696).
+"""
 _SPELLINGS = 4096
-"""Texts whose tokens are remembered: a grammar forces the same ones again and again."""
+"""Size of the cache of tokenised texts: a grammar often forces the same ones."""
 
 
 class UnsupportedGrammarError(RequestError):
-    """A library does not enforce a part of a grammar that is otherwise in order; another may."""
+    """A library does not enforce a part of a valid grammar; another may."""
 
 
 class GrammarFailedError(Exception):
-    """A matcher cannot go on, such as one that has used up its library's limits."""
+    """A matcher failed, for example at its library's limits."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What grammars are matched with. `size`: V, the width of the model's logits; ids from ``len(tokens)`` on have no
+    """The vocabulary of grammars. `size`: V, the width of the model's logits; ids from ``len(tokens)`` on have no
     token.
 
-    `tokens`: what each adds to a text, in UTF-8 or a part of it. `special_ids` are no text. `end_ids` end a generation.
-    `encode`: the model's way to spell a text.
+    `tokens`: bytes that each adds to a text (UTF-8, possibly partial). `special_ids` have no text. `end_ids` end a
+    generation. `encode`: the tokenizer.
     """
 
     size: int
@@ -52,30 +53,30 @@ class Vocabulary:
         return cls(size, tokens, special, end_ids, lambda text: list(encode(text)))
 
     def spelled(self, text: str) -> list[int]:
-        """Tokens of a piece inside a text; none if the tokenizer spells it otherwise than it stands."""
+        """Tokens of a piece inside a text; none if they do not decode to it."""
         ids = self.encode(text)
         spelled = b"".join(self.tokens[token] for token in ids if 0 <= token < len(self.tokens))
         return ids if spelled == text.encode() else []
 
 
 class Matcher(Protocol):
-    """Where one text stands in its grammar."""
+    """The state of one text in its grammar."""
 
     @abstractmethod
     def mask(self, row: NDArray[Any]) -> None:
-        """Write which tokens may follow into int32 [ceil(V / 32)]: bit t % 32 of word t // 32, 1 for allowed.
+        """Write the allowed next tokens into int32 [ceil(V / 32)]: bit t % 32 of word t // 32 is 1 if allowed.
 
-        End tokens are among them where the text is :attr:`complete`. Not to be called after an end token.
-        GrammarFailedError if the matcher cannot go on.
+        They include end tokens if the text is :attr:`complete`. Do not call it after an end token. GrammarFailedError
+        if the matcher fails.
         """
 
     @abstractmethod
     def advance(self, token: int) -> bool:
-        """Take a token; False, with nothing changed, if the grammar refuses it."""
+        """Advance by a token; False, with nothing changed, if the grammar refuses it."""
 
     @abstractmethod
     def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens that :meth:`advance` took, end tokens included."""
+        """Undo the last `count` tokens of :meth:`advance`, end tokens included."""
 
     @property
     @abstractmethod
@@ -85,31 +86,31 @@ class Matcher(Protocol):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether an end token was taken: nothing may follow."""
+        """Whether an end token was accepted."""
 
     @abstractmethod
     def forced(self) -> list[int]:
-        """Tokens of the text that every continuation begins with; the library may see less of it than there is."""
+        """Forced next tokens, possibly not all."""
 
 
 class Grammar(Protocol):
-    """A compiled grammar, which any number of texts may be matched with. `backend`: the name of its backend."""
+    """A compiled grammar, shared by any number of matchers. `backend`: the name of its backend."""
 
     backend: str
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """About what it takes."""
+        """Approximate memory."""
 
     @property
     @abstractmethod
     def exported(self) -> Any:
-        """What :meth:`GrammarBackend.imported` makes the grammar of in another process; can be pickled."""
+        """A picklable form for :meth:`GrammarBackend.imported` in another process."""
 
     @abstractmethod
     def matcher(self) -> Matcher:
-        """At the beginning of a text."""
+        """A matcher at the start of a text."""
 
 
 class GrammarBackend(Protocol):
@@ -119,12 +120,11 @@ class GrammarBackend(Protocol):
 
     @abstractmethod
     def compile(self, wanted: StructuredOutput) -> Grammar:
-        """RequestError for a grammar that is none, or takes more time or memory than it may.
+        """RequestError for an invalid grammar or one beyond the limits of time or memory.
 
-        UnsupportedGrammarError names what the library does not enforce. Takes as long as it does: call it on a thread
-        that nobody waits for.
+        UnsupportedGrammarError names unenforced features. It may take long: call it on another thread.
         """
 
     @abstractmethod
     def imported(self, exported: Any) -> Grammar:
-        """The grammar that another process compiled over an equal vocabulary; quick."""
+        """Import a grammar compiled by another process over an equal vocabulary; fast."""

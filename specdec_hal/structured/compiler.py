@@ -1,4 +1,4 @@
-"""Compiled grammars of an engine: each is compiled once, where nobody waits, and kept as long as there is room."""
+"""A cache of compiled grammars; each is compiled once, off the critical path."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from specdec_hal.errors import RequestError
 from specdec_hal.structured.backend import Grammar, GrammarBackend, UnsupportedGrammarError, Vocabulary
 
 NAMES = ("xgrammar", "llguidance")
-"""Libraries, in the order in which "auto" asks them."""
+"""Libraries in the order of "auto"."""
 
 
 class Grammars:
-    """Those of one vocabulary, which `vocabulary` makes when the first grammar comes. Any thread may ask."""
+    """Grammars of one vocabulary, built by `vocabulary` on first use. Thread-safe."""
 
     def __init__(self, settings: StructuredSettings, vocabulary: Callable[[], Vocabulary]) -> None:
         self._settings, self._make_vocabulary = settings, vocabulary
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._alive: WeakValueDictionary[str, Grammar] = WeakValueDictionary()
-        """Those that somebody holds, kept or not."""
+        """Grammars in use, cached or not."""
         self._nbytes = 0
         self._under_way: dict[str, Future[Grammar]] = {}
         self._backends: dict[str, GrammarBackend] = {}
 
     @cached_property
     def names(self) -> list[str]:
-        """The libraries that are asked, in their order."""
+        """The configured libraries, in order."""
         wanted = NAMES if self._settings.backend == "auto" else (self._settings.backend,)
         return [name for name in wanted if find_spec(name) is not None]
 
     def get(self, wanted: StructuredOutput) -> Grammar:
-        """Compiled here, unless it is known. RequestError as from :meth:`GrammarBackend.compile`, or without a library.
+        """The compiled grammar, from the cache if possible. RequestError as from :meth:`GrammarBackend.compile`, or
+        without a library.
 
-        Whoever wants it while another thread compiles it waits for that one.
+        Concurrent calls for one grammar wait for the first.
         """
         key = wanted.key
         with self._lock:
@@ -67,7 +68,7 @@ class Grammars:
         return pending.result()
 
     def put(self, wanted: StructuredOutput, backend: str, exported: Any) -> Grammar:
-        """Take over a grammar that another process compiled (:attr:`Grammar.exported`), unless it is known."""
+        """Add a grammar compiled by another process (:attr:`Grammar.exported`), unless cached."""
         with self._lock:
             found = self._alive.get(wanted.key)
         if found is None:

@@ -1,7 +1,7 @@
-"""Grammars by llguidance (guidance-ai): quick to compile, within limits of its own, and without PyTorch.
+"""Grammars by llguidance (guidance-ai): fast to compile, with its own limits, and without PyTorch.
 
-Its quirks (of 1.9): a matcher never raises for a refused token but is lost then, so a token is asked for first. The end
-token is not counted as a token to roll back: it is kept here and never given to the library.
+Quirks of version 1.9: a refused token does not raise but breaks the matcher, so tokens are checked first. Rollback does
+not count the end token, so it is tracked here and not passed to the library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specdec_hal.structured.backend import (
 from specdec_hal.text import clip, one_line
 
 _UNSUPPORTED = ("Unimplemented keys", "not supported", "Unknown format", "are not disjoint")
-"""What its messages have where a schema is in order, and more than it enforces."""
+"""Marks messages about valid but unenforced schemas."""
 
 
 class LLGuidance(GrammarBackend):
@@ -114,7 +114,7 @@ class LLGrammar(Grammar):
 
     @property
     def nbytes(self) -> int:
-        """Of its source: its automata grow as texts are matched."""
+        """Size of its source; its automata grow during matching."""
         return 1024 + len(self._source)
 
     @property

@@ -1,7 +1,7 @@
-"""JSON schemas as xgrammar enforces them: what it would ignore is refused by name, or said in a way that it knows.
+"""JSON schemas for xgrammar: features that it would ignore are refused by name or rewritten.
 
-Found by trial with xgrammar 0.2.8, and held by tests to the library `jsonschema`. What comes out may be narrower than
-what came in (objects with properties are closed, as in its strict mode), never wider.
+Determined by trial with xgrammar 0.2.8; tests compare with the library `jsonschema`. The result may be narrower than
+the input (objects with properties are closed, as in its strict mode), never wider.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEYWORDS = {
         "maxProperties",
     ),
 }  # fmt: skip
-"""Keywords that say something of one type."""
+"""Keywords that apply to one type."""
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _FORMATS = frozenset((
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uri-reference",
@@ -38,10 +38,9 @@ _MAX_DEPTH = 200
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema that xgrammar enforces as a whole, whose values the given one allows.
+    """A schema that xgrammar fully enforces and whose values the given one allows.
 
-    RequestError for what is no schema; UnsupportedGrammarError, which names keyword and place, for what xgrammar does
-    not enforce.
+    RequestError for an invalid schema; UnsupportedGrammarError, with keyword and path, if xgrammar does not enforce it.
     """
     found: dict[str, Any] = _Schema(schema).rewritten(schema, "#")
     return found
@@ -142,7 +141,7 @@ class _Schema:
         return schema
 
     def _typed(self, own: Mapping[str, Any], at: str) -> dict[str, Any]:
-        """By types and their keywords: one schema, or one for each type."""
+        """One schema, or one per type with its keywords."""
         names = _types(own["type"], at) if "type" in own else _implied(own)
         if not names:
             return {}
@@ -238,7 +237,7 @@ def _types(value: Any, at: str) -> list[str]:
 
 
 def _implied(own: Mapping[str, Any]) -> list[str]:
-    """The types that a schema without one has keywords for: it allows any other value, which is not asked for then."""
+    """The types implied by the keywords of a schema without `type`; other values, though allowed, are excluded."""
     return [kind for kind, keywords in _KEYWORDS.items() if own.keys() & set(keywords)]
 
 
@@ -298,7 +297,7 @@ def _counts(known: Mapping[str, Any], names: Iterable[str], at: str) -> None:
 
 
 def _disjoint(branches: list[Any]) -> bool:
-    """Whether no value fits two of these: their types differ, or a property that all require has another const."""
+    """Whether these are disjoint: by type, or by the const of a property required by all."""
     if not all(isinstance(branch, Mapping) for branch in branches):
         return False
     types = [branch.get("type") for branch in branches]
@@ -312,7 +311,7 @@ def _disjoint(branches: list[Any]) -> bool:
 
 
 def _constants(branch: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """The values, as text, of properties that are required and have few."""
+    """The values, as text, of required properties with few values."""
     found = {}
     for name, one in (branch.get("properties") or {}).items():
         if name in branch.get("required", ()) and isinstance(one, Mapping):

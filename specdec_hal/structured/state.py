@@ -1,8 +1,8 @@
-"""One request in its grammar: the tokens that count, the drafts of its next step, and a mask for each of their rows.
+"""One request in its grammar: answer tokens, drafts of the next step, and a mask per row.
 
-Row i of a step decides the token after i drafts, so its mask is that of the grammar after these i drafts. A draft that
-the grammar refuses has no probability in its row, and the rows after it are looked at by nobody. What an answer's
-tokens are can be read off the tokens that were emitted, so nothing but those is needed to go on with a request.
+Row i of a step decides the token after i drafts, so it needs the grammar's mask after these drafts. A refused draft has
+probability 0 in its row, and later rows are unused. The state follows from the emitted tokens alone, so a request can
+resume from them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Row = NDArray[Any]
 
 @dataclass(frozen=True)
 class Thought:
-    """How a request thinks before its answer, as op `limit_thinking` ends it where it has a limit.
+    """A request's thinking before its answer, with the limits of op `limit_thinking`.
 
-    `end`: the token that ends it; `text`: tokens that are put in where it is cut; `most`: tokens of thought, -1 without
-    a limit; `ends`: the model's end tokens.
+    `end`: the token that ends it; `text`: tokens inserted at the limit; `most`: the limit, or -1; `ends`: the model's
+    end tokens.
     """
 
     end: int
@@ -40,9 +40,9 @@ class Thought:
         return len(self.text) + 1
 
     def after(self, status: int, position: int, draft: int) -> int | None:
-        """The status after a draft that is accepted where `position` tokens were generated before it.
+        """The status after accepting a draft with `position` generated tokens before it.
 
-        None if nothing of the step comes after it: the request ends there, or another token takes its place.
+        None if it ends the step: the request ends, or another token replaces it.
         """
         if status <= 0:
             if draft == self.end:
@@ -56,10 +56,10 @@ class Thought:
 
 
 class GrammarState:
-    """A request's matcher, and how many of its tokens that has taken.
+    """A request's matcher, and the number of tokens that it has consumed.
 
-    `ends`: the model's end tokens. `end_allowed(position)`: whether one may be generated where `position` tokens stand
-    before it. `words`: of a mask.
+    `ends`: the model's end tokens. `end_allowed(position)`: whether one may follow `position` tokens. `words`: of a
+    mask.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class GrammarState:
         self._matcher, self._thought, self._ends, self._end_allowed = matcher, thought, ends, end_allowed
         self._scratch = np.empty(words, np.int32)
         self._start: int | None = 0 if thought is None else None
-        """Where the answer begins among the generated tokens; None before it has begun."""
+        """The index of the answer's first token; None before it."""
         self._seen = 0
         self._status = 0
 
     def commit(self, tokens: Sequence[int], limit_status: int = 0) -> bool:
-        """Take what was generated since the last call; False if nothing may follow: neither text nor an end token.
+        """Consume new tokens; False if nothing may follow, neither text nor an end token.
 
-        `tokens`: all generated ones. `limit_status`: after them, where thinking has a limit. GrammarFailedError if the
-        grammar refuses one, which its mask has forbidden.
+        `tokens`: all generated ones. `limit_status`: after them, if thinking has a limit. GrammarFailedError if the
+        grammar refuses one despite its mask.
         """
         self._find_start(tokens, limit_status)
         if self._start is None:
@@ -104,7 +104,7 @@ class GrammarState:
             self._start = tokens.index(thought.end, self._seen) + 1
 
     def _stuck(self, position: int) -> bool:
-        """Whether the text is complete, nothing can follow it but an end token, and that may not."""
+        """Whether the text is complete but an end token, its only continuation, is not allowed."""
         matcher = self._matcher
         if matcher.finished or not matcher.complete or self._end_allowed(position):
             return False
@@ -115,10 +115,9 @@ class GrammarState:
         return not words.any()
 
     def plan(self, drafts: Sequence[int], room: int, *, forced: bool) -> list[int]:
-        """The drafts to verify, at most `room`: those before the first that is refused.
+        """The drafts to verify, at most `room`, up to the first refused one.
 
-        `forced`: with the tokens that the grammar leaves no choice but, in the place of drafts that differ from them,
-        and after the last draft.
+        `forced`: replace and extend drafts by tokens that the grammar forces.
         """
         if not room:
             return []
@@ -145,12 +144,13 @@ class GrammarState:
         return taken
 
     def end_always_allowed(self, position: int) -> bool:
-        """Whether an end token may be generated from `position` on, so that no draft can leave the text stuck."""
+        """Whether an end token may be generated from `position` on, so that drafts cannot block the text."""
         return self._end_allowed(position)
 
     def fill(self, drafts: Sequence[int], row: Callable[[int], Row]) -> None:
-        """Leave what is allowed in the masks of a step's rows; `row(i)` is that of the row after i drafts, and asked
-        for where the grammar restricts it. GrammarFailedError if the matcher cannot go on."""
+        """Restrict the masks of a step's rows; `row(i)`, called only if restricted, is that of the row after i drafts.
+        GrammarFailedError if the matcher fails.
+        """
         with _Steps(self, self._seen) as steps:
             for at in range(len(drafts) + 1):
                 if steps.answers:
@@ -162,7 +162,7 @@ class GrammarState:
 
 
 class _Steps:
-    """Drafts taken one after the other, and forgotten at the end."""
+    """Advance by drafts, and undo them at the end."""
 
     def __init__(self, state: GrammarState, position: int) -> None:
         self._state, self._position = state, position
@@ -177,11 +177,11 @@ class _Steps:
 
     @property
     def answers(self) -> bool:
-        """Whether the next token is one of the answer, and there may be one."""
+        """Whether the next token belongs to the answer and is allowed."""
         return self._answers and not self._state._matcher.finished
 
     def take(self, token: int) -> bool:
-        """False if nothing of the step is looked at after this draft."""
+        """False if this draft ends the step."""
         state, thought = self._state, self._state._thought
         if not self._answers:
             assert thought is not None and self._status is not None

@@ -1,6 +1,6 @@
-"""Work in a process of its own, which is ended when it takes too long or too much memory.
+"""Work in a separate process, killed beyond limits of time or memory.
 
-It is for what nothing inside a process can bound: C code that holds the interpreter's lock, or somebody else's program.
+For work that cannot be bounded inside a process: C code that holds the GIL, or foreign programs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from specdec_hal.tensors.memory import trim_heap
 from specdec_hal.text import describe
 
 MEMORY = 512 << 20
-"""Bytes that a process may take beyond those that it starts with, unless told otherwise."""
+"""Default limit of memory beyond that at the start, in bytes."""
 _START_S = 60.0
 _LARGE = 1 << 16
-"""Bytes of a question after which the process gives memory back."""
+"""Size of a question after which the process releases memory."""
 _log = logging.getLogger("specdec_hal")
 
 
 class Worker:
-    """Puts questions to a function, one at a time. Its process starts with the first of them.
+    """Sends questions to a function, one at a time, in a process started on first use.
 
-    `module` has a function ``answerer(setup)``, called once in the process, that gives the function: from bytes to
-    bytes. `task`: what errors call the work, after the key of the body that it is about.
+    `module` has a function ``answerer(setup)``, called once in the process, that returns the function from bytes to
+    bytes. `task`: the work in errors, after the body's key.
     """
 
     def __init__(self, module: str, setup: bytes, task: str, memory: int = MEMORY) -> None:
@@ -46,7 +46,7 @@ class Worker:
         self._end: Callable[[], object] = _nothing
 
     async def ask(self, question: bytes, limit_s: float) -> bytes:
-        """:meth:`ask_here` on a thread of its own."""
+        """:meth:`ask_here` on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.ask_here, question, limit_s)
 
     def ask_here(self, question: bytes, limit_s: float) -> bytes:
@@ -82,7 +82,7 @@ class Worker:
 
 
 def _nothing() -> None:
-    """There is no process."""
+    """Forget the process."""
 
 
 def _end(process: subprocess.Popen[bytes], pipe: Connection) -> None:
@@ -92,7 +92,7 @@ def _end(process: subprocess.Popen[bytes], pipe: Connection) -> None:
 
 
 def main(descriptor: int, module: str, memory: int) -> None:
-    """The process: the setup first, then a limit in seconds and a question again and again."""
+    """The process: reads the setup, then pairs of a limit in seconds and a question."""
     with Connection(descriptor) as pipe:
         answer: Callable[[bytes], bytes] = import_module(module).answerer(pipe.recv_bytes())
         _limit_memory(memory)

@@ -1,7 +1,7 @@
 """Grammars by xgrammar (MLC). It needs PyTorch, which it imports.
 
-Compiled in a process of its own: a regular expression may take any time and memory, and C++ that runs cannot be
-stopped otherwise. What comes back is what `CompiledGrammar.serialize_json` makes.
+Compilation runs in a separate process, since a regular expression may take unlimited time and memory in C++. The result
+is transferred by `CompiledGrammar.serialize_json`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specdec_hal.structured.worker import Worker
 from specdec_hal.text import clip
 
 _MEMORY = 2 << 30
-"""Bytes that compiling may take."""
+"""Memory limit of compilation, in bytes."""
 
 
 class XGrammar(GrammarBackend):
@@ -98,8 +98,9 @@ class XGrammarGrammar(Grammar):
 
 
 class XGrammarMatcher(Matcher):
-    """See :class:`~specdec_hal.structured.backend.Matcher`. The library warns or raises when it is asked after an
-    end token, so that it is not."""
+    """See :class:`~specdec_hal.structured.backend.Matcher`. The library is not called after an end token, as it warns
+    or raises.
+    """
 
     def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
@@ -142,7 +143,7 @@ class XGrammarMatcher(Matcher):
 
 
 def answerer(setup: bytes) -> Callable[[bytes], bytes]:
-    """Of the process: compiles what :meth:`XGrammar.compile` asks for."""
+    """In the process: compiles for :meth:`XGrammar.compile`."""
     library: Any = import_module("xgrammar")
     plain, tagged = (
         library.GrammarCompiler(library.TokenizerInfo.deserialize_json(info), max_threads=1, cache_enabled=False)
@@ -176,6 +177,6 @@ def _compile(compiler: Any, kind: str, value: Any, any_whitespace: bool) -> Any:
 
 
 def _wording(error: Exception) -> str:
-    """The library's last line, without the place in its source."""
+    """The last line of the library's message, without its source location."""
     line = (str(error).strip() or type(error).__name__).splitlines()[-1]
     return f"xgrammar refuses it: {line.rpartition('.cc:')[2].partition(': ')[2] or line}"

@@ -1,8 +1,7 @@
 """Calls of kernels and wrappers on the emulator, with NumPy arrays in and out.
 
 A :class:`CallProgram` is made from the sources and a list of functions by a few generated lines
-(``xpu_sim/calls.h``). Each run is a process of its own, so that every build mode can be used and a kernel that ends the
-process ends nobody else's.
+(``xpu_sim/calls.h``). Each run is a separate process, so that every build mode works and a crash is contained.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _KERNEL = re.compile(r"(?:\b__global__|__attribute__\s*\(\s*\(\s*global\s*\)\s*\
 
 @dataclass(frozen=True)
 class Host:
-    """An array that stays in the host's memory, where no kernel may look."""
+    """An array in host memory, inaccessible to kernels."""
 
     array: Array
 
@@ -48,10 +47,10 @@ class Parameter:
     name: str
 
     def data(self, value: Any, function: str) -> tuple[str, bytes]:
-        """An argument as the program reads it: how it is given, and its bytes.
+        """An argument encoded for the program: its kind and bytes.
 
         Raises:
-            CompileError: the argument is not what the function declares.
+            CompileError: the argument does not match the declaration.
         """
         if self.kind == "pointer":
             if value is None:
@@ -80,7 +79,7 @@ class Parameter:
     def _check_array(self, array: Any, function: str) -> None:
         if not isinstance(array, np.ndarray):
             raise self._error(function, "a NumPy array" + (" or None" if self.kind == "pointer" else ""), repr(array))
-        # What NumPy has no type for comes in any type of the same size: bfloat16 as uint16, say. `void*`: whatever.
+        # Types that NumPy lacks are passed in one of the same size (bfloat16 as uint16); `void*` takes any.
         named = self.type not in ("bfloat16", "bytes", "void")
         if array.dtype != np.dtype(self.type) if named else self.type != "void" and array.itemsize != self.element:
             raise self._error(function, f"an array of {self.type}", f"one of {array.dtype}")
@@ -109,7 +108,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run gave: the process's exit status, each call's own, findings, counters, and what was printed.
+    """Results of a run: exit status, status per call, findings, counters, and output.
 
     `statuses` is shorter than the calls when the process ended early.
     """
@@ -119,7 +118,7 @@ class Ran:
     findings: list[dict[str, Any]]
     unused_suppressions: list[str]  # entries of XPU_SIM_SUPPRESSIONS that held nothing in this run
     kernels: list[dict[str, Any]]  # counters of all launches of a kernel
-    launches: list[dict[str, Any]]  # of each launch by itself, in the order in which they ended
+    launches: list[dict[str, Any]]  # per launch, in the order of completion
     err: str
 
     @property
@@ -141,10 +140,10 @@ class CallProgram:
 
     @classmethod
     def build(cls, what: Build, mains: Sequence[Path], functions: Sequence[str]) -> CallProgram:
-        """Compile `what` with a program around the text of `mains`, which are not among its sources.
+        """Compile `what` with a generated main program that includes the text of `mains`.
 
         Raises:
-            CompileError: the sources cannot be compiled; the compiler has said why.
+            CompileError: compilation failed; see the compiler's messages.
         """
         kernels = all(main.suffix in KERNEL_SUFFIXES for main in mains)
         suffix, header = (KERNEL_SUFFIXES[0], "calls.h") if kernels else (".cpp", "wrapper_calls.h")
@@ -172,7 +171,7 @@ class CallProgram:
     @cached_property
     def signatures(self) -> dict[str, list[Parameter]]:
         """The parameters of each function, without a wrapper's context."""
-        # Nothing runs: what the environment asks of runs is not asked of this one.
+        # Nothing runs, so the environment's options for runs do not apply.
         variables = {name: value for name, value in os.environ.items() if not name.startswith("XPU_SIM")}
         done = subprocess.run(
             [str(self.path), "--signatures"], env=variables, capture_output=True, text=True, check=True
@@ -188,13 +187,13 @@ class CallProgram:
         return found
 
     def run(self, calls: Sequence[Call], *, options: str = "", environment: dict[str, str] | None = None) -> Ran:
-        """Do the calls in one process, and write what they left in memory into their arrays.
+        """Run the calls in one process, and copy the results into their arrays.
 
         `options` is as in the variable XPU_SIM: ``seed=7,dma=random``.
 
         Raises:
-            CompileError: an argument is not what the function declares; nothing ran.
-            KernelError: the program did not start, or not end within 10 minutes.
+            CompileError: an argument does not match the declaration; nothing ran.
+            KernelError: the program did not start or did not end within 10 minutes.
         """
         request = b"".join(map(self._request, calls))
         with tempfile.TemporaryDirectory(prefix="xpu-calls-") as name:
@@ -239,7 +238,7 @@ class CallProgram:
         return b"".join(parts)
 
     def _take(self, calls: Sequence[Call], response: bytes) -> list[int]:
-        """The calls' statuses; their arrays get what the response has for them."""
+        """The calls' statuses; copies results into their arrays."""
         statuses: list[int] = []
         at = 0
         for call in calls:
@@ -261,7 +260,7 @@ _NO_REPORT: dict[str, Any] = {"findings": [], "unused_suppressions": [], "kernel
 
 
 def _check_overlap(call: Call) -> None:
-    """Each array goes through a file, so that two that share memory would not share it in the call."""
+    """Refuse overlapping arrays, which would be separate in the call."""
     arrays = [value for value in call.arguments if isinstance(value, np.ndarray)]
     for i, one in enumerate(arrays):
         if any(np.may_share_memory(one, other) for other in arrays[:i]):
@@ -271,7 +270,7 @@ def _check_overlap(call: Call) -> None:
 
 
 def parameter_names(sources: Sequence[Path]) -> dict[str, list[str]]:
-    """By function: the names of the parameters, as far as a look at the texts tells."""
+    """Parameter names by function, as far as found in the texts."""
     found: dict[str, list[str]] = {}
     for source in sources:
         text = re.sub(r"/\*\s*(\w+)\s*\*/", r"\1", _read(source))  # f(int /*n*/)
@@ -283,7 +282,7 @@ def parameter_names(sources: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def _split(parameters: str) -> list[str]:
-    """At the commas outside of template arguments."""
+    """Split at commas outside template arguments."""
     while True:
         flat = re.sub(r"<[^<>]*>", "", parameters)
         if flat == parameters:
@@ -292,7 +291,7 @@ def _split(parameters: str) -> list[str]:
 
 
 def kernels_in(source: Path) -> list[str]:
-    """The names of the kernels that a file defines outside of templates and namespaces, as far as its text tells."""
+    """Names of kernels that a file defines outside templates and namespaces, as far as found in its text."""
     text = without_literals(_read(source))
     return [match[1] for match in _KERNEL.finditer(text) if text[match.end() :].lstrip().startswith("{")]
 

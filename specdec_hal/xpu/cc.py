@@ -1,8 +1,8 @@
 """Compiling kernels in the XPU dialect, unmodified, into programs and libraries for this machine.
 
-A kernel file (``.xpu``) is C++ with the dialect's qualifiers; the emulator's headers give them a meaning, so that g++
-compiles it as it is. Launches, ``kernel<<<clusters, cores, stream>>>(args)``, which no C++ compiler reads, become calls
-first (:mod:`specdec_hal.xpu.sources`). Everything needed is installed in ``specdec_hal/xpu_sim``.
+A kernel file (``.xpu``) is C++ with the dialect's qualifiers, which the emulator's headers define for g++. Launches,
+``kernel<<<clusters, cores, stream>>>(args)``, are first rewritten to calls (:mod:`specdec_hal.xpu.sources`). All files
+are installed in ``specdec_hal/xpu_sim``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KERNEL_SUFFIXES = (".xpu",)
 LINKED = (".o", ".a", ".so")
 STANDARD = "-std=gnu++17"
 DEVICE = ("-D__xpu__=1", "-D__XPU3__=1")
-# Values that nothing wrote and that the compiler has made away with are seen by no build.
+# No build detects uninitialised values that the compiler has optimised away.
 UNINITIALISED = ("-Wuninitialized", "-Wmaybe-uninitialized")
 
 
@@ -49,7 +49,7 @@ class Toolchain:
         return str(self.root / "lib" / f"lib{name}.a")
 
     def flags(self, mode: str) -> list[str]:
-        """The compiler flags that a mode adds on this machine."""
+        """Compiler flags of a mode on this machine."""
         found: list[str] = []
         names = (mode, f"{mode}.{platform.machine()}")
         for line in (self.root / "modes.txt").read_text(encoding="utf-8").splitlines():
@@ -65,7 +65,7 @@ def toolchain() -> Toolchain:
     Raises:
         BackendUnavailableError: the native parts were not built.
     """
-    # Beside the native libraries, which in an editable install are elsewhere than the Python sources.
+    # Beside the native libraries, which an editable install separates from the sources.
     library = library_path("specdec_common")
     root = library.parent.parent / "xpu_sim" if library is not None else Path(__file__).parent / "xpu_sim"
     if not (root / "modes.txt").is_file():
@@ -80,12 +80,12 @@ def toolchain() -> Toolchain:
 class Build:
     """What to compile, and how.
 
-    `sources`: kernel files, C++ files, and objects or libraries to link. `defines` and `includes`: as after -D and -I.
-    `flags`: further compiler flags, last, so that they win. `shared`: a library instead of a program. `compile_only`:
-    an object of the only source. `dependencies`: a file to write the headers of that object to, as a rule of make.
-    `profiles`: "production" or "portable", for all files, or GLOB=PROFILE for some; the last that fits counts, and
-    without one, "production", under which kernels that are in use are quiet. `coverage`: count how often each line of a
-    kernel runs; the counts go to :attr:`counts` (:mod:`specdec_hal.xpu.coverage`).
+    `sources`: kernel files, C++ files, and objects or libraries to link. `defines` and `includes`: arguments of -D and
+    -I. `flags`: more compiler flags, which come last. `shared`: a library instead of a program. `compile_only`: an
+    object of the only source. `dependencies`: output file for the object's headers, as a make rule. `profiles`:
+    "production" or "portable", for all files, or GLOB=PROFILE for some; the last match counts; the default is
+    "production", under which kernels in use have no findings. `coverage`: count how often each line of a kernel runs;
+    the counts go to :attr:`counts` (:mod:`specdec_hal.xpu.coverage`).
     """
 
     sources: tuple[Path, ...]
@@ -102,11 +102,11 @@ class Build:
 
     @property
     def counts(self) -> Path:
-        """The folder that a program made for coverage writes its counts to."""
+        """The folder for counts of a program built for coverage."""
         return self.output.with_name(f"{self.output.name}.coverage").absolute()
 
     def profile_of(self, source: Path) -> str:
-        """Whose fences a file has: its author's alone, "portable", or also the vendor's compiler's, "production"."""
+        """Fences of a file: the author's alone ("portable") or also the vendor compiler's ("production")."""
         name = PROFILES[0]
         for given in self.profiles:
             pattern, _, profile = given.rpartition("=")
@@ -115,17 +115,17 @@ class Build:
         return name
 
     def compile_command(self, tools: Toolchain, source: Path, text: Path, obj: Path) -> list[str]:
-        """The command that compiles one source; `text` is what the compiler reads, with launches rewritten."""
+        """The command that compiles one source; `text`: the source with rewritten launches."""
         kernel = source.suffix in KERNEL_SUFFIXES
         command = [compiler(), STANDARD, "-fPIC", *tools.flags("every")]
-        # Only kernels are instrumented by the strict mode: what the host does is not the device's.
+        # The strict mode instruments only kernels, not host code.
         mode = self.mode if kernel or self.mode == "asan" else "fast"
         command += tools.flags(mode)
         command += (*DEVICE, *UNINITIALISED) if kernel else ()
         command += ["--coverage"] if kernel and self.coverage else []
         command += ["-DXPU_SIM_PRODUCTION=1"] if self.profile_of(source) == "production" else []
         command += [f"-D{define}" for define in self.defines]
-        # A quoted include is looked up beside the user's file, also where a rewritten copy is compiled.
+        # Look up quoted includes beside the original, also for a rewritten copy.
         command += ["-iquote", str(source.parent)]
         # The emulator's headers come last: a project may have an xpu/plugin.h of its own.
         command += [f"-I{folder}" for folder in (*self.includes, tools.include)]
@@ -136,7 +136,7 @@ class Build:
     def link_command(self, tools: Toolchain, inputs: Sequence[str]) -> list[str]:
         """The command that links objects and libraries."""
         command = [compiler(), *(["-shared"] if self.shared else []), *inputs]
-        # What the emulator calls before it ends a program with findings.
+        # Called by the emulator before it ends a program with findings.
         command += ["--coverage", "-Wl,-u,__gcov_dump"] if self.coverage else []
         whole = [] if self.shared else [tools.archive("xpu_sim_program")]
         if self.mode == "asan":
@@ -160,14 +160,13 @@ def compiler() -> str:
 
 
 def build(what: Build) -> tuple[int, list[list[str]]]:
-    """Compile and link. Gives the compiler's exit status and the commands that were run.
+    """Compile and link. Returns the compiler's exit status and the executed commands.
 
-    The compiler's messages go to standard error as it writes them, with warnings of what the device has otherwise
-    (:mod:`specdec_hal.xpu.device`); after the first failure nothing more is run.
+    The compiler's messages go to standard error, with warnings about differences of the device
+    (:mod:`specdec_hal.xpu.device`); the first failure stops the build.
 
     Raises:
-        CompileError: a file is missing, a launch in it incomplete, or a kernel declared otherwise than it is defined:
-            nothing for the compiler to say.
+        CompileError: a missing file, an incomplete launch, or a kernel whose declaration differs from its definition.
         BackendUnavailableError: no compiler, or the emulator is not built.
     """
     tools = toolchain()
@@ -206,7 +205,7 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
 
 
 def _say(remarks: Sequence[str], said: Sequence[str]) -> list[str]:
-    """Print those that have not been said, as the compiler does; gives them."""
+    """Print and return new messages, in the compiler's form."""
     new = [remark for remark in remarks if remark not in said]
     for remark in new:
         print(remark, file=sys.stderr)
@@ -217,7 +216,7 @@ def _check(what: Build) -> None:
     if what.mode not in MODES:
         raise CompileError(f"expected a mode ({' | '.join(MODES)}), got '{what.mode}'; choose one of them")
     if what.coverage and what.mode != "fast":
-        # The counts are memory of the host's, which the checks would see the kernel write to.
+        # The checks would report the kernel's writes to the counts in host memory.
         raise CompileError(f"expected coverage with the mode fast, got '{what.mode}'; choose fast")
     for profile in what.profiles:
         if profile.rpartition("=")[2] not in PROFILES:

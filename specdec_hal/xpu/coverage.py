@@ -1,4 +1,4 @@
-"""Which lines of a kernel ran on some core, by the compiler's own counts (gcov)."""
+"""Lines of kernels that ran on some core, by the compiler's counts (gcov)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_hal.xpu.cc import toolchain
 
 @dataclass(frozen=True)
 class FileCoverage:
-    """Of a source file: how many lines have code, and which of them no core ran."""
+    """A source file's number of lines with code, and those that no core ran."""
 
     file: str
     lines: int
@@ -24,13 +24,13 @@ class FileCoverage:
 
 
 def read_coverage(folder: Path) -> list[FileCoverage]:
-    """The coverage of the kernels whose counts lie in `folder`, with headers of their own, by name of file.
+    """Coverage by file of the kernels and their headers with counts in `folder`.
 
-    A line of a template has run if it has in any of the instances.
+    A template's line has run if it has in any instance.
 
     Raises:
-        CompileError: there are no counts: nothing was run, or not compiled for it.
-        BackendUnavailableError: gcov, which comes with g++, is not there.
+        CompileError: no counts: nothing ran, or not compiled for coverage.
+        BackendUnavailableError: gcov, part of g++, is missing.
     """
     notes = sorted(folder.glob("*.gcno"))
     if not notes or not any(folder.glob("*.gcda")):

@@ -1,7 +1,6 @@
-"""What this machine's compiler accepts in a kernel, or refuses without a reason, and the device has otherwise.
+"""Differences of the device that this machine's compiler does not explain.
 
-Looked for in the text of kernels: types of another size there, and assembly of the device's vectors, which is not
-modelled.
+Searches kernels for types of another size and for vector assembly, which is not modelled.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def vector_assembly(text: str, name: str) -> list[str]:
 
 
 def _device_functions(code: str) -> Iterator[tuple[int, int]]:
-    """From each qualifier to the end of what it qualifies: a body, or a declaration."""
+    """From each qualifier to the end of its body or declaration."""
     for match in _DEVICE_FUNCTION.finditer(code):
         at, depth = match.end(), 0
         while at < len(code) and (depth or code[at] not in ";{"):
@@ -71,7 +70,7 @@ def _closing(code: str, at: int, pair: str) -> int:
 
 
 def _site(text: str, at: int, name: str) -> str:
-    """The file and line of a position, as #line directives have them."""
+    """The file and line of a position, by #line directives."""
     start, first = 0, 1
     for match in _LINE.finditer(text, 0, at):
         start, first, name = text.find("\n", match.end()) + 1, int(match[1]), match[2]

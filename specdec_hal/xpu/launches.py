@@ -1,5 +1,6 @@
-"""What C++ compilers do not read, as calls that they do: kernel launches in host code,
-``kernel<T><<<clusters, cores, stream>>>(args)``, and casts of the device's vectors."""
+"""Rewrite constructs that C++ compilers do not accept to calls: kernel launches in host code, ``kernel<T><<<clusters,
+cores, stream>>>(args)``, and casts of the device's vectors.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ _NAME = re.compile(rf"(?:(?:::)?\s*{_WORD}\s*::\s*)*(?:::)?{_WORD}\s*\Z")
 
 
 def rewrite_launches(text: str, name: str = "the source") -> str:
-    """`text` with every launch made a call of ``XPU_SIM_CHEVRON``; lines stay where they are.
+    """`text` with every launch as a call of ``XPU_SIM_CHEVRON``; line numbers are unchanged.
 
     Raises:
-        CompileError: a launch that is not complete, with file and line.
+        CompileError: an incomplete launch, with file and line.
     """
-    # A backslash that continues a macro's line is a blank to the eye, and stays in the text.
+    # A backslash that continues a macro's line counts as a blank, but is kept.
     code = re.sub(r"\\(?=\r?\n)", " ", without_literals(text))
     launches = []
     at = code.find("<<<")
@@ -58,7 +59,7 @@ _VECTOR_CAST = re.compile(
 
 
 def rewrite_vector_casts(text: str) -> str:
-    """`text` with casts of vectors by value, which C++ has for no classes, made calls; lines stay where they are."""
+    """`text` with value casts of vectors, impossible for C++ classes, as calls; line numbers are unchanged."""
     for match in reversed(list(_VECTOR_CAST.finditer(without_literals(text)))):
         text = f"{text[: match.start()]}xpu_sim_{text[match.start() :]}"
     return text
@@ -75,7 +76,7 @@ def without_comments(text: str) -> str:
 
 
 def _kernel_begin(code: str, end: int) -> int:
-    """Where the kernel's name before `end` begins: a qualified name, perhaps with template arguments."""
+    """The start of the kernel's name before `end`: a qualified name, possibly with template arguments."""
     at = len(code[:end].rstrip())
     if at == 0:
         return end
@@ -100,7 +101,7 @@ def _kernel_begin(code: str, end: int) -> int:
 
 
 def _chevron_end(code: str, at: int) -> int:
-    """Where the ``>>>`` is that closes a launch configuration; -1: nowhere."""
+    """The position of the ``>>>`` that closes a launch configuration, or -1."""
     depth = 0
     for i in range(at, len(code)):
         if code[i] in "([{":

@@ -7,7 +7,7 @@
         xpu_kernel("axpy.xpu").launch(12, 64)(x, y, 2.0, 100)   # y now has what the kernel wrote
         np.testing.assert_array_equal(y, 1 + 2 * x)
 
-Loaded by every pytest of an environment that has this package, so it imports the rest only when it is asked for.
+Every pytest in the environment loads this plug-in, so it imports the rest on demand.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class XpuKernel:
-    """A kernel that was compiled for a mode of the emulator."""
+    """A kernel compiled for a mode of the emulator."""
 
     program: CallProgram
     name: str
 
     def launch(self, clusters: int, cores: int, options: str = "", check: bool = True) -> Callable[..., Ran]:
-        """The kernel on `clusters` x `cores`: a function of its arguments, which gives findings and counters.
+        """The kernel on `clusters` x `cores`, as a function of its arguments that returns findings and counters.
 
-        Pointers take contiguous NumPy arrays of the declared type, or None; what `const` ones point to may not be
-        written. `options` is as in XPU_SIM: ``seed=7,dma=random``.
+        Pointers take contiguous NumPy arrays of the declared type, or None; kernels must not write through `const`
+        ones. `options` is as in XPU_SIM: ``seed=7,dma=random``.
 
         Raises:
-            CompileError: an argument is not what the kernel declares.
-            KernelError: with `check`, when there are findings or the launch did not go well.
+            CompileError: an argument does not match the declaration.
+            KernelError: with `check`, for findings or a failed launch.
         """
 
         def call(*arguments: Any) -> Ran:
@@ -61,7 +61,7 @@ class XpuKernel:
 
 @dataclass(frozen=True)
 class XpuPrograms:
-    """Programs of kernels, each compiled once in a session, whichever worker of pytest-xdist asks first."""
+    """Programs of kernels, each compiled once per session across pytest-xdist's workers."""
 
     folder: Path
 
@@ -76,7 +76,7 @@ class XpuPrograms:
         includes: Sequence[str] = (),
         flags: Sequence[str] = (),
     ) -> CallProgram:
-        """The program that calls `kernels` of `sources`, which become one file.
+        """The program that calls `kernels` of `sources`, compiled as one file.
 
         Raises:
             CompileError: they do not compile.
@@ -114,7 +114,7 @@ class XpuPrograms:
 
 @pytest.fixture(scope="session")
 def xpu_programs(tmp_path_factory: pytest.TempPathFactory) -> XpuPrograms:
-    """Programs of several kernels, for whoever calls many: ``xpu_programs([path], ["axpy"], "strict").run(...)``."""
+    """Programs of several kernels, for many calls: ``xpu_programs([path], ["axpy"], "strict").run(...)``."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
@@ -127,8 +127,8 @@ def xpu_programs(tmp_path_factory: pytest.TempPathFactory) -> XpuPrograms:
 def xpu_kernel(request: pytest.FixtureRequest, xpu_programs: XpuPrograms) -> Callable[..., XpuKernel]:
     """``xpu_kernel("axpy.xpu", mode="strict")``: a kernel of a file beside the test.
 
-    `kernel` is its C++ name, ``plugin::axpy<float>``, which files need that have templates, namespaces or several. What
-    else there is goes to the compiler: `profiles`, `defines`, `includes`, `flags`.
+    `kernel`: its C++ name, ``plugin::axpy<float>``, required for templates, namespaces or several kernels. Other
+    arguments go to the compiler: `profiles`, `defines`, `includes`, `flags`.
     """
 
     def compiled(path: str | Path, kernel: str | None = None, mode: str = "strict", **compiler: Any) -> XpuKernel:

@@ -1,5 +1,5 @@
-"""What the compiler reads for a source: itself, or copies of it and of its headers with their launches, and casts of
-vectors, rewritten."""
+"""The compiler's input for a source: itself, or copies of it and its headers with rewritten launches and vector
+casts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _File:
 
 
 class Sources:
-    """The sources of one build. Copies go into `folder`; `includes` is where the user's headers are looked for."""
+    """The sources of one build. Copies go into `folder`; `includes`: search path of the user's headers."""
 
     def __init__(self, folder: Path, includes: Sequence[str]) -> None:
         self._folder = folder
@@ -32,13 +32,13 @@ class Sources:
         self._files: dict[Path, _File] = {}  # by their resolved paths
 
     def readable(self, source: Path) -> Path:
-        """The source itself, or a copy whose lines count as the source's, if it or a header of its has launches.
+        """The source, or a copy with the same line numbers if it or one of its headers has launches.
 
         Raises:
             CompileError: a launch is incomplete.
         """
         self._read(source)
-        # Who includes a copy is a copy itself, also where headers include each other.
+        # Files that include a copy are copied too, even in include cycles.
         copied = {path for path, file in self._files.items() if file.changed}
         while more := {path for path, file in self._files.items() if file.headers & copied} - copied:
             copied |= more
@@ -50,7 +50,7 @@ class Sources:
         return self._files[source.resolve()].copy or source
 
     def remarks(self, source: Path, look: Callable[[str, str], list[str]]) -> list[str]:
-        """What `look` says of the texts of a source that was read and of the user's headers that it includes."""
+        """Results of `look` for the texts of a source and its user headers."""
         waiting = [source.resolve()]
         seen: dict[Path, list[str]] = {}
         while waiting:
@@ -61,7 +61,7 @@ class Sources:
         return [remark for remarks in seen.values() for remark in remarks]
 
     def original_names(self, text: str) -> str:
-        """`text` with the names of copies replaced by those of what they are copies of."""
+        """`text` with the names of copies replaced by those of their originals."""
         for file in self._files.values():
             if file.copy is not None:
                 text = text.replace(str(file.copy), str(file.path))
@@ -85,7 +85,8 @@ class Sources:
         return next((candidate for candidate in candidates if candidate.is_file()), None)
 
     def _write(self, file: _File) -> None:
-        """The copy is in another folder: it names in full what is a copy too, and what lay beside it."""
+        """Adapt includes of a copy, which is in another folder: full paths of copies and of files beside the
+        original."""
 
         def named(include: re.Match[str]) -> str:
             header = self._find(include, file.path)

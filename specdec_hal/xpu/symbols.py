@@ -1,4 +1,4 @@
-"""Kernels whose declaration in host code differs from their definition: said before the linker says less."""
+"""Report kernels whose declaration in host code differs from the definition, before the linker's error."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _UNDEFINED = "Uw"
 
 
 def check_declarations(inputs: Sequence[str]) -> None:
-    """Compare the functions that some object needs with those that another one defines.
+    """Compare undefined and defined functions of objects.
 
-    A function that is needed, and is there only with other parameters, was declared otherwise than it is defined. Names
-    of ``extern "C"`` tell nothing about parameters.
+    A needed function that only exists with other parameters has a wrong declaration. ``extern "C"`` names carry no
+    parameters.
 
     Raises:
-        CompileError: there is one; the message names the parameters that differ.
+        CompileError: a mismatch; the message names the differing parameters.
     """
     needed: dict[str, str] = {}  # by whole symbol: the object
     defined: dict[str, str] = {}
@@ -45,7 +45,7 @@ def check_declarations(inputs: Sequence[str]) -> None:
 
 
 def _symbols(path: str) -> list[tuple[str, str]]:
-    """Kind and demangled name of each global function or variable; without nm none: the linker will tell."""
+    """Kind and demangled name of each global function or variable; none without nm."""
     command = ["nm", "-C", "-P", "-g", *(["-D"] if path.endswith(".so") else []), path]
     try:
         out = subprocess.run(command, capture_output=True, text=True, check=False).stdout

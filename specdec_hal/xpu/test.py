@@ -1,8 +1,7 @@
-"""Both paths of a wrapper on the same inputs: what the CPU path leaves in each buffer must be what the kernels leave,
-byte for byte or within a tolerance.
+"""Run both paths of a wrapper on the same inputs and compare all buffers, byte for byte or within a tolerance.
 
-A wrapper of the usual form takes a context, checks its arguments, and goes by the context's device to the reference
-in C++ or to its kernels. Inputs come from a Python file::
+A wrapper takes a context, checks its arguments, and runs the C++ reference or its kernels by the context's device.
+Inputs come from a Python file::
 
     def arguments(rng):                        # numpy.random.Generator
         n = int(rng.integers(1, 1000))
@@ -32,10 +31,10 @@ Arguments = Callable[[np.random.Generator], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: each of `cases` inputs, on each of `modes`, with each of `seeds` seeds and each policy of `dma`.
+    """The runs: each of `cases` inputs, in each of `modes`, with each of `seeds` seeds and each policy of `dma`.
 
-    `options`: further options of the emulator, as in XPU_SIM. `seed`: of the inputs. `tolerances`: (rtol, atol) of
-    buffers of floats, as :func:`numpy.isclose` has them; all others are compared byte for byte, but for `excluded`.
+    `options`: more options of the emulator, as in XPU_SIM. `seed`: of the inputs. `tolerances`: (rtol, atol) of float
+    buffers, as in :func:`numpy.isclose`; others except `excluded` are compared byte for byte.
     """
 
     cases: int = 5
@@ -56,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that was wrong, with what gives it again."""
+    """A failed run, with the options to repeat it."""
 
     case: int
     mode: str
@@ -67,9 +66,9 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What was run, and what failed.
+    """The number of runs, and failures.
 
-    `unused_suppressions`: entries of XPU_SIM_SUPPRESSIONS that held nothing in any run.
+    `unused_suppressions`: entries of XPU_SIM_SUPPRESSIONS without effect in all runs.
     """
 
     wrapper: str
@@ -82,7 +81,7 @@ def load_arguments(path: Path) -> Arguments:
     """The function ``arguments`` of a Python file.
 
     Raises:
-        CompileError: the file cannot be run, or has none.
+        CompileError: the file fails or lacks the function.
     """
     try:
         found = runpy.run_path(str(path)).get("arguments")
@@ -105,7 +104,7 @@ class WrapperTest:
         self._programs: dict[str, CallProgram] = {}
 
     def program(self, mode: str) -> CallProgram:
-        """The program of a mode, compiled when first asked for."""
+        """The program of a mode, compiled on first use."""
         if mode not in self._programs:
             output = self._folder / f"test_{mode}"
             what = replace(self._what, mode=mode, output=output, coverage=self._what.coverage and mode == "fast")
@@ -116,7 +115,7 @@ class WrapperTest:
         """Run the plan; findings and differences are failures.
 
         Raises:
-            CompileError: the sources do not compile, or the arguments are not the wrapper's.
+            CompileError: the sources do not compile, or the arguments do not match the wrapper.
         """
         outcome = Outcome(self._name)
         unused: list[list[str]] = []
@@ -146,7 +145,7 @@ class WrapperTest:
         return outcome
 
     def coverage(self) -> list[FileCoverage]:
-        """Of the fast program's runs so far.
+        """Coverage of the fast program's runs so far.
 
         Raises:
             CompileError: it was not compiled for coverage, or did not run.
@@ -164,7 +163,7 @@ class WrapperTest:
 
 
 def _ran(program: CallProgram, call: Call, options: str) -> tuple[str, Ran]:
-    """What went wrong, if anything, and the run."""
+    """The failure, if any, and the run."""
     ran = program.run([call], options=options)
     if ran.findings and ran.status != 0:
         return ran.err.strip(), ran
@@ -176,7 +175,7 @@ def _ran(program: CallProgram, call: Call, options: str) -> tuple[str, Ran]:
 
 
 def _by_name(function: str, parameters: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the order of the parameters; those that the sources do not name take what is left, in order."""
+    """The arguments in parameter order; unnamed parameters take the remaining ones in order."""
     names = [parameter.name for parameter in parameters]
     named = [name for name in names if not name.startswith("#")]
     rest = [name for name in given if name not in named]
@@ -204,7 +203,7 @@ def _check_buffers(function: str, parameters: Sequence[Parameter], plan: Plan) -
 def _difference(
     parameters: Sequence[Parameter], expected: Mapping[str, Any], got: Mapping[str, Any], plan: Plan
 ) -> str:
-    """The first buffer that is not equal, and where; empty: all are."""
+    """The first differing buffer and element; empty if all are equal."""
     for parameter in parameters:
         name = parameter.name
         one, other = _array(expected[name]), _array(got[name])
@@ -230,7 +229,7 @@ def _difference(
 
 
 def _floats(array: Array, parameter: Parameter) -> Array:
-    """Numbers to compare: bfloat16, which NumPy lacks, comes by its bits."""
+    """Numbers to compare; bfloat16 is converted from its bits."""
     if parameter.type != "bfloat16":
         return array
     return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""Numbers of rows that give a token the same bits, measured with one decoder layer of each kind."""
+"""Row counts that give a token the same bits, measured with one decoder layer of each kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRIED = (11, 7)  # token ids
 
 
 class Silent:
-    """A store whose attention gives something without looking at other rows."""
+    """A store whose attention returns a value independent of other rows."""
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
@@ -25,7 +25,7 @@ class Silent:
 
 
 def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
-    """Of numbers of rows of a pass, and of rows whose logits are computed, those that agree: see :mod:`..rows`."""
+    """Agreeing row counts of passes and of logits: see :mod:`..rows`."""
     survey, kinds = decoder.survey, dict[Any, int]()
     for i, block in enumerate(survey.blocks):
         kinds.setdefault(_kind(block, survey.layers[i]), i)
@@ -45,14 +45,14 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
 
 
 def _kind(block: Any, layer: Layer) -> Any:
-    """What two decoder layers have in common that compute in the same way."""
+    """A key that is equal for decoder layers with the same computation."""
     parts = tuple((name, type(module)) for name, module in block.named_modules())
     tensors = tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
     return parts, tensors, Layer(**{**vars(layer), "index": 0})
 
 
 def _common(results: Sequence[Any]) -> bytes | None:
-    """The first rows' bytes, if in each result all rows are equal."""
+    """The bytes of the first rows, if all rows of each result are equal."""
     if not all(torch.equal(rows, rows[:1].expand_as(rows)) for rows in results):
         return None
     return b"".join(rows[0].contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in results)

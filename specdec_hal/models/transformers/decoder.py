@@ -1,4 +1,4 @@
-"""A model of `transformers`, once loaded: packed rows to hidden states, hidden states to logits."""
+"""A loaded model of `transformers`: packed rows to hidden states, hidden states to logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class Decoder:
-    """`model`: a causal language model, on one device; `config`: what a runner must know of it."""
+    """`model`: a causal language model on one device; `config`: the runner's view of it."""
 
     def __init__(self, model: Any, config: ModelConfig) -> None:
         self.model, self.config = model, config
@@ -31,7 +31,7 @@ class Decoder:
         self._check()
 
     def modify(self, change: Callable[[Any], _Result]) -> _Result:
-        """Have `change` replace modules of the model, and the head use them too."""
+        """Let `change` replace modules of the model, also for the head."""
         result = change(self.model)
         self._head, self._hidden = _head_of(self.model, self.base)
         return result
@@ -47,7 +47,7 @@ class Decoder:
         return self.model.get_input_embeddings().weight.dtype
 
     def serve(self, store: Store, positions: int) -> None:
-        """Have a store serve the attention layers, for contexts of up to so many positions."""
+        """Connect the attention layers to a store, for contexts of up to this many positions."""
         for module, layer in zip(self.survey.attentions, self.survey.layers, strict=True):
             bind(module, layer, store)
         for module, kinds in self._rotary:
@@ -70,7 +70,7 @@ class Decoder:
         return found
 
     def embed(self, ids: Any) -> Any:
-        """Rows of the input embedding, as the class's own module gives them."""
+        """Rows of the input embedding, by the class's own module."""
         with torch.inference_mode():
             return self.model.get_input_embeddings()(ids)
 
@@ -82,7 +82,7 @@ class Decoder:
         return keep
 
     def logits(self, hidden: Any) -> Any:
-        """Float32 [R, V] from rows [R, D], by the class's own head with whatever it does to logits."""
+        """Float32 [R, V] from rows [R, D], by the class's own head with all its changes to logits."""
         self._hidden.rows = hidden[None]
         try:
             ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
@@ -92,7 +92,7 @@ class Decoder:
         return logits.float()
 
     def _check(self) -> None:
-        """UnsupportedError unless the head gives what the whole model gives."""
+        """UnsupportedError unless the head's logits equal those of the whole model."""
         ids = torch.arange(2, device=next(self.model.parameters()).device)[None]
         states: list[Any] = []
         hook = self.base.register_forward_hook(lambda module, args, output: states.append(output[0]))
@@ -121,7 +121,7 @@ class Zeros:
 
 
 class _Output:
-    """What a head may ask the output of its base for."""
+    """Attributes of the base's output that a head may read."""
 
     def __init__(self, hidden: Any) -> None:
         self.last_hidden_state = hidden
@@ -134,7 +134,7 @@ class _Output:
 
 
 class _Hidden(torch.nn.Module):  # type: ignore[misc]
-    """Stands for the base: returns the rows that it was given."""
+    """Replaces the base: returns its input rows."""
 
     rows: Any = None
 
@@ -143,7 +143,7 @@ class _Hidden(torch.nn.Module):  # type: ignore[misc]
 
 
 def _head_of(model: Any, base: Any) -> tuple[Any, _Hidden]:
-    """The model with its base replaced, sharing everything else, and what replaces it."""
+    """A copy of the model with a replaced base, sharing everything else, and the replacement."""
     (path,) = (name for name, module in model.named_modules() if module is base)
     hidden = _Hidden()
     head = part = _shallow(model)
@@ -162,10 +162,10 @@ def _shallow(module: Any) -> Any:
 
 
 def _fixed_rotary(module: Any, kinds: Any, positions: int) -> Any:
-    """Frequencies that the longest position of a step would decide, decided for contexts of up to `positions`.
+    """Fix frequencies that depend on a step's longest position, for contexts of up to `positions`.
 
-    "dynamic" is as without scaling up to the positions that the model was trained for, which a runner does not exceed;
-    "longrope" has two sets of frequencies, of which the engine's longest context takes one (vLLM does the same).
+    "dynamic" is unscaled within the trained positions, which a runner does not exceed; for "longrope" the engine's
+    longest context chooses between two sets, as in vLLM.
     """
     if isinstance(kinds, dict):
         return {name: _fixed(module, kind, positions, name) for name, kind in kinds.items()}

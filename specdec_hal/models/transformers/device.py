@@ -1,9 +1,8 @@
-"""A model of `transformers` on a GPU: a step of launches over a pool of KV blocks, which the host never waits for.
+"""A model of `transformers` on a GPU: launches over a pool of KV blocks, without host synchronisation.
 
-Nothing in a step reads the device, so that it can be captured as one graph. With Triton our kernels compute what
-surrounds attention too (see :mod:`.kernels`); whether a token then has the same bits in steps of any size is measured
-when the model is loaded. Without it the products are the library's, which may give a row other bits in a larger batch,
-so that a draft can tip a near tie.
+The host reads nothing in a step, so it can be captured as one graph. With Triton our kernels also replace operators
+around attention (see :mod:`.kernels`); loading measures whether a token then has the same bits in steps of any size.
+Without Triton the library's products may give a row other bits in a larger batch, so a draft can decide a near tie.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import holds_experts, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 
-# Rows of a pass that are tried: tiles of products and numbers of programs change between them.
+# Row counts to try: tiles of products and numbers of programs differ.
 _SIZES = (1, 2, 9, 40, 200)
 
 
@@ -32,9 +31,9 @@ class DeviceTransformers(FromHost):
     """See :class:`specdec_hal.plugin.model.DeviceModel`.
 
     `make_launcher`: of Triton's kernels for a dtype (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`);
-    None: PyTorch's operators. `batch_invariant`: UnsupportedError unless a token's bits depend on nothing else in its
-    step; None: as it comes; False: not looked at. `module`: the checkpoint's MTP module, or None. On a CPU batches may
-    be NumPy arrays.
+    None: PyTorch's operators. `batch_invariant`: UnsupportedError unless a token's bits are independent of its step;
+    None: as measured; False: not measured. `module`: the checkpoint's MTP module, or None. On a CPU batches may be
+    NumPy arrays.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class DeviceTransformers(FromHost):
         )
 
     def describe(self) -> str:
-        """How it computes, for the log."""
+        """A description for the log."""
         if self.batch_invariant:
             return "a token's bits are the same whatever shares its step"
         return "a token's bits may depend on what shares its step"
@@ -114,7 +113,7 @@ class DeviceTransformers(FromHost):
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the pool that it has now."""
+        """Memory of the current pool."""
         return 0 if self._store is None else sum(layer.nbytes for layer in self._store.pool)
 
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
@@ -122,7 +121,7 @@ class DeviceTransformers(FromHost):
         positions = self.config.max_position_embeddings if max_model_len is None else max_model_len
         self._check_positive(num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
         self._slots = None
-        self._store = None  # before the new one is made: both may not fit
+        self._store = None  # freed first: both may not fit
         self._store = PagedStore(
             self._decoder.survey.layers, num_blocks, block_size, dtype=self.dtype, device=self.device,
             launcher=self._launcher,
@@ -153,7 +152,7 @@ class DeviceTransformers(FromHost):
 
     def mtp_module(self) -> Any:
         """See MTPModel.mtp_module."""
-        assert self._module is not None  # its capabilities name none otherwise
+        assert self._module is not None  # else its capabilities have none
         return TransformersMTP(self, self._decoder, self._module, self._blocks)
 
     def embed(self, ids: Any) -> Any:

@@ -1,8 +1,8 @@
 """A model of `transformers` on a CPU: slots with caches that grow, and the native attention over them.
 
-In float32 linear layers and experts are multiplied by oneDNN from weights packed once (see :mod:`.packed`). Numbers of
-rows that give a token the same bits are measured when the model is loaded, with one decoder layer of each kind, and
-steps are padded up to them: see :mod:`specdec_hal.models.rows`.
+In float32, oneDNN multiplies linear layers and experts from weights packed once (see :mod:`.packed`). Loading measures
+row counts that give a token the same bits, with one decoder layer of each kind; steps are padded to them: see
+:mod:`specdec_hal.models.rows`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import pack
 from specdec_hal.plugin.model import ForwardBatch, ModelCapabilities, Segment
 
-# Rows of a pass that are tried. Logits are asked for fewer rows than there are tokens, and a head is large.
+# Row counts to try; fewer for logits, as few rows need them and a head is large.
 _SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
 _HEAD_SIZES = (*range(1, 9), 12, 16, 32)
 
 
 @dataclass
 class _Group:
-    """The native attention of layers with the same heads, and what it knows of the block that is being computed."""
+    """The native attention of layers with the same heads, and its current block."""
 
     attention: HostAttention
     block: Any = None
@@ -90,7 +90,7 @@ def _buffer(width: int, rows: int) -> Any:
 class HostTransformers:
     """See :class:`specdec_hal.plugin.model.TargetModel`. `model`: loaded on a CPU; its linear layers are replaced.
 
-    `batch_invariant` None: in float32. `threads`: PyTorch's for this whole process, from now on; None: as they are.
+    `batch_invariant` None: in float32. `threads`: sets PyTorch's for the whole process; None: unchanged.
     `module`: the checkpoint's MTP module, or None.
     """
 
@@ -127,7 +127,7 @@ class HostTransformers:
         )
 
     def describe(self) -> str:
-        """How it computes, for the log."""
+        """A description for the log."""
         if not self.batch_invariant:
             return "a token's bits may depend on what shares its step"
         return f"a token's bits are the same in passes of {_spans(self._sizes)} rows, which steps are padded to"
@@ -186,7 +186,7 @@ class HostTransformers:
 
     def mtp_module(self) -> Any:
         """See MTPModel.mtp_module."""
-        assert self._module is not None and self._limits is not None  # its capabilities name none otherwise
+        assert self._module is not None and self._limits is not None  # else its capabilities have none
         blocks = Blocks(self._limits.max_num_seqs, self._limits.max_model_len)
         return TransformersMTP(self, self._decoder, self._module, blocks)
 
@@ -196,14 +196,14 @@ class HostTransformers:
 
     def _logits(self, x: Any) -> Any:
         missing = self._head_sizes.fit(len(x)) - len(x)
-        # A tensor of its own, since kernels may mind how rows are aligned.
+        # A separate tensor, since kernels may depend on alignment.
         padded = torch.cat([x, x.new_zeros((missing, x.shape[1]))]) if missing else x.clone()
         return self._decoder.logits(padded)[: len(x)]
 
-    # ---- numbers of rows that agree
+    # ---- agreeing row counts
 
     def _measure(self, steady: bool) -> None:
-        """Choose sizes of passes; `steady`: no part of the model sorts rows by what they hold."""
+        """Choose sizes of passes; `steady`: no part of the model sorts rows by value."""
         sizes, head = agreeing_sizes(self._decoder, _SIZES, _HEAD_SIZES)
         if steady and sizes.sizes and head.sizes:
             self._sizes, self._head_sizes, self.batch_invariant = sizes, head, True

@@ -1,4 +1,4 @@
-"""The attention function that `transformers` models call under our name, and what serves it."""
+"""The attention function registered with `transformers` under our name, and its implementations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from specdec_hal.models.paged import Layer
 
 NAME = "specdec_hal"
-"""No mask is registered under it: `transformers` then builds none."""
+"""Without a mask function of this name, so `transformers` builds no masks."""
 TRIAL = "specdec_hal_trial"
-"""The name during a trial, whose masks say what a layer sees."""
+"""The name during a trial, whose masks show what a layer attends to."""
 
 _LAYER, _STORE = "_specdec_layer", "_specdec_store"
 
@@ -20,18 +20,20 @@ class Store(Protocol):
     """The KV cache during a step."""
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
-        """Keep `key` [T, kv_heads, head_dim] and `value` [T, kv_heads, value_dim]; what `query` [T, heads, head_dim]
-        sees: [T, heads, value_dim]. `sinks` [heads]: a score each without a value, in the softmax's sum."""
+        """Store `key` [T, kv_heads, head_dim] and `value` [T, kv_heads, value_dim]; return the attention [T, heads,
+        value_dim] of `query` [T, heads, head_dim]. `sinks` [heads]: one score per head without a value, added to the
+        softmax's sum.
+        """
 
 
 class Recorder(Protocol):
-    """Serves the layers during a trial, when nothing is known of them."""
+    """Serves the layers during a trial."""
 
     def record(self, module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: dict[str, Any]) -> Any:
-        """As Store.attend; `arguments`: what the layer passed by name."""
+        """As Store.attend; `arguments`: the layer's keyword arguments."""
 
     def mask(self, mask_function: Any) -> Any:
-        """What stands for a mask among the arguments of `record`."""
+        """Represents a mask in the arguments of `record`."""
 
 
 recorder: Recorder | None = None
@@ -39,7 +41,7 @@ recorder: Recorder | None = None
 
 
 def bind(module: Any, layer: Layer, store: Store) -> None:
-    """Serve an attention layer from now on."""
+    """Serve an attention layer."""
     module.__dict__[_LAYER], module.__dict__[_STORE] = layer, store
 
 

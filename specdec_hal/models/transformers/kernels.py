@@ -1,9 +1,8 @@
-"""Our kernels in the place of a model's products, norms, gated MLPs, rotary embeddings and experts, on a GPU.
+"""Replace a model's products, norms, gated MLPs, rotary embeddings and experts by our kernels, on a GPU.
 
-A model of `transformers` spends more launches on what surrounds its products than on these. What is replaced is found
-by a trial and compared with what stood there; the rest stays the library's. Linear layers that take the same input one
-after the other become one product. All of our kernels give a row the same bits whatever else is in a step; in the rest
-:class:`Invariant` replaces the operators that do not.
+Most launches of a model of `transformers` are not products. A trial finds replaceable modules and compares results; the
+rest remains the library's. Consecutive linear layers with the same input become one product. Our kernels give a row the
+same bits in any step; for the rest :class:`Invariant` replaces operators that do not.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _GELU = ("GELUTanh", "NewGELUActivation", "FastGELUActivation")
 
 
 class Linear(torch.nn.Module):  # type: ignore[misc]
-    """Linear layers [out, in] of one input, as one product: the first that is called computes it, the last forgets it.
+    """Linear layers [out, in] of one input, as one product, computed by the first call and freed by the last.
 
     `dtype`: of the result.
     """
@@ -48,10 +47,10 @@ class Linear(torch.nn.Module):  # type: ignore[misc]
         self._sizes = [len(weight) for weight in weights]
         self._held: tuple[Any, list[Any]] | None = None
         self.residual: Any | None = None
-        """What the next result is added to, of the same shape."""
+        """Residual to add to the next result."""
 
     def forward(self, x: Any, part: int = 0) -> Any:
-        """What layer `part` makes of x [.., in]."""
+        """The result of layer `part` for x [.., in]."""
         if self._held is None or self._held[0] is not x:
             out = x.new_empty((*x.shape[:-1], len(self.weight)), dtype=self._dtype)
             rows, residual, self.residual = x.reshape(-1, x.shape[-1]).contiguous(), self.residual, None
@@ -81,7 +80,7 @@ def _joined(tensors: list[Any]) -> Any:
 
 
 def install(decoder: Any, launcher: Any, run: Callable[[], Any]) -> None:
-    """Replace what can be; `run`: a pass of two rows or more through all layers and the head."""
+    """Replace modules; `run`: a pass of two rows or more through all layers and the head."""
     model, blocks = decoder.model, list(decoder.survey.blocks)
     groups, norms, calls = _trace(model, blocks, run)
     made = [(norm, x, _norm(norm, launcher)) for norm, x in norms]
@@ -121,8 +120,7 @@ def install(decoder: Any, launcher: Any, run: Callable[[], Any]) -> None:
 
 
 def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[list[Any]], list[Any], list[Any]]:
-    """Linear layers, those that took one input after each other together; norms with an input of theirs; what decoder
-    layers were called with."""
+    """Linear layers grouped by shared input; norms with an input; arguments of decoder layers."""
     groups: list[list[Any]] = []
     inputs: list[Any] = []
     norms: dict[Any, Any] = {}
@@ -159,7 +157,7 @@ def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[
 
 
 def _replace(module: Any, x: Any, forward: Callable[[Any], Any]) -> bool:
-    """Have `forward` compute a module, if it gives the same up to rounding; whether it does."""
+    """Let `forward` compute a module, if equal up to rounding; returns whether it is."""
     for scale in (1.0, 1e-3):  # an epsilon counts for small numbers
         expected, got = module(x * scale), forward(x * scale)
         if expected.shape != got.shape or not _close(expected, got):
@@ -174,7 +172,7 @@ def _close(expected: Any, got: Any) -> bool:
 
 
 def _norm(norm: Any, launcher: Any) -> _Norm | None:
-    """RMSNorm with a weight of its own, or one that is added to 1."""
+    """RMSNorm with its weight, or 1 + weight."""
     epsilon = next((getattr(norm, n) for n in ("variance_epsilon", "eps", "epsilon") if hasattr(norm, n)), None)
     if norm.weight.ndim != 1 or not isinstance(epsilon, float):
         return None
@@ -185,8 +183,9 @@ def _norm(norm: Any, launcher: Any) -> _Norm | None:
 
 
 class _Norm:
-    """RMSNorm. `seen`: during a trial, the last norms and what they made. `later`: of heads whose rotary embeddings
-    follow, which compute it: where to leave it."""
+    """RMSNorm. `seen`: during a trial, the last norms and their results. `later`: for head norms that the following
+    rotary embedding computes, where to put it.
+    """
 
     seen: deque[tuple[_Norm, Any]] | None = None
     later: list[_Norm] | None = None
@@ -210,7 +209,7 @@ class _Norm:
 
 
 def _gated(model: Any, groups: list[list[Any]]) -> list[tuple[Any, Any]]:
-    """MLPs whose gate and up projections make a group, and an input."""
+    """MLPs whose gate and up projections form a group, with an input."""
     found = []
     for module in model.modules():
         parts: list[Any] = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
@@ -241,10 +240,10 @@ def _mlp(module: Any, launcher: Any) -> Callable[[Any], Any] | None:
 
 
 class _Rotary:
-    """In the place of a file's ``apply_rotary_pos_emb``, in attention layers of ours alone.
+    """Replaces a file's ``apply_rotary_pos_emb``, only in our attention layers.
 
-    First beside it, in comparison; then in its place if all results were the same. Where they went straight to
-    attention, nothing is computed here: attention does, when it writes to the cache, and norms of heads before it.
+    First it runs beside the original for comparison, and replaces it if all results were equal. If the results go
+    straight to attention, attention computes them and preceding head norms when it writes to the cache.
     """
 
     def __init__(self, original: Callable[..., Any], launcher: Any, seen: deque[tuple[_Norm, Any]]) -> None:
@@ -294,7 +293,7 @@ class _Rotary:
         )
 
     def settle(self, watch: _Watch) -> None:
-        """The trial is over."""
+        """End the trial."""
         self._settled = True
         self._late = self._ours and watch.direct
         if not self._late or not self._before:
@@ -315,7 +314,7 @@ def _are_of(norms: list[Any], q: Any, k: Any) -> bool:
 
 
 class _Watch(Silent):
-    """Finds out whether attention is given what rotary embeddings made, as it is."""
+    """Tests whether attention gets the unchanged results of rotary embeddings."""
 
     def __init__(self, launcher: Any) -> None:
         self._launcher, self.direct = launcher, True
@@ -332,8 +331,9 @@ class _Watch(Silent):
 
 
 def _replace_block(block: Any, args: Any, kwargs: Any) -> None:
-    """Have the last products of attention and MLP add the residual, if the layer is h + attention(norm(h)), then
-    h + MLP(norm(h)). `args`, `kwargs`: what it was called with."""
+    """Let the last products of attention and MLP add the residual, if the layer is h + attention(norm(h)), then h +
+    MLP(norm(h)). `args`, `kwargs`: its arguments.
+    """
     names = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
     parts: list[Any] = [getattr(block, name, None) for name in names]
     attention, mlp, first, second = parts
@@ -363,7 +363,7 @@ def _replace_block(block: Any, args: Any, kwargs: Any) -> None:
 
 
 def _install_rotary(model: Any, launcher: Any, seen: deque[tuple[_Norm, Any]]) -> dict[Any, _Rotary]:
-    """Give the layers whose code calls the function by its name another one, by globals of their own."""
+    """Replace the function in the globals of layers that call it by name."""
     found: dict[Any, _Rotary] = {}
     for module in model.modules():
         forward = type(module).forward
@@ -406,9 +406,9 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
 
 
 class Invariant(TorchFunctionMode):  # type: ignore[misc]
-    """Within it products with a matrix, and sums and means over the last dimension, are computed by our kernels.
+    """Context in which our kernels compute matrix products, and sums and means over the last dimension.
 
-    The library chooses how it adds by the number of rows. `launcher`: gives one for a dtype.
+    The library's order of sums depends on the number of rows. `launcher`: returns one for a dtype.
     """
 
     def __init__(self, launcher: Callable[[Any], Any]) -> None:

@@ -38,7 +38,7 @@ def load(
     """A :class:`~.host.HostTransformers` on a CPU, a :class:`~.device.DeviceTransformers` on a GPU.
 
     `dtype` None: float32 on CPUs, the checkpoint's own on GPUs. CheckpointError for what `transformers` cannot load;
-    UnsupportedError for a model that cannot be run over our KV cache, with the reason.
+    UnsupportedError, with the reason, for a model that cannot run over our KV cache.
     """
     on_host = device == "cpu"
     if not on_host:
@@ -60,7 +60,9 @@ def load(
 
 
 def load_decoder(path: str | Path, device: str, dtype: str) -> Decoder:
-    """The model of a checkpoint, tried; `dtype`: of :data:`~specdec_hal.models.checkpoint.DTYPES`, or "auto"."""
+    """The model of a checkpoint after its trial; `dtype`: one of :data:`~specdec_hal.models.checkpoint.DTYPES`, or
+    "auto".
+    """
     where, options = _where(path)
     try:
         config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, **options)
@@ -92,7 +94,7 @@ def load_decoder(path: str | Path, device: str, dtype: str) -> Decoder:
 
 
 def memory(path: str | Path, *, device: str) -> ModelMemory | None:
-    """What :func:`load` takes, by the files' headers and config.json; None for a GGUF file."""
+    """Memory that :func:`load` needs, by the files' headers and config.json; None for a GGUF file."""
     where, options = _where(path)
     if options:
         return None

@@ -1,16 +1,16 @@
 """Multi-token-prediction modules in the checkpoints of other families, beside their decoders of `transformers`.
 
-The library's classes leave these weights alone. A module is one more decoder layer of its target's class over
-``projection([norm(embedding of the token at p + 1), norm(hidden state of p)])``, and a final norm, whose rows the
-target's head reads and the next draft goes on from. So it is a decoder of one layer, which is loaded, tried and served
-as its target is. Of several modules the first is run.
+The library's classes ignore these weights. A module is one more decoder layer of its target's class over
+``projection([norm(embedding of the token at p + 1), norm(hidden state of p)])`` and a final norm, whose rows feed the
+target's head and the next draft. So it is a decoder of one layer, loaded, tried and served like its target. Only the
+first of several modules is used.
 
 | family | names | final norm |
 |---|---|---|
 | DeepSeek-V3, GLM-4.5 | enorm, hnorm, eh_proj, shared_head.norm and the layer in ``model.layers.N`` | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
 
-The first row of DeepSeek's and GLM's reads no embedding, as vLLM has it. Engines disagree about GLM's state for the
+The first row of DeepSeek's and GLM's reads no embedding, as in vLLM. Engines disagree about GLM's state for the
 next draft (vLLM: from before the norm) and about ERNIE's norm (vLLM: none); these are SGLang's and FastDeploy's.
 Decoders of Qwen3-Next, Qwen3.5 and MiMo cannot be targets here, and are refused by name as such.
 """
@@ -67,7 +67,7 @@ _VOCABULARY = 64  # of the decoder of one layer, which nobody asks for tokens
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """Where the module of a checkpoint is: a file by the name of each weight."""
+    """Files of the module's weights by name."""
 
     family: _Family
     files: dict[str, Path]
@@ -84,7 +84,7 @@ class ModuleFiles:
 
 
 def find_module(path: Path, config: Any) -> ModuleFiles | None:
-    """The first module in a checkpoint folder of a known family; None where there is none."""
+    """The first module in a checkpoint folder of a known family, or None."""
     family = FAMILIES.get(config.model_type)
     if family is None or not path.is_dir():
         return None
@@ -143,7 +143,7 @@ class TransformersMTP(PagedPass):
 
 
 def _one_layer(target: Decoder, layer: dict[str, Any], norm: Any, family: _Family) -> Decoder:
-    """A decoder of the target's class with this layer alone."""
+    """A decoder of the target's class with only this layer."""
     config = copy.deepcopy(target.model.config)
     kinds = getattr(config, "layer_types", None)
     changes = {

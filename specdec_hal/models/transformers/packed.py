@@ -1,7 +1,7 @@
 """Linear layers and experts of a model on a CPU, in float32, multiplied by oneDNN from weights packed once.
 
-Its products were found to give a row the same bits for any number of rows, and take half the time of MKL's at 2 to 16
-rows (:mod:`specdec_hal.models.llama_torch`). The packed weights replace the model's own.
+Its products gave a row the same bits for any number of rows and take half the time of MKL's at 2 to 16 rows
+(:mod:`specdec_hal.models.llama_torch`). The packed weights replace the model's own.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]
 
 
 def pack(model: Any) -> bool:
-    """Replace what can be; whether what a row is computed with then depends on no other row.
+    """Replace layers; returns whether each row's computation is then independent of other rows.
 
-    Experts that are not reached through the interface of `transformers` take rows in groups of any size.
+    Experts outside the interface of `transformers` take rows in groups of any size.
     """
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return not any(is_experts(module) for module in model.modules())
@@ -55,12 +55,12 @@ def pack(model: Any) -> bool:
 
 
 def is_experts(module: Any) -> bool:
-    """Whether a module asks for an experts function of ours (use_experts_implementation of `transformers`)."""
+    """Whether a module uses our experts function (use_experts_implementation of `transformers`)."""
     return hasattr(module, "_apply_gate") and hasattr(module, "down_proj") and hasattr(module, "has_gate")
 
 
 def holds_experts(module: Any) -> bool:
-    """Whether a module runs its experts one by one, with the rows that they get."""
+    """Whether a module runs its experts one by one on their rows."""
     experts = getattr(module, "experts", None)
     return isinstance(experts, torch.nn.ModuleList)
 
@@ -74,7 +74,7 @@ def _multiply(x: Any, packed: Any, bias: Any | None) -> Any:
 
 
 def _pack_experts(module: Any) -> list[tuple[Any, Any, Any, Any]]:
-    """Each expert's weights and biases, into its middle and out of it."""
+    """Each expert's input and output weights and biases."""
     prefix = "gate_up_proj" if module.has_gate else "up_proj"
     made = []
     for expert in range(len(module.down_proj)):

@@ -1,4 +1,4 @@
-"""What a model's attention layers are like, found by a trial; what cannot be run is refused by name."""
+"""Examine a model's attention layers in a trial; unsupported models are refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_hal.models.transformers import interface
 from specdec_hal.models.transformers.interface import NAME, TRIAL
 from specdec_hal.plugin.model import DeviceBatch
 
-# What a layer may pass by name beside what is honoured: of no consequence for its result, or absent where it is.
+# Other allowed keyword arguments: without effect, or absent if they had one.
 _HARMLESS = {
     "dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits",
     "return_dict", "is_causal", "cache_position", "logits_to_keep", "attention_type",
@@ -25,19 +25,19 @@ _HONOURED = {"scaling", "sliding_window", "softcap", "s_aux"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _TRIED = 7  # tokens of the trial's text, of which the first _CHUNK come first, packed with another text
 _CHUNK = 4
-_OTHER, _FUTURE = -1, -2  # in the place of a window: masks that are none
+_OTHER, _FUTURE = -1, -2  # instead of a window: other masks
 
 _one_trial = threading.Lock()
 
 
 def refused(what: Any, reason: str) -> UnsupportedError:
-    """The error for a model that cannot be run so."""
+    """The error for an unsupported model."""
     name = what if isinstance(what, str) else type(what).__name__
     return UnsupportedError(f"{name}: {reason}; choose another model")
 
 
 def check_class(config: Any, architecture: Any) -> None:
-    """UnsupportedError for a class of `transformers` that says itself that it cannot be run over a cache of ours."""
+    """UnsupportedError for a class of `transformers` whose attributes exclude our cache."""
     name, text = architecture.__name__, config.get_text_config()
     kinds = sorted({*(getattr(text, "layer_types", None) or ())} - _LAYER_TYPES)
     reasons = {
@@ -61,7 +61,7 @@ def check_class(config: Any, architecture: Any) -> None:
 
 @dataclass(frozen=True)
 class Survey:
-    """`blocks`: the decoder layers, with `attentions` in them; `tappable`: what they return are hidden states."""
+    """`blocks`: the decoder layers, containing `attentions`; `tappable`: they return hidden states."""
 
     layers: tuple[Layer, ...]
     attentions: tuple[Any, ...]
@@ -72,7 +72,7 @@ class Survey:
 
 
 class _Recorder:
-    """Serves attention layers from what they pass, and keeps what that was."""
+    """Serves attention layers and records their arguments."""
 
     def __init__(self, model: Any, positions: int) -> None:
         self.model, self.positions = model, positions
@@ -80,7 +80,7 @@ class _Recorder:
         self._keys: dict[int, Any] = {}
 
     def mask(self, mask_function: Any) -> Any:
-        """The window that a mask amounts to, as a mask of one number."""
+        """The window equivalent to a mask, as a mask of one number."""
         return torch.full((1, 1, 1, 1), _window(mask_function, self.positions))
 
     def record(self, module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: dict[str, Any]) -> Any:
@@ -133,7 +133,7 @@ class _Recorder:
 
 
 def _window(mask_function: Any, positions: int) -> int:
-    """Keys that a query sees by a mask: 0 for all up to its own, or so many, itself included."""
+    """Number of keys that a query sees by a mask, itself included; 0: all up to its own."""
     zero, found = torch.tensor(0), set()
     for query in (positions - 1, positions - 2):
         seen = mask_function(zero, zero, torch.tensor(query), torch.arange(positions + 8)).expand(positions + 8)
@@ -165,7 +165,7 @@ def _batch(device: Any, parts: Sequence[tuple[int, int]], size: int) -> DeviceBa
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Have every layer ask for that attention function."""
+    """Let every layer use that attention function."""
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "_attn_implementation"):
             module.config._attn_implementation = name
@@ -174,7 +174,7 @@ def set_attention(model: Any, name: str) -> None:
 def survey(model: Any, base: Any, positions: int) -> Survey:
     """Try a loaded model; `base`: its part up to the final norm, `positions`: of its longest context.
 
-    Its layers then call :data:`.interface.NAME`, and want a store. UnsupportedError for what cannot be run.
+    Its layers then call :data:`.interface.NAME` and need a store. UnsupportedError for unsupported models.
     """
     with torch.inference_mode():
         return _survey(model, base, positions)
@@ -190,7 +190,7 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
         interface.recorder = recorder = _Recorder(model, min(positions, 1 << 17))
         try:
             set_attention(model, TRIAL)
-            # With a mask given, none of texts that share a row is looked for.
+            # With a given mask, `transformers` does not detect packed texts.
             at = torch.arange(_TRIED, device=device)[None]
             ones = torch.ones_like(first)
             hidden = base(input_ids=first, attention_mask=ones, position_ids=at, use_cache=False)[0]
@@ -207,7 +207,7 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
         interface.bind(module, layer, store)
 
     def run(*parts: tuple[Any, int, int]) -> list[Any]:
-        """Hidden states of `length` tokens of a text from `start` on, of all parts in one pass."""
+        """Hidden states of `length` tokens of a text from `start` on, with all parts in one pass."""
         _, position = store.begin(_batch(device, [(start, length) for _, start, length in parts], _TRIED))
         packed = torch.cat([text[:, start : start + length] for text, start, length in parts], 1)
         found = base(input_ids=packed, position_ids=position[None], use_cache=False)[0][0]
@@ -245,7 +245,7 @@ def _compare(model: Any, expected: Any, got: Any, reason: str) -> None:
 
 
 def _blocks(model: Any, attentions: Sequence[Any]) -> Any:
-    """The list of decoder layers, each of which holds one of the attention layers."""
+    """The list of decoder layers that hold one attention layer each."""
     names = {module: name for name, module in model.named_modules()}
     modules = {name: module for module, name in names.items()}
     found: dict[Any, set[int]] = {}
@@ -270,7 +270,7 @@ def _blocks(model: Any, attentions: Sequence[Any]) -> Any:
 
 @contextmanager
 def only(blocks: Any, kept: Sequence[int]) -> Iterator[None]:
-    """Within it the model has these decoder layers alone."""
+    """Context in which the model has only these decoder layers."""
     held = blocks._modules
     blocks._modules = {str(i): held[str(index)] for i, index in enumerate(kept)}
     try:

@@ -1,8 +1,8 @@
-"""Kernels that are compiled before they are launched, in processes of their own.
+"""Compile kernels before they are launched, in separate processes.
 
-Triton compiles a kernel where it is first launched, one after the other. Here launches only say which kernels they need
-(Triton's jit_cache_hook); processes without a device compile these at the same time into Triton's cache folder
-(TRITON_CACHE_DIR, ~/.triton/cache), which outlives the process; and the next launch loads them.
+Triton compiles each kernel at its first launch. Here launches only record the kernels that they need (Triton's
+jit_cache_hook), and processes without a device compile these in parallel into Triton's persistent cache folder
+(TRITON_CACHE_DIR, ~/.triton/cache). The next launch loads them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Kernel(NamedTuple):
 
 
 class _NoDevice:
-    """Stands in for a device of that kind, as far as compiling asks."""
+    """A substitute for a device of that kind, sufficient for compilation."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -61,7 +61,7 @@ class _NoDevice:
 
 @cache
 def _listen() -> None:
-    """Count from now on; once in a process. A listener that somebody else has set goes on hearing."""
+    """Start counting, once per process; an existing listener is still called."""
     before = knobs.compilation.listener
 
     def heard(**event: Any) -> None:
@@ -74,15 +74,16 @@ def _listen() -> None:
 
 
 def compilations() -> int:
-    """Kernels that this process has compiled, or loaded from the cache folder, since it was first asked."""
+    """Kernels compiled or loaded from the cache folder by this process since the first call."""
     _listen()
     return _compiled
 
 
 @contextmanager
 def compiling(workers: int | None = None) -> Iterator[None]:
-    """While inside, this thread's launches of kernels that are not there yet do nothing but name them; leaving compiles
-    them all, in `workers` processes (None: one for each core). What a kernel would have written is undefined."""
+    """Context in which this thread's launches only record missing kernels; on exit, `workers` processes (None: one per
+    core) compile them. Outputs of kernels are undefined.
+    """
     wanted, thread, before = dict[_Kernel, Path](), threading.get_ident(), knobs.runtime.jit_cache_hook
     target = json.dumps(vars(driver.active.get_current_target()))
 
@@ -115,14 +116,14 @@ def compiling(workers: int | None = None) -> Iterator[None]:
 
 
 def _in_a_process(kernels: Sequence[_Kernel]) -> str:
-    """Have another process compile them, which does not run the caller's script again; why it could not."""
+    """Compile them in another process, without rerunning the caller's script; returns the reason of a failure."""
     command = [sys.executable, "-m", __name__]
     done = subprocess.run(command, input=json.dumps(kernels), text=True, capture_output=True)
     return f"{one_line(done.stderr[-500:])} (status {done.returncode})" if done.returncode else ""
 
 
 def _marker(kernel: _Kernel, source: str) -> Path:
-    """The file in the cache folder that says that a kernel is there, without asking Triton for each."""
+    """The file in the cache folder that marks a kernel as present."""
     digest = sha256("\0".join([triton.__version__, source, *kernel]).encode()).hexdigest()
     return Path(knobs.cache.dir) / "specdec_hal" / digest
 

@@ -1,4 +1,4 @@
-"""What every launch shares."""
+"""Common parts of launches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def wait(PDL: tl.constexpr):
     """Waits until the writes of the kernel before this one are visible.
 
     With programmatic dependent launch (CUDA C++ Programming Guide) the programs of a kernel start while the kernel
-    before it ends. Every program must wait, also one that has nothing to do: the next kernel relies on what came before
-    this one, too.
+    before it ends. Every program must wait, even without work: the next kernel relies on all earlier writes too.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -27,15 +26,16 @@ def wait(PDL: tl.constexpr):
 
 @triton.jit
 def release(PDL: tl.constexpr):
-    """Lets the next kernel's programs start. A product does so when it has read its operands: programs that only wait
-    would take multiprocessors from tiles that have not started, and leave them unevenly filled."""
+    """Lets the next kernel's programs start. A product calls it after reading its operands: earlier, waiting programs
+    would occupy multiprocessors that unstarted tiles need.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def row_count(count, capacity, COUNTED: tl.constexpr):
-    """Rows that hold something: `capacity`, or what the device says in int32 `count` [1]."""
+    """Valid rows: `capacity`, or int32 `count` [1] on the device."""
     rows = capacity
     if COUNTED:
         rows = min(capacity, tl.load(count))

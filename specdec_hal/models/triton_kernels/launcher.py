@@ -1,7 +1,7 @@
 """Launches of the kernels on PyTorch tensors: grids, tiles and scratch memory.
 
-Tensors are contiguous and on one device; x [rows, *] and weights [out, in] are of one dtype. `count` is int32 [1] on
-the device: how many of the rows hold something; the others are left alone.
+Tensors are contiguous and on one device; x [rows, *] and weights [out, in] are of one dtype. `count`, int32 [1] on the
+device: number of valid rows; others are untouched.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Norms: TypeAlias = tuple[Any, Any, float]
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotary embeddings that are due: of these tensors [T, heads, width], by these angles, after these norms."""
+    """Pending rotary embeddings: of these tensors [T, heads, width], by these angles, after these norms."""
 
     q: Any
     k: Any
@@ -60,7 +60,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class RankParts:
-    """What ranks have computed: `parts` [ranks, rows, width], or, with the `cells` where they meet, their addresses."""
+    """Results of ranks: `parts` [ranks, rows, width], or their addresses and synchronisation `cells`."""
 
     parts: Any
     cells: Any | None
@@ -69,7 +69,7 @@ class RankParts:
 
     @property
     def shared(self) -> bool:
-        """Whether kernels read it where it is."""
+        """Whether kernels read other ranks' memory."""
         return self.cells is not None
 
     @property
@@ -79,7 +79,7 @@ class RankParts:
 
 
 class Launcher:
-    """Launches for tensors of one dtype, which share scratch memory and must follow each other on one stream.
+    """Launches for tensors of one dtype; they share scratch memory and must use one stream.
 
     `tiles` may be replaced by others with the same `keys`, `chunk` and `precision` at any time: bits stay. For steps of
     up to `pdl_rows` rows, the programs of a kernel start while the kernel before ends (programmatic dependent launch,

@@ -1,4 +1,4 @@
-"""What ranks have computed, read by each rank's kernels out of the other ranks' memory (symmetric memory, P2P)."""
+"""Ranks' kernels read each other's results from memory (symmetric memory, P2P)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import triton.language as tl
 from specdec_hal.models.triton_kernels.launch import begin, row_count
 
 PROGRAMS = 128
-"""Of a kernel that waits for other ranks, at most: all of them have to be on the GPU at once."""
+"""Most programs of a kernel that waits for other ranks: all must be resident."""
 
 
 def meeting_cells(ranks: int) -> int:
-    """Cells of int32 that :func:`meet` needs of each rank; the last one ends all waiting."""
+    """int32 cells of :func:`meet` per rank; the last one ends all waiting."""
     return PROGRAMS * (ranks + 1) + 1
 
 
 @triton.jit
 def meet(cells, RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr):
-    """Waits until the same program of this kernel has begun on all ranks: what came before on their streams is there.
+    """Waits until this program has started on all ranks, so that earlier results on their streams are visible.
 
-    `cells`: int64 [RANKS], the addresses of the ranks' cells: of each program, which turn each rank has come to, this
-    one's last, and a cell that is not 0 when nobody is to wait any longer. Turns are compared by their difference.
+    `cells`: int64 [RANKS], addresses of the ranks' cells: per program the turn of each rank and of itself, and a
+    nonzero cell to end all waiting. Turns are compared by difference.
     """
     at = tl.program_id(0) * (RANKS + 1)
     first = tl.load(cells + RANK).to(tl.pointer_type(tl.int32))

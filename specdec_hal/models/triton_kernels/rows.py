@@ -1,4 +1,4 @@
-"""Small kernels over the rows of a step: where they go in the cache, rotary embeddings, and writes to the cache."""
+"""Small kernels over a step's rows: cache positions, rotary embeddings, and writes to the cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def places(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Of each row int64: its id (0 for one outside the vocabulary), position, and line of the cache for its key.
+    """Per row int64: id (0 if outside the vocabulary), position, and cache line of its key.
 
     The cache is [num_blocks + 1, 2, BLOCK_SIZE, ..]; rows of the tail, or without a block, get position 0 and a line of
     the last block.

@@ -1,22 +1,22 @@
-"""Which tiles are launched.
+"""Choice of tiles.
 
-The number of rows of a tile, its columns, depth, warps and stages decide about speed alone. What decides about bits,
-the parts of K, the chunks of a context and the keys that attention takes at a time, depends on the model and its dtype.
+A tile's rows, columns, depth, warps and stages only affect speed. The parts of K, the chunks of a context and
+attention's keys per step affect bits, so they depend only on the model and dtype.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Programs that keep a large GPU busy with a step of few rows. A constant, so that parts of K are the same on every GPU.
+# Programs that fill a large GPU in steps of few rows; constant, so that parts of K are the same on all GPUs.
 _FILL = 256
-# Programs from which on larger tiles gain more than more programs would, and about one for each multiprocessor.
+# Above this number of programs, about one per multiprocessor, larger tiles gain more.
 _ENOUGH, _ONE_EACH = 72, 128
-# The shortest part of K that is worth a program of its own, and what parts are multiples of.
+# The shortest part of K with its own program; parts are multiples of it.
 _SHORTEST_PART, _PART_STEP = 256, 64
 # Rows of a step up to which overlapping launches were faster (NVIDIA H100, 1.2 to 8 B parameters).
 PDL_ROWS = 128
-# Slots with up to this many tokens in a step get a program for each chunk of their context.
+# Slots with at most this many tokens in a step get a program per chunk of their context.
 FEW_TOKENS = 16
 
 
@@ -51,8 +51,8 @@ class Tiles:
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
-    arXiv:2203.03341). It adds over the depth of a tile before it adds to the sum, and in another order if swapped, so
-    that all of a dtype's product tiles must have the same `k` and `swap`.
+    arXiv:2203.03341). It first sums over the depth of a tile, in another order if swapped, so all product tiles of a
+    dtype must have the same `k` and `swap`.
     """
 
     products: tuple[ProductTile, ...]
@@ -65,7 +65,7 @@ class Tiles:
     def product(self, rows: int, columns: int, depth: int) -> ProductTile:
         """The largest tile that leaves enough programs, or else the smallest."""
         tiles, parts = self.products, -(-depth // part_length(columns, depth))
-        if self.large and rows > 128:  # sums that one program leaves to another cost more than idle multiprocessors
+        if self.large and rows > 128:  # passing sums between programs costs more than idle multiprocessors
             tiles, parts = self.large, 1
         fitting = (t for t in reversed(tiles) if t.m <= max(power_of_2(rows), tiles[0].m))
         enough = (t for t in fitting if -(-rows // t.m) * -(-columns // t.n) * parts >= _ENOUGH)

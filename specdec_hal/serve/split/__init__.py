@@ -1,4 +1,4 @@
-"""The server as three processes: HTTP, engine and token processor, each of which may be killed at any moment.
+"""The server as three processes: HTTP, engine and token processor. Any of them may be killed at any time.
 
 ::
 
@@ -6,7 +6,7 @@
                  ^  ^-- refusals, counts --+                     |
                  +------------------- deltas --------------------+
 
-`messages` is what they send each other, `engine`, `tokens` and `remote` (HTTP's end) are the three, `supervisor` starts
-and restarts them. Tokens depend on nothing but prompt, parameters and seed, so a restarted process asks for everything
-again, and its reader leaves out what it has had.
+`messages` defines their messages; `engine`, `tokens` and `remote` (in HTTP) are the three; `supervisor` starts and
+restarts them. Tokens depend only on prompt, parameters and seed, so a restarted process requests everything again, and
+its reader skips known output.
 """

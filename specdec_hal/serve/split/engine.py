@@ -1,4 +1,4 @@
-"""The engine's process: a runner that makes no text, between a socket with commands and one for frames."""
+"""The engine's process: a runner without text, between a command socket and a frame socket."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from specdec_hal.serve.stream.channel import FrameSender, receiver
 from specdec_hal.structured.backend import Grammar
 
 _COMPILERS = 4
-"""Grammars that are compiled at the same time."""
+"""Most grammars compiled in parallel."""
 _POLL_S = 2e-3
-"""How often an engine without other work looks for them."""
+"""How often an idle engine polls them."""
 _log = logging.getLogger("specdec_hal")
 
 
 class EngineProcess:
-    """Steps a runner and obeys. `resume`: go on with the requests of `runner.journal`, which a former engine wrote."""
+    """Steps a runner and executes commands. `resume`: continue the requests in the previous engine's
+    `runner.journal`."""
 
     def __init__(self, runner: ModelRunner, directory: Path, settings: ServeSettings, *, resume: bool) -> None:
         self.runner = runner
@@ -41,14 +42,15 @@ class EngineProcess:
         )
         self._writer = FrameWriter(runner, frames.send)
         self._unsettled = set(workers) if resume else set[int]()
-        """HTTP processes that have not said which requests somebody waits for. What the journal has may be what killed
-        the engine before."""
+        """HTTP processes that have not confirmed their requests; a request in the journal may have killed the previous
+        engine.
+        """
         if runner.config.engine.warm_up is not False:
             warm_up(runner)  # before HTTP hears of it
         own = runner.config.runner.journal is None
         self._journal = journal.Journal(directory / "journal", None) if own else None
         self._compiling: dict[Future[list[Grammar]], messages.Submit] = {}
-        """Submissions whose grammars are compiled."""
+        """Submissions whose grammars are being compiled."""
         self._compilers = ThreadPoolExecutor(_COMPILERS, "grammars")
         self._aborted: set[str] = set()
         """Of their requests."""
@@ -65,12 +67,12 @@ class EngineProcess:
             _log.exception("the journal cannot be read; HTTP submits its requests again")
 
     def close(self) -> None:
-        """Hear and say no more."""
+        """Close the sockets."""
         self._compilers.shutdown(wait=False, cancel_futures=True)
         self._context.destroy(linger=0)
 
     def run(self) -> None:
-        """Until the process is ended."""
+        """Run until the process ends."""
         for worker in range(len(self._http)):
             self._hello(worker)
         while True:
@@ -93,7 +95,7 @@ class EngineProcess:
         self._http[worker].send(messages.Hello(EngineInfo.of(self.runner), names))
 
     def _obey(self, wait: bool) -> None:
-        """Carry out what was asked meanwhile; waits for something if `wait`."""
+        """Execute queued commands; waits for one if `wait`."""
         try:
             while True:
                 self._carry_out(messages.for_engine(self._commands.recv(0 if wait else zmq.NOBLOCK)))
@@ -140,7 +142,7 @@ class EngineProcess:
             self._add(command, requests)
 
     def _submit_compiled(self, wait_s: float) -> None:
-        """Submit what has been compiled."""
+        """Submit requests with compiled grammars."""
         for future in wait(self._compiling, wait_s, FIRST_COMPLETED).done:
             command = self._compiling.pop(future)
             try:

@@ -1,4 +1,4 @@
-"""What the processes tell each other besides frames, and where they listen."""
+"""Messages between the processes besides frames, and their addresses."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ _OWNED = re.compile(r"[a-z]+-(\d{1,3})-")
 
 
 def http(worker: int) -> str:
-    """The name of one of the processes that speak HTTP; the first is 0."""
+    """The name of an HTTP process, counted from 0."""
     return f"{HTTP}-{worker}" if worker else HTTP
 
 
 def worker_of(part: str) -> int | None:
-    """Which of the processes that speak HTTP a name is; None: another."""
+    """The number of an HTTP process's name; None for others."""
     kind, _, number = part.partition("-")
     return int(number or 0) if kind == HTTP else None
 
 
 def parts(http_workers: int) -> list[str]:
-    """The processes, each with a socket of its name that it alone reads."""
+    """The processes; each reads the socket of its name."""
     return [*map(http, range(http_workers)), ENGINE, TOKENS]
 
 
 def owned(worker: int) -> str:
-    """What the part of an id after its kind begins with, so that everybody knows whose request it is."""
+    """The owner's tag after the kind in an id."""
     return f"{worker}-" if worker else ""
 
 
 def owner(request_id: str) -> int:
-    """The HTTP process that a request, or an answer, belongs to."""
+    """The HTTP process that owns a request or answer."""
     found = _OWNED.match(request_id)
     return int(found[1]) if found else 0
 
 
 def endpoint(directory: Path, part: str) -> str:
-    """Where a process listens."""
+    """The address of a process."""
     return f"ipc://{directory / part}"
 
 
@@ -56,7 +56,7 @@ def endpoint(directory: Path, part: str) -> str:
 
 
 class SubmittedRequest(msgspec.Struct, array_like=True):
-    """A request, as HTTP has it."""
+    """A request from HTTP."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -66,51 +66,51 @@ class SubmittedRequest(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, request: Request) -> SubmittedRequest:
-        """Its callback stays after."""
+        """Without its callback."""
         late = request.timeout_s, request.ttft_timeout_s
         return cls(request.request_id, list(request.prompt_token_ids), request.params.model_dump(), *late)
 
     def request(self) -> Request:
-        """What the engine's runner takes."""
+        """The request for the engine's runner."""
         params = SamplingParams(**self.params)
         return Request(self.request_id, self.prompt_token_ids, params, None, self.timeout_s, self.ttft_timeout_s)
 
 
 class Submit(msgspec.Struct, array_like=True, tag="submit"):
-    """Queue these, all or none. Those that the engine has already stay as they are."""
+    """Queue these, all or none, except those that the engine already has."""
 
     number: int
     requests: list[SubmittedRequest]
     worker: int = 0
-    """The HTTP process that asks."""
+    """The requesting HTTP process."""
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort"):
-    """End a request with what it has."""
+    """End a request with its output so far."""
 
     request_id: str
 
 
 class Release(msgspec.Struct, array_like=True, tag="release"):
-    """A request's end has arrived, or nobody waits for it: end it if it goes on, for this reason, and forget it."""
+    """Forget a request whose end has arrived or whose client is gone; end it with this reason if it still runs."""
 
     request_id: str
     reason: FinishReason
 
 
 class Keep(msgspec.Struct, array_like=True, tag="keep"):
-    """The answer to Hello: somebody waits for these; other requests of this HTTP process can be forgotten."""
+    """The answer to Hello: keep these requests of this HTTP process and forget others."""
 
     request_ids: list[str]
     worker: int = 0
 
 
 class Attach(msgspec.Struct, array_like=True, tag="attach"):
-    """A token processor knows nothing, or no longer trusts what it knows: begin a session."""
+    """The token processor has no valid state: start a session."""
 
 
 class Adopt(msgspec.Struct, array_like=True, tag="adopt"):
-    """This HTTP process is new: nobody waits for its requests. Answered by Hello, and by the token processor's Up."""
+    """A new HTTP process without requests. Answered by Hello, and by the token processor's Up."""
 
     worker: int = 0
 
@@ -128,7 +128,7 @@ ToEngine = Submit | Abort | Release | Keep | Attach | Adopt | AskCounts
 
 
 class Hello(msgspec.Struct, array_like=True, tag="hello"):
-    """The engine works, and has these requests. Answered by Keep."""
+    """The engine runs and has these requests. Answered by Keep."""
 
     info: EngineInfo
     request_ids: list[str]
@@ -141,7 +141,7 @@ class Queued(msgspec.Struct, array_like=True, tag="queued"):
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused"):
-    """A Submit was not; `retry_after_s` where it is only too early."""
+    """A Submit was refused; `retry_after_s` if it may be retried."""
 
     number: int
     message: str
@@ -156,13 +156,13 @@ class CountsAre(msgspec.Struct, array_like=True, tag="counts are"):
 
 
 class Update(msgspec.Struct, array_like=True, tag="news"):
-    """From the token processor: what requests gained."""
+    """From the token processor: deltas of requests."""
 
     news: list[OutputDelta]
 
 
 class AskPeer(msgspec.Struct, array_like=True, tag="ask peer"):
-    """From another HTTP process, which PeerSays goes to; `abort`: an answer of this process to end, if any."""
+    """From another HTTP process, answered by PeerSays; `abort`: an answer of this process to end, if any."""
 
     number: int
     worker: int
@@ -170,7 +170,7 @@ class AskPeer(msgspec.Struct, array_like=True, tag="ask peer"):
 
 
 class PeerSays(msgspec.Struct, array_like=True, tag="peer says"):
-    """What an HTTP process has observed, and whether it had the answer that should end."""
+    """An HTTP process's observations, and whether it had the answer to abort."""
 
     number: int
     observed: Observed
@@ -178,13 +178,13 @@ class PeerSays(msgspec.Struct, array_like=True, tag="peer says"):
 
 
 class Up(msgspec.Struct, array_like=True, tag="up"):
-    """A process works."""
+    """A process is running."""
 
     part: str
 
 
 class Down(msgspec.Struct, array_like=True, tag="down"):
-    """From the supervisor: a process has died, and another is being started."""
+    """From the supervisor: a process has died and is being restarted."""
 
     part: str
 
@@ -197,19 +197,19 @@ _to_http: msgspec.msgpack.Decoder[ToHttp] = msgspec.msgpack.Decoder(ToHttp)
 
 
 def for_engine(data: bytes) -> ToEngine:
-    """The message; FrameError if it is none."""
+    """Decode a message; FrameError if it is invalid."""
     return frame.decode(_to_engine, data, "a message to the engine")
 
 
 def for_http(data: bytes) -> ToHttp:
-    """The message; FrameError if it is none."""
+    """Decode a message; FrameError if it is invalid."""
     return frame.decode(_to_http, data, "a message to HTTP")
 
 
 class Outbox:
-    """Where messages to one process go. They wait there while it restarts.
+    """A sender to one process; messages wait while it restarts.
 
-    `limit`: messages that may wait before :meth:`send` waits too; 0: any number, for what is bounded elsewhere.
+    `limit`: most queued messages before :meth:`send` blocks; 0: unlimited, if bounded elsewhere.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, part: str, limit: int = 0) -> None:
@@ -223,5 +223,5 @@ class Outbox:
         self._socket.send(_encoder.encode(message))
 
     def close(self) -> None:
-        """Forget what was not sent."""
+        """Drop unsent messages."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""HTTP's end of an engine in another process: it sees to it that every request ends, whoever dies meanwhile."""
+"""HTTP's side of an engine in another process: every request ends, whichever process dies."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from specdec_hal.serve.stream import OutputDelta
 _log = logging.getLogger("specdec_hal")
 
 MAX_DEATHS = 5
-"""Engines that may die while they compute a request before it is given up: it may be what kills them."""
+"""Engine deaths during a request before it is given up as their possible cause."""
 _TURN_S = 2e-3
-"""How long messages are read while streams wait for the event loop: what comes in that time, a stream tells at once."""
+"""How long to collect messages before streams are woken, so that they deliver them together."""
 _ANSWER_S = 10.0
-"""How long the engine may take to answer what takes it no time."""
+"""Time limit of quick questions to the engine."""
 
 
 @dataclass(eq=False)
 class _Live:
-    """A request under way, and what has come of it."""
+    """A running request and its output so far."""
 
     request: Request
     stream: RequestStream
     number: int
-    """Of the submission that it is part of."""
+    """Its submission."""
     deltas: list[StreamDelta] = field(default_factory=list)
     tokens: int = 0
     chars: int = 0
@@ -51,7 +51,7 @@ class _Live:
     deaths: int = 0
 
     def gained(self, news: OutputDelta) -> StreamDelta | None:
-        """What is new of it; a restarted token processor repeats everything. None if nothing is.
+        """Its new output, or None; a restarted token processor repeats everything.
 
         EngineDeadError if something is missing.
         """
@@ -70,7 +70,7 @@ class _Live:
         return delta
 
     def output(self, news: OutputDelta) -> RequestOutput:
-        """All of it, once it has ended."""
+        """The whole output after the end."""
         whole, ended = StreamDelta.joined(self.deltas), news.ended
         assert ended is not None and whole.finish_reason is not None
         steps, drafted, accepted, num_drafts = ended.counts
@@ -83,19 +83,19 @@ class _Live:
 
 
 class Local(Protocol):
-    """What an HTTP process has that others ask for."""
+    """State of an HTTP process that others query."""
 
     def observed(self) -> Observed:
         """See :class:`~specdec_hal.serve.metrics.ServerMetrics`."""
 
     def abort_here(self, answer_id: str) -> bool:
-        """End an answer with what it has; False if there is none of that id."""
+        """End an answer with its output so far; False for an unknown id."""
 
 
 class RemoteEngine:
     """A :class:`~specdec_hal.serve.service.ServedEngine` in other processes. Made by :meth:`connect`.
 
-    `worker`: which of `serve.http_workers` processes this is; the others are asked for what they have observed.
+    `worker`: this process's number among `serve.http_workers`.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, directory: Path, worker: int = 0) -> None:
@@ -111,12 +111,12 @@ class RemoteEngine:
         others = set(range(workers)) - {worker}
         self._peers = {other: Outbox(out, directory, messages.http(other)) for other in others}
         self.local: Local | None = None
-        """What other HTTP processes ask for."""
+        """State queried by other HTTP processes."""
         self._live: dict[str, _Live] = {}
         self._submitted: dict[int, asyncio.Future[None]] = {}
-        """Submissions that the engine has not answered. OutputDelta of their requests may come before the answer."""
+        """Unanswered submissions; their OutputDeltas may arrive before the answer."""
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        """Questions that are answered at once: to the engine, and to other HTTP processes."""
+        """Quick questions to the engine and to other HTTP processes."""
         self._numbers = count()
         self._down = {ENGINE, TOKENS}
         self._greeted = asyncio.Event()
@@ -124,7 +124,7 @@ class RemoteEngine:
 
     @classmethod
     async def connect(cls, config: Config, tokenizer: Tokenizer, directory: Path, worker: int = 0) -> RemoteEngine:
-        """As soon as the engine answers."""
+        """Connect, once the engine answers."""
         engine = cls(config, tokenizer, directory, worker)
         engine._engine.send(messages.Adopt(worker))
         engine._reading = asyncio.create_task(engine._read())
@@ -133,18 +133,18 @@ class RemoteEngine:
         return engine
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
         self._inbox.close(linger=0)
         for outbox in (self._engine, *self._peers.values()):
             outbox.close()
 
-    # ---- what a server asks
+    # ---- for the server
 
     @cached_property
     def default_params(self) -> SamplingParams:
-        """What a request gets that has no parameters: see :meth:`SamplingParams.default`."""
+        """Default parameters: see :meth:`SamplingParams.default`."""
         return SamplingParams.default(self.config)
 
     @property
@@ -154,13 +154,13 @@ class RemoteEngine:
 
     @property
     def unready(self) -> str:
-        """Which processes restart."""
+        """The processes that are restarting."""
         return f"being started again: {', '.join(sorted(self._down))}" if self._down else ""
 
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
-        """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but it waits for an engine that restarts."""
+        """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but waits for a restarting engine."""
         number = next(self._numbers)
-        # An engine that is started again must get the same seeds.
+        # A restarted engine must get the same seeds.
         requests = [replace(request, params=request.params.seeded()) for request in requests]
         stream = RequestStream(self, [request.request_id for request in requests])
         self._submitted[number] = queued = asyncio.get_running_loop().create_future()
@@ -194,17 +194,17 @@ class RemoteEngine:
 
     @property
     def mark(self) -> str:
-        """What the ids of this process's answers have."""
+        """The tag in ids of this process's answers."""
         return messages.owned(self.worker)
 
     async def observed(self) -> list[Observed]:
-        """By the other HTTP processes; EngineDeadError if one does not answer."""
+        """Observations of the other HTTP processes; EngineDeadError if one does not answer."""
         ask = partial(messages.AskPeer, worker=self.worker)
         answers = await asyncio.gather(*(self._ask(peer, ask) for peer in self._peers.values()))
         return [one.observed for one in answers]
 
     async def abort_elsewhere(self, answer_id: str) -> bool:
-        """End an answer of another HTTP process; False if there is none of that id."""
+        """End an answer of another HTTP process; False for an unknown id."""
         peer = self._peers.get(messages.owner(answer_id))
         if peer is None:
             return False
@@ -238,7 +238,7 @@ class RemoteEngine:
             messages.Submit(number, [messages.SubmittedRequest.of(request) for request in requests], self.worker)
         )
 
-    # ---- what the others say
+    # ---- messages
 
     async def _read(self) -> None:
         now = asyncio.get_running_loop().time
@@ -291,7 +291,7 @@ class RemoteEngine:
     def _answer(self, number: int, error: RequestError | EngineDeadError | None) -> None:
         queued = self._submitted.pop(number, None)
         if queued is not None:
-            if queued.done():  # whoever waited has gone away
+            if queued.done():  # the caller has gone away
                 return
             if error is None:
                 queued.set_result(None)
@@ -303,7 +303,7 @@ class RemoteEngine:
                 self._fail(name, live, str(error))
 
     def _hello(self, hello: messages.Hello) -> None:
-        """An engine has nothing but what was in its journal: it gets the rest again."""
+        """A new engine only has its journal: submit the other requests again."""
         self.info = hello.info
         self._down.discard(ENGINE)
         known = set(hello.request_ids)
@@ -328,7 +328,7 @@ class RemoteEngine:
                 self._fail(name, live, f"{live.deaths} engines died while they computed it")
 
     def _fail(self, name: str, live: _Live, why: str) -> None:
-        """End a request here, whatever the engine makes of it."""
+        """End a request here, independently of the engine."""
         if live.number in self._submitted:
             self._answer(live.number, EngineDeadError(why))
             return
@@ -353,7 +353,7 @@ class RemoteEngine:
     def _news(self, news: OutputDelta) -> None:
         name = news.delta.request_id
         live = self._live.get(name)
-        if live is None:  # its end has been here, or it belonged to another HTTP process
+        if live is None:  # already ended, or owned by another HTTP process
             self._engine.send(messages.Release(name, "cancelled"))
             return
         try:
@@ -372,14 +372,14 @@ class RemoteEngine:
 
 
 def _reader_ended(reading: asyncio.Task[None]) -> None:
-    """Without a reader every request would wait for ever: the supervisor starts another process."""
+    """Without a reader every request would hang: exit, so that the supervisor restarts this process."""
     if not reading.cancelled():
         _log.critical("HTTP's reader has failed; the process ends", exc_info=reading.exception())
         os._exit(1)
 
 
 def _behind(delta: StreamDelta, tokens: int, chars: int) -> StreamDelta:
-    """What of a delta comes after its first `tokens` tokens and `chars` characters."""
+    """A delta without its first `tokens` tokens and `chars` characters."""
     spans = list[tuple[str, bool]]()
     for text, accepted in delta.spans:
         if chars < len(text):

@@ -21,14 +21,14 @@ from specdec_hal.serve.split.messages import Down, Outbox, http, parts, worker_o
 _log = logging.getLogger("specdec_hal")
 
 _FAILURES = 3
-"""Starts in a row of a process that may end by themselves before all processes are ended."""
+"""Most consecutive failed starts of a process before all are ended."""
 _PAUSE_S = 0.1
 """Before a process restarts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process gets from its supervisor. `alive_fd`: a pipe that ends when the supervisor does."""
+    """A process's arguments from its supervisor. `alive_fd`: a pipe that closes with the supervisor."""
 
     name: str
     directory: Path
@@ -37,11 +37,11 @@ class Part:
 
     @property
     def worker(self) -> int | None:
-        """Which of the HTTP processes it is; None: another."""
+        """Its number among HTTP processes; None for others."""
         return worker_of(self.name)
 
     def watch(self) -> None:
-        """End this process when the supervisor has ended, however."""
+        """End this process after the supervisor."""
         threading.Thread(target=self._watch, name="supervisor-watch", daemon=True).start()
 
     def _watch(self) -> None:
@@ -51,9 +51,9 @@ class Part:
 
 
 class Supervisor:
-    """Keeps the processes of a server running. `command` gives a process's command line; `fds` all of them inherit.
+    """Keeps the processes of a server running. `command` returns a process's command line; all inherit `fds`.
 
-    What is killed restarts. What ends by itself on its first start, or three times in a row, ends all.
+    Killed processes restart. One that exits by itself at its first start, or three times in a row, ends all.
     """
 
     def __init__(self, command: Callable[[Part], list[str]], fds: tuple[int, ...], http_workers: int = 1) -> None:
@@ -101,7 +101,7 @@ class Supervisor:
                 outbox.close()
 
     def _may_start_again(self, name: str, code: int) -> bool:
-        """A process has ended by itself: once it has worked, that may be an accident."""
+        """Handle a process's own exit, which is tolerated if it has worked before."""
         self._failures[name] += 1
         if self._failures[name] < _FAILURES and (self.directory / name).exists():  # its socket
             return True
@@ -117,7 +117,7 @@ class Supervisor:
             self._processes[name].send_signal(signal.SIGTERM)
 
     def _stop(self, number: int, frame: object) -> None:
-        """Let HTTP end its requests first; the second time end everything at once."""
+        """Let HTTP finish its requests first; the second time end everything at once."""
         for name in self._http:
             process = self._processes.get(name)
             if process is not None and process.returncode is None:

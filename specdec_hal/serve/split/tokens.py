@@ -1,4 +1,4 @@
-"""The token processor's process: frames in, news for HTTP out."""
+"""The token processor's process: frames in, deltas for HTTP out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specdec_hal.serve.stream.channel import receiver
 _log = logging.getLogger("specdec_hal")
 
 _MOST = 8
-"""Frames whose news go to HTTP together, where so many wait."""
+"""Most waiting frames merged into one message."""
 
 
 def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
-    """Until the process is ended. HTTP that reads slowly holds up the engine, through two bounded queues."""
+    """Run until the process ends. Slow HTTP readers block the engine through two bounded queues."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     frames = receiver(context, messages.endpoint(directory, TOKENS), settings.output_queue)
     workers = range(settings.http_workers)
@@ -56,7 +56,7 @@ def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
 
 
 def _shared_out(news: list[OutputDelta], workers: int) -> list[list[OutputDelta]]:
-    """By the HTTP process that each belongs to."""
+    """Deltas by owning HTTP process."""
     shares: list[list[OutputDelta]] = [[] for _ in range(workers)]
     for one in news:
         shares[messages.owner(one.delta.request_id)].append(one)
@@ -64,7 +64,7 @@ def _shared_out(news: list[OutputDelta], workers: int) -> list[list[OutputDelta]
 
 
 def _waiting(frames: zmq.Socket[bytes]) -> Iterator[bytes]:
-    """The next frame, as soon as it is there, and those after it that are there already."""
+    """The next frame and all further waiting ones."""
     yield frames.recv()
     for _ in range(_MOST - 1):
         try:

@@ -1,7 +1,7 @@
-"""The way from a runner's steps to text that is made elsewhere; the extra `serve` installs what it needs.
+"""From a runner's steps to text in another process. Requires the extra `serve`.
 
-`writer` makes frames of steps, `frame` is their format and order, `processor` makes request streams of them, and
-`channel` carries them between processes.
+`writer` turns steps into frames, `frame` defines their format and order, `processor` turns them into request streams,
+and `channel` transports them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames between processes, by ZeroMQ: a bounded queue, and what to do when it is full."""
+"""Frames between processes over ZeroMQ, with bounded queues."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import zmq
 class FrameSender:
     """Connects to a reader and sends it frames, in order.
 
-    At most `limit` frames wait on each side of the socket. Then :meth:`send` waits for the reader, or for the next one
-    if that has died; with `drop` it returns False at once.
+    At most `limit` frames wait on each side of the socket. Then :meth:`send` waits for the reader or its successor;
+    with `drop` it returns False at once.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limit: int, *, drop: bool) -> None:
@@ -27,12 +27,12 @@ class FrameSender:
         return True
 
     def close(self) -> None:
-        """Forget what was not sent."""
+        """Drop unsent frames."""
         self._socket.close(linger=0)
 
 
 def receiver(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limit: int) -> zmq.Socket[bytes]:
-    """The socket that frames come out of; at most `limit` wait in it."""
+    """The receiving socket; at most `limit` frames wait in it."""
     socket = context.socket(zmq.PULL)
     socket.setsockopt(zmq.RCVHWM, limit)
     socket.bind(endpoint)

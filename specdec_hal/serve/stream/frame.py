@@ -1,8 +1,8 @@
-"""OutputFrame: what one step did, as one message of a numbered session (contract, section 7).
+"""OutputFrame: one step's output as a message of a numbered session (contract, section 7).
 
-MessagePack by msgspec, which took half the time of structs packed by hand: small things as lists, whatever the model
-makes many of as little-endian bytes, taken as they stand in the step's buffers. Only what exists is sent: a frame
-without log-probabilities has one id a token and no score. A frame is accepted whole or not at all.
+MessagePack by msgspec, twice as fast as hand-packed structs: small values as lists, per-token data as little-endian
+bytes copied from the step's buffers. Absent data is not sent: without log-probabilities a token has one id and no
+score. A frame is accepted whole or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specdec_hal.runner.request import Drafts, FinishReason, TokenLogprobs
 
 VERSION = 4
 RECOVERY, PREEMPTED = -3, -9
-"""Counts that are no number of tokens: the step of the request failed and is computed again, or it lost its slot."""
+"""Special counts: the request's step failed and is repeated, or it lost its slot."""
 
 NOTHING = memoryview(b"")
 MAX_FRAME_BYTES = 1 << 28
@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
 
 
 class StreamStart(msgspec.Struct, array_like=True, frozen=True):
-    """A request that later entries call by its number, with the output that it has had before."""
+    """A request with its number for later entries and its output so far."""
 
     number: int
     request_id: str
@@ -49,7 +49,7 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     prompt_logprobs: list[TokenLogprobs | None] = []
     drafts: list[Drafts] = []
     prompt_tail: list[int] = []
-    """The prompt's last tokens, which the text after it may depend on."""
+    """The prompt's last tokens, which may affect the following text."""
     num_cached_tokens: int = 0
 
 
@@ -62,7 +62,7 @@ class PromptScores(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StreamEnd(msgspec.Struct, array_like=True, frozen=True):
-    """A request has ended in the engine, after its tokens in the same frame."""
+    """The end of a request in the engine, after its tokens in the same frame."""
 
     number: int
     reason: FinishReason
@@ -72,17 +72,17 @@ class StreamEnd(msgspec.Struct, array_like=True, frozen=True):
 class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_hal output {VERSION}"):
     """One step's output.
 
-    Entry i is about request `numbers[i]`: `counts[i]` tokens, at most S = `max_tokens`, after the `starts[i]` that it
-    had, or RECOVERY or PREEMPTED; `drafted[i]` drafts were judged for them, -1 in prefill. `accepted_draft` has a byte
-    for each of the A tokens of all entries, `ids` int64 [A, N]. Where log-probabilities were asked for, there are also
-    `scores` float32 [A, N] and `ranks` int64 [A], and N = 1 + alternatives, else N = 1. Column 0 is the emitted token.
+    Entry i is for request `numbers[i]`: `counts[i]` tokens, at most S = `max_tokens`, after its first `starts[i]`, or
+    RECOVERY or PREEMPTED; `drafted[i]` drafts were verified, -1 in prefill. `accepted_draft` has a byte for each of the
+    A tokens of all entries, `ids` int64 [A, N]. With log-probabilities there are also `scores` float32 [A, N] and
+    `ranks` int64 [A], and N = 1 + alternatives; else N = 1. Column 0 is the emitted token.
 
-    The tokens of a DRAFT frame are the drafts that the entries with the same number and start in the next TARGET frame
-    were judged with, of requests that ask for them. It has nothing but entries and tokens, and frame 0 is never one.
+    A DRAFT frame carries, for requests with return_drafts, the drafts that the next TARGET frame verified; entries
+    match by (number, start). It only has entries and tokens, and is never frame 0.
 
     `prompts` come before the first tokens of their requests, or with them.
 
-    Frame 0 of a session begins it: its `streams` are all there are, and `end_tokens` are the model's.
+    Frame 0 starts a session: its `streams` are complete, and `end_tokens` are the model's.
     """
 
     session: int
@@ -105,7 +105,7 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
     prompts: list[PromptScores] = []
 
     def encode(self) -> bytes:
-        """The frame as bytes; FrameError if fields disagree or there are too many bytes."""
+        """The frame as bytes; FrameError for inconsistent fields or too many bytes."""
         self._check()
         data = _encoder.encode(self)
         _check_length(len(data))
@@ -113,7 +113,7 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
 
     @classmethod
     def decode(cls, data: bytes) -> OutputFrame:
-        """The frame that `data` is, no more and no less; FrameError for anything else."""
+        """Decode exactly one frame; FrameError for anything else."""
         _check_length(len(data))
         frame = decode(_decoder, data, f"an output frame of version {VERSION}")
         frame._check()
@@ -126,7 +126,7 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
         return ids
 
     def logprobs(self, rows: slice, top: int) -> list[TokenLogprobs]:
-        """Of these of the tokens, with `top` alternatives each; nothing else is looked at. Empty if there are none."""
+        """Log-probabilities of these tokens, with `top` alternatives each; empty if there are none."""
         if not self.ranks.nbytes:
             return []
         ids = np.frombuffer(self.ids, "<i8").reshape(-1, self.n)[rows, : top + 1]
@@ -162,21 +162,22 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
 
 
 class FrameReader:
-    """Holds frames against the order in which they were sent. Bytes in, frames out.
+    """Decodes frames and checks their order.
 
-    Frame 0 of a session is always taken: it has everything. After it each frame must follow the previous one.
+    Frame 0 of a session is always accepted, as it is complete. Each later frame must follow the previous one.
     """
 
     def __init__(self) -> None:
         self._session: int | None = None
         self._expected = 0
         self.stale = 0
-        """Frames of sessions whose beginning was not seen: what they say, the next frame 0 says again."""
+        """Skipped frames of sessions without a received frame 0; the next frame 0 repeats their content."""
 
     def feed(self, data: bytes) -> OutputFrame | None:
         """The frame; None if it is stale.
 
-        FrameError for a gap, a reordering, another session or no frame; until the next frame 0, all are stale then.
+        FrameError for a gap, a reordering, another session or an invalid frame; then all frames are stale until the
+        next frame 0.
         """
         try:
             frame = OutputFrame.decode(data)
@@ -203,7 +204,7 @@ Message = TypeVar("Message")
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes, what: str) -> Message:
-    """What a decoder makes of `data`; FrameError if that is not `what`."""
+    """Decode `data`; FrameError if it is not `what`."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""TokenProcessor: frames to streams of text, one for each request."""
+"""TokenProcessor: frames to one text stream per request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_hal.serve.stream.frame import PREEMPTED, FrameKind, OutputFrame, Pr
 
 
 class RequestSummary(NamedTuple):
-    """How a request has ended: what its :class:`~specdec_hal.runner.RequestOutput` has that is in no delta."""
+    """Final statistics of a request: the fields of :class:`~specdec_hal.runner.RequestOutput` that no delta carries."""
 
     prompt_tokens: int
     error: str
@@ -25,7 +25,7 @@ class RequestSummary(NamedTuple):
 
 
 class OutputDelta(NamedTuple):
-    """What a request gained, after so many tokens and characters; `ended` with the last of it."""
+    """A request's new output, after its first tokens and characters; `ended` with the last one."""
 
     delta: StreamDelta
     token_start: int
@@ -37,15 +37,15 @@ class OutputDelta(NamedTuple):
 class _Stream:
     output: OutputStream
     shown: int = 0
-    """Characters that deltas have shown."""
+    """Characters already sent in deltas."""
     closed: bool = False
 
 
 class TokenProcessor:
-    """Makes the streams that the runner would make if it had the tokenizer, of the frames that it sends.
+    """Rebuilds, from a runner's frames, the streams that it would produce with the tokenizer.
 
-    Every stream ends exactly once. After a frame 0 each begins again, with all that it has had. FrameError for a frame
-    that cannot follow the previous ones; its reader must then ask for a new session.
+    Every stream ends exactly once. After a frame 0 each stream starts over with its whole output. FrameError for a
+    frame out of order; the reader must then request a new session.
     """
 
     def __init__(self, detokenizer: Callable[..., Detokenizer]) -> None:
@@ -53,22 +53,21 @@ class TokenProcessor:
         self._streams: dict[int, _Stream] = {}
         self._end_tokens: frozenset[int] = frozenset()
         self._touched: dict[int, _Stream] = {}
-        """Requests that gained something since :meth:`news` was called."""
+        """Requests with output since the last :meth:`news`."""
         self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
-        """Drafts whose tokens come with the next frame, by number and start."""
+        """Drafts for the tokens of the next frame, by number and start."""
         self.totals = StepRecord()
         """`drafted` and `accepted` by position, and `emitted` tokens, over all requests."""
         self.preempted = self.recovered = 0
-        """Times that a request lost its slot, or that its step was computed again."""
+        """Counts of lost slots and repeated steps."""
 
     def take(self, frame: OutputFrame) -> list[OutputDelta]:
-        """What requests gained by a frame, in the order of the frame. By drafts they gain nothing until they are paired
-        with the next frame's tokens."""
+        """Deltas of a frame, in its order. Drafts produce none until the next frame's tokens arrive."""
         self.add(frame)
         return self.news()
 
     def add(self, frame: OutputFrame) -> None:
-        """Take a frame; :meth:`news` returns what requests gained by it, and by others before it."""
+        """Process a frame; :meth:`news` returns the deltas of all frames since its last call."""
         if frame.flags == FrameKind.DRAFT and frame.sequence:
             self._unpaired.update(_drafts_of(frame))
             return
@@ -96,7 +95,7 @@ class TokenProcessor:
             del self._streams[number]
 
     def news(self) -> list[OutputDelta]:
-        """What requests gained by the frames since the last call, each once, in the order of the frames."""
+        """Merged deltas of the frames since the last call, one per request, in order."""
         touched, self._touched = self._touched, {}
         return [found for stream in touched.values() for found in self._news(stream)]
 
@@ -168,7 +167,7 @@ class TokenProcessor:
     def _pair(
         self, output: OutputStream, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]
     ) -> tuple[int, ...]:
-        """The drafts that these tokens of a request that asks for them were judged with."""
+        """The verified drafts of these tokens, for a request with return_drafts."""
         if drafted < 1:
             return ()
         judged = self._unpaired.pop((number, start), ())
@@ -197,7 +196,7 @@ class TokenProcessor:
 
 
 def _drafts_of(frame: OutputFrame) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
-    """What was drafted, by number and start."""
+    """Drafts by number and start."""
     ids, at = frame.emitted, 0
     for number, start, count in zip(frame.numbers, frame.starts, frame.counts, strict=True):
         rows = slice(at, at + max(count, 0))

@@ -1,4 +1,4 @@
-"""From a runner's steps to frames: the engine's end of the way to a token processor."""
+"""From a runner's steps to frames, in the engine's process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from specdec_hal.serve.stream.frame import (
 )
 
 Send = Callable[[bytes], bool]
-"""Hands a frame on; False, at once, if the reader is so far behind that the frame is not taken."""
+"""Sends a frame; returns False at once if the reader's queue is full."""
 
 TOO_SLOW = "the reader of the output is too far behind (serve.slow_reader: drop)"
 
 
 class _Judged(NamedTuple):
-    """Where the drafts of a request that asks for them were judged, after so many of its tokens."""
+    """The position, after this many tokens, of verified drafts to report."""
 
     number: int
     slot: int
@@ -41,8 +41,9 @@ class _Judged(NamedTuple):
 
 @dataclass
 class _Step:
-    """What a frame that is being made says. `entries`: number, start, count and drafts of each; `sequences` and `slots`
-    of those that have tokens."""
+    """Contents of the frame under construction. `entries`: number, start, count and drafts; `sequences` and `slots`:
+    those with tokens.
+    """
 
     sequences: list[Sequence] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -52,10 +53,10 @@ class _Step:
 
 
 class FrameWriter:
-    """Becomes a runner's :class:`~specdec_hal.runner.report.StepSink`, and sends a frame after every step.
+    """A runner's :class:`~specdec_hal.runner.report.StepSink` that sends a frame after every step.
 
-    `send` may wait for the reader, which holds up the engine, or refuse the frame: its requests are ended with an error
-    then, and the next frame that is taken tells so.
+    `send` may wait for the reader, which blocks the engine, or refuse the frame: then its requests end with an error,
+    which the next accepted frame reports.
     """
 
     def __init__(self, runner: ModelRunner, send: Send) -> None:
@@ -67,7 +68,7 @@ class FrameWriter:
         runner.sink = self
 
     def begin(self) -> None:
-        """Start a session for a reader that knows nothing: its first frame has every request, with what it has."""
+        """Start a session for a new reader: its first frame has every request with its output so far."""
         self._session, self._sequence = secrets.randbits(62), 0
         self._step = _Step()
         self._numbers: dict[Sequence, int] = {}
@@ -81,7 +82,7 @@ class FrameWriter:
             if sequence.finish_reason is not None:
                 self.ended(sequence)
 
-    # ---- what the runner tells
+    # ---- calls of the runner
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
@@ -110,7 +111,7 @@ class FrameWriter:
         self._ended.append(StreamEnd(self._number(sequence), sequence.finish_reason, sequence.error))
 
     def released(self, sequence: Sequence) -> None:
-        """Nobody needs this request any more."""
+        """Forget a request without readers."""
         number = self._numbers.pop(sequence, None)
         if number is not None:
             self._released.append(number)
@@ -126,7 +127,7 @@ class FrameWriter:
     # ---- frames
 
     def stepped(self, report: StepReport) -> None:
-        """Send what was collected, with the tokens of a step."""
+        """Send collected entries with a step's tokens."""
         slots = self._step.slots
         # All slots up to some, as most steps have them, are a view.
         where: Any = slice(len(slots)) if slots == self._slots[: len(slots)] else np.array(slots, np.int64)
@@ -144,7 +145,7 @@ class FrameWriter:
         self._send_frame(ids.shape[1], ids.data, scores.data, ranks.data)
 
     def _send_drafts(self, report: StepReport) -> bool:
-        """Send what was drafted for requests that ask for it; False if the reader has not taken it."""
+        """Send drafts of requests with return_drafts; False if the reader refuses."""
         judged = self._step.judged
         if not judged:
             return True
@@ -166,7 +167,7 @@ class FrameWriter:
         return True
 
     def flush(self) -> None:
-        """Send what was collected outside of steps, if anything."""
+        """Send entries collected outside steps, if any."""
         if self._sequence == 0 or self._step.entries or self._ended or self._released:
             assert not self._step.slots, "tokens go with their step"
             self._send_frame(1, NOTHING, NOTHING, NOTHING)
@@ -187,7 +188,7 @@ class FrameWriter:
         self._lose(step)
 
     def _lose(self, step: _Step) -> None:
-        """The tokens of a step are lost to the reader: end its requests."""
+        """End the requests whose tokens were refused."""
         lost = {number for number, *_ in step.entries}
         self._ended = [StreamEnd(e.number, "error", TOO_SLOW) if e.number in lost else e for e in self._ended]
         for sequence in step.sequences:
