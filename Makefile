@@ -113,6 +113,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/prose.py
+	$(BIN)/proselint check $$(git ls-files '*.md' ':!models' ':!*/killed.md')
 	find kernels_* specdec_hal/models/native tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	JOBS=$(JOBS) $(BIN)/python tools/tidy.py

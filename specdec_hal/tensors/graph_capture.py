@@ -49,7 +49,7 @@ def capturing(stream: int) -> Iterator[Capture]:
     """Mark that this thread captures the work on `stream`.
 
     The collector of cycles rests until no thread captures: a graph that it found could not be released, and would stay
-    for ever.
+    forever.
     """
     before, _here.capture = _here.capture, Capture(stream)
     _pause(1)

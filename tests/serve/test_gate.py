@@ -101,7 +101,7 @@ def test_a_body_is_no_head(running: Running) -> None:
     [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: y"],
 )
 def test_half_a_head(hurried: Running, sent: bytes) -> None:
-    """It was waited for for ever."""
+    """It was waited for forever."""
     with connect(hurried) as client:
         client.sendall(sent)
         assert answer(client) == b""

@@ -101,7 +101,7 @@ def test_deep_nesting_is_no_template(source: str) -> None:
 
 
 def test_a_template_that_loops_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It blocked the server for ever."""
+    """It blocked the server forever."""
     monkeypatch.setattr(service, "Renderer", lambda template: Renderer(template, 2.0))
     with serving(template=ChatTemplate("{% if messages[0].content == 'b' %}" + FOREVER + "{% endif %}a")) as running:
         asyncio.run(_while_it_loops(running))

@@ -113,7 +113,7 @@ def test_a_queue_that_is_full_takes_all_choices_or_none() -> None:
 
 @pytest.mark.parametrize("waiting", [0, 4])
 def test_an_idle_server_takes_every_choice(waiting: int) -> None:
-    """100 choices were refused with 429 for ever, where fewer requests may wait."""
+    """100 choices were refused with 429 forever, where fewer requests may wait."""
     with serving(runner={"max_num_seqs": 2, "max_waiting_requests": waiting}) as running:
         answer = running.post({"prompt": [1], "n": 100, "max_tokens": 1})
         assert answer.status_code == 200 and len(answer.json()["choices"]) == 100

@@ -1,4 +1,4 @@
-"""Three processes: whoever is killed, every client gets its exact tokens or is told; nobody waits for ever."""
+"""Three processes: whoever is killed, every client gets its exact tokens or is told; nobody waits forever."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def test_another_number_of_arguments(gpu: Any, rng: Any) -> None:
 
 
 def test_a_message_longer_than_its_queue_is_an_error(number: int) -> None:
-    """The system would wait for ever."""
+    """The system would wait forever."""
     key = queue_key("/dev/shm", number)
     queue = MessageQueue(key)
     libc, status = ctypes.CDLL(None), ctypes.create_string_buffer(120)

@@ -35,7 +35,7 @@ MUTANTS = (
     edited(
         "limit-only-when-hit-exactly",
         _LIMIT,
-        "a request whose limit was passed unseen, as after preemption, thinks for ever",
+        "a request whose limit was passed unseen, as after preemption, thinks forever",
         _edit(_FULL, "full = step + i == max_think"),
     ),
     edited(
@@ -180,7 +180,7 @@ MUTANTS = (
     edited(
         "never-past-the-border",
         _REASON,
-        "a request that leaves thinking without the separator has its drafts refused for ever",
+        "a request that leaves thinking without the separator has its drafts refused forever",
         _edit("THINK_END_SEEN if seen else FINISHED", "THINK_END_SEEN"),
     ),
     edited(

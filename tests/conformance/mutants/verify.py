@@ -231,7 +231,7 @@ _WHO = (
     edited(
         "last-chunk-is-silent",
         _OP,
-        "<= for <: the prompt's last chunk emits nothing, and the request is one token behind for ever",
+        "<= for <: the prompt's last chunk emits nothing, and the request is one token behind forever",
         _edit("int(seq_lens_decoder[b]) + enc < prompt_lens[b]", "int(seq_lens_decoder[b]) + enc <= prompt_lens[b]"),
     ),
     edited(

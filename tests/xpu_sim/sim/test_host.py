@@ -14,7 +14,7 @@ from tests.support.xpu_program import MODES, MODES_ASAN_SLOW, SOURCES, Program
 
 FILES = sorted((SOURCES / "host").glob("*.cpp"))
 TESTS = [name for path in FILES for name in re.findall(r"^HOST_TEST\((\w+)\)", path.read_text(), re.MULTILINE)]
-# GCC 12's libasan does not hold its own locks over a fork: a child may wait for ever for one of another thread's.
+# GCC 12's libasan does not hold its own locks over a fork: a child may wait forever for one of another thread's.
 NOT_UNDER_ASAN = {"a_child_launches_whatever_the_parents_threads_did"}
 RUNS = [
     pytest.param(name, mode, marks=[pytest.mark.slow] if mode == "asan" else [])
