@@ -19,33 +19,43 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.step_cost import Cost
 
-REQUEST_DECAY = 0.98
-"""What an observation of a request still counts for after the next one: some fifty of them decide."""
-POOLED_DECAY = 0.99
-"""The same for all requests together, from whose acceptance a new one starts."""
-PRIOR_ACCEPTANCE = (0.6, 0.9), (0.85, 0.92)
+
+class Prior(NamedTuple):
+    """An acceptance that is expected, and for how many observations that counts.
+
+    Estimated: (accepted + strength * acceptance) / (judged + strength), of `judged` drafts that many `accepted`.
+    """
+
+    acceptance: float
+    strength: float
+
+    def estimate(self, accepted: float, judged: float, unit: float = 1.0) -> float:
+        """With counts in units of an observation."""
+        weight = self.strength * unit
+        return (accepted + weight * self.acceptance) / (judged + weight)
+
+
+FIRST_PRIORS, LATER_PRIORS = (Prior(0.6, 4.0), Prior(0.9, 4.0)), (Prior(0.85, 20.0), Prior(0.92, 20.0))
 """Acceptance of the first draft, and of one after an accepted one, before anything was seen: that of n-gram look-ups
-in code and prose. The second number is for steps after one whose drafts were all accepted."""
-PRIOR_STRENGTH_FIRST, POOLED_STRENGTH_FIRST = 4.0, 8.0
-PRIOR_STRENGTH, POOLED_STRENGTH, SHARED_STRENGTH = 20.0, 8.0, 24.0
-"""Observations that these count for, of the first draft and of the others, and those that the requests before count
-for; `SHARED_STRENGTH`: what is seen at all positions after the first, for each of them."""
-PRIOR_SLOPE, PRIOR_SLOPE_STRENGTH = 0.05, 2.0
-"""What a token more costs of a request's share of a step before steps with other numbers of drafts were seen, and what
-that counts for: as steps would whose squared distances from their mean are as large together."""
-COST_DECAY = 0.97
-"""What a measured step still counts for after the next one with as many requests."""
-SLOPE_DEADBAND = 0.5
-"""A size as far as this from the mean tells nothing of the slope, which is then not forgotten either."""
-OUTLIER_LIMIT = 1.5
-"""A step counts as having taken so many times what was expected at most: whatever disturbs steps makes them longer."""
+in code and prose. The second of each is for steps after one whose drafts were all accepted."""
+POOLED_STRENGTH = 8.0
+"""What all requests' acceptance counts for in a new one's, as observations of the first draft or of the others."""
+SHARED_STRENGTH = 24.0
+"""What is seen at all positions after the first counts for at each of them."""
+REQUEST_DECAY, POOLED_DECAY = 0.98, 0.99
+"""What an observation of a request still counts for after the next one (some fifty of them decide), and one of all
+requests together, from whose acceptance a new one starts."""
 FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
-"""Steps without drafts before drafting is tried again, and with how many drafts."""
+"""Steps without drafts before drafting is tried again, and with how many drafts. A pause that comes to nothing is twice
+as long the next time, one that pays half as long."""
 MAX_UPDATES = 16
-"""Requests whose chances are worked out again in a step: the others keep theirs for some steps."""
+"""Requests whose chances are estimated again in a step: the others keep theirs for some steps."""
 RESCALE_WEIGHT = 1e9
 """Weight of a step from which on the sums are scaled down."""
+PROPOSAL_SPREAD = 0.05
+"""What :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` counts for in the cost of a proposer on the host."""
 
 
 class Drafted(NamedTuple):
@@ -54,96 +64,6 @@ class Drafted(NamedTuple):
     sequence: Sequence
     drafted: int
     accepted: int
-
-
-class _Group:
-    """Decayed sums of what was measured with one number of requests: weight, sizes, seconds."""
-
-    def __init__(self) -> None:
-        self.weight = self.size = self.seconds = 0.0
-
-
-class Line(NamedTuple):
-    """Seconds of a step by its size."""
-
-    start: float
-    slope: float
-
-    def __call__(self, size: float) -> float:
-        """Seconds of that size."""
-        return self.start + self.slope * size
-
-
-class Cost:
-    """Seconds by size: along a line for each group of measurements, all lines parallel.
-
-    Groups are steps with as many requests, whose number costs more than its tokens do. What was measured last counts
-    most, since requests differ: the lines touch the curve, if it is one, at the sizes that are used. `spread`: what
-    :data:`PRIOR_SLOPE` counts for. `of_steps`: size 0 takes time too, and measurements that are out of all proportion
-    do not count as such.
-    """
-
-    def __init__(self, spread: float = PRIOR_SLOPE_STRENGTH, *, of_steps: bool = True) -> None:
-        self._prior, self._of_steps = spread, of_steps
-        self._groups: dict[int, _Group] = {}
-        self._spread = self._together = 0.0
-
-    @property
-    def least(self) -> float:
-        """Seconds that one more costs at least: not nothing, or nobody would try fewer and find out."""
-        weight = share = 0.0
-        for number, one in self._groups.items():
-            weight += one.weight
-            share += one.seconds / number
-        return PRIOR_SLOPE / 4 * share / (weight or 1.0)
-
-    @property
-    def slope(self) -> float:
-        """Seconds that one more costs."""
-        least = self.least
-        return max((self._together + 4 * least * self._prior) / (self._spread + self._prior), least)
-
-    def add(self, size: int, seconds: float, group: int = 1) -> None:
-        """Count a measurement."""
-        held = self._groups.get(group)
-        if held is None:
-            held = self._groups[group] = _Group()
-        if self._of_steps and held.weight:
-            expected = self(size, group)
-            if held.weight > 5:
-                seconds = min(seconds, OUTLIER_LIMIT * expected)
-            elif seconds < expected / 3:  # what was seen before took part in compiling
-                held = self._groups[group] = _Group()
-                self._spread = self._together = 0.0
-        before = held.weight * COST_DECAY
-        if held.weight:
-            off, share = size - held.size / held.weight, before / (before + 1)
-            keep = COST_DECAY if abs(off) > SLOPE_DEADBAND else 1.0
-            self._spread = self._spread * keep + share * off * off
-            self._together = self._together * keep + share * off * (seconds - held.seconds / held.weight)
-        held.weight, held.size, held.seconds = (
-            before + 1,
-            held.size * COST_DECAY + size,
-            held.seconds * COST_DECAY + seconds,
-        )
-
-    def __call__(self, size: float, group: int = 1) -> float:
-        """The expected seconds of one size."""
-        return self.line(group)(size)
-
-    def line(self, group: int) -> Line:
-        """The expected seconds of so many requests: of the group that is nearest to this one, if it was not measured.
-
-        0 before the first measurement.
-        """
-        if not self._groups:
-            return Line(0.0, 0.0)
-        nearest = group if group in self._groups else min(self._groups, key=lambda number: abs(number - group))
-        known = self._groups[nearest]
-        mean, seconds = known.size / known.weight, known.seconds / known.weight
-        own = nearest if self._of_steps else 0  # a request's own token costs as much as a draft, at least
-        slope = min(self.slope, seconds / (mean + own or 1.0))
-        return Line(seconds - slope * mean, slope)
 
 
 class _Counts:
@@ -158,7 +78,7 @@ class _Counts:
         self.asked = self.found = 0.0
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Count a step that was allowed to draft. A position after a rejected draft tells nothing."""
+        """Count a step that was allowed to draft. A position after a rejected draft says nothing."""
         self.unit /= self._keep
         if self.unit > RESCALE_WEIGHT:
             self._rescale()
@@ -172,6 +92,10 @@ class _Counts:
         if accepted < drafted:
             judged[accepted] += unit
 
+    def after_first(self) -> tuple[float, float]:
+        """Of all positions but the first: how often accepted, and how often judged."""
+        return sum(self.accepted) - self.accepted[0], sum(self.judged) - self.judged[0]
+
     def _rescale(self) -> None:
         self.judged, self.accepted = ([one / self.unit for one in some] for some in (self.judged, self.accepted))
         self.asked, self.found, self.unit = self.asked / self.unit, self.found / self.unit, 1.0
@@ -180,9 +104,9 @@ class _Counts:
 class _Pooled:
     """What all requests together had accepted after steps of one kind, and what is usual by that."""
 
-    def __init__(self, k: int, first: float, later: float) -> None:
-        self._counts, self._hopes = _Counts(k, POOLED_DECAY), (first, later)
-        self.usual, self.every = later, [first] + [later] * (k - 1)
+    def __init__(self, k: int, first: Prior, later: Prior) -> None:
+        self._counts, self._first, self._later = _Counts(k, POOLED_DECAY), first, later
+        self.usual, self.every = later.acceptance, [first.acceptance] + [later.acceptance] * (k - 1)
 
     def add(self, drafted: int, accepted: int) -> None:
         """Count what a request did."""
@@ -190,12 +114,11 @@ class _Pooled:
 
     def refresh(self) -> None:
         """Work out what is usual: `usual`, a draft's acceptance after the first, and `every`, by position."""
-        counts, unit, (first, later) = self._counts, self._counts.unit, self._hopes
-        judged, accepted, hoped = counts.judged, counts.accepted, PRIOR_STRENGTH * unit
-        self.usual = usual = (sum(accepted) - accepted[0] + hoped * later) / (sum(judged) - judged[0] + hoped)
-        alike = SHARED_STRENGTH * unit
-        self.every = [(a + alike * usual) / (j + alike) for a, j in zip(accepted, judged, strict=True)]
-        self.every[0] = (accepted[0] + PRIOR_STRENGTH_FIRST * unit * first) / (judged[0] + PRIOR_STRENGTH_FIRST * unit)
+        counts, unit = self._counts, self._counts.unit
+        self.usual = self._later.estimate(*counts.after_first(), unit)
+        shared = Prior(self.usual, SHARED_STRENGTH)
+        self.every = [shared.estimate(a, j, unit) for a, j in zip(counts.accepted, counts.judged, strict=True)]
+        self.every[0] = self._first.estimate(counts.accepted[0], counts.judged[0], unit)
 
 
 class _Request:
@@ -217,16 +140,15 @@ class _Request:
 
     def expect(self, pooled: _Pooled) -> tuple[float, list[float]]:
         """Of its next drafts: how likely there are any, and that each of them gives a token."""
-        seen, usual = self._seen[self.kind], pooled.usual
+        seen = self._seen[self.kind]
         unit, judged, accepted = seen.unit, seen.judged, seen.accepted
-        trust, alike, half = POOLED_STRENGTH * unit, SHARED_STRENGTH * unit, SHARED_STRENGTH * unit / 2
-        here = (sum(accepted) - accepted[0] + trust * usual) / (sum(judged) - judged[0] + trust)
-        found = (seen.found + trust) / (seen.asked + trust)
-        first = POOLED_STRENGTH_FIRST * unit
-        chance = found * (accepted[0] + first * pooled.every[0]) / (judged[0] + first)
+        here = Prior(pooled.usual, POOLED_STRENGTH).estimate(*seen.after_first(), unit)
+        found = Prior(1.0, POOLED_STRENGTH).estimate(seen.found, seen.asked, unit)
+        chance = found * Prior(pooled.every[0], POOLED_STRENGTH).estimate(accepted[0], judged[0], unit)
         gains = [chance]
-        for i in range(1, len(judged)):
-            chance *= (accepted[i] + half * (pooled.every[i] + here)) / (judged[i] + alike)
+        shared, half = SHARED_STRENGTH * unit, SHARED_STRENGTH * unit / 2
+        for i in range(1, len(judged)):  # as Prior.estimate, of the mean of both; written out, since it is often done
+            chance *= (accepted[i] + half * (pooled.every[i] + here)) / (judged[i] + shared)
             gains.append(chance)
         return found, gains
 
@@ -236,14 +158,14 @@ class DraftLengths:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        self._steps, self._proposals = Cost(), Cost(0.05, of_steps=False)
+        self._steps, self._proposals = Cost(), Cost(PROPOSAL_SPREAD, of_steps=False)
         self._requests: WeakKeyDictionary[Sequence, _Request] = WeakKeyDictionary()
         self._slots, self._asks, self._step = 1, False, 0
         self.forget()
 
     def forget(self) -> None:
         """Let what requests had accepted so far count for none of the next ones."""
-        self._pooled = [_Pooled(self._k, first, later) for first, later in zip(*PRIOR_ACCEPTANCE, strict=True)]
+        self._pooled = [_Pooled(self._k, first, later) for first, later in zip(FIRST_PRIORS, LATER_PRIORS, strict=True)]
 
     def limit(self, sequence: Sequence) -> int:
         """The most drafts that a request gets in its next step."""

@@ -11,8 +11,9 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runner.draft_length import PROBE, Cost, Drafted, DraftLengths
+from specdec_hal.runner.draft_length import PROBE, Drafted, DraftLengths
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.step_cost import Cost
 from tests.runner.conftest import make_runner
 
 K = 8

@@ -1,0 +1,120 @@
+"""Seconds of a step by its size, as measured while decoding: what a draft more costs.
+
+With weights that decay by COST_DECAY a step, a group of steps with as many requests has a mean size and mean seconds.
+All groups share one slope, by least squares with a prior:
+
+    slope = (sum of sizes' offsets * seconds' offsets + PRIOR_SLOPE * share * s) / (sum of sizes' offsets^2 + s)
+
+where `share` is what one request takes of a step, and `s` the strength of the prior.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PRIOR_SLOPE, PRIOR_SLOPE_STRENGTH = 0.05, 2.0
+"""What a token more costs of a request's share of a step before steps with other numbers of drafts were seen, and what
+that counts for: as steps would whose squared distances from their mean are as large together."""
+LEAST_SLOPE = PRIOR_SLOPE / 4
+"""What it costs at least, of that share: not nothing, or nobody would try fewer and find out."""
+COST_DECAY = 0.97
+"""What a measured step still counts for after the next one with as many requests."""
+SLOPE_DEADBAND = 0.5
+"""A size as far as this from the mean says nothing of the slope, which is then not forgotten either."""
+OUTLIER_LIMIT = 1.5
+"""A step counts as having taken so many times what was expected at most: whatever disturbs steps makes them longer."""
+COMPILING = 1 / 3
+"""A step as much quicker than the first few shows that these compiled: they are forgotten."""
+FIRST_STEPS = 5
+"""Weight of the first few."""
+
+
+class _Group:
+    """Decayed sums of what was measured with one number of requests: weight, sizes, seconds."""
+
+    def __init__(self) -> None:
+        self.weight = self.size = self.seconds = 0.0
+
+
+class Line(NamedTuple):
+    """Seconds of a step by its size."""
+
+    start: float
+    slope: float
+
+    def __call__(self, size: float) -> float:
+        """Seconds of that size."""
+        return self.start + self.slope * size
+
+
+class Cost:
+    """Seconds by size: along a line for each group of measurements, all lines parallel.
+
+    Groups are steps with as many requests, whose number costs more than its tokens do. What was measured last counts
+    most, since requests differ: the lines touch the curve, if it is one, at the sizes that are used. `spread`: what
+    :data:`PRIOR_SLOPE` counts for. `of_steps`: size 0 takes time too, and measurements that are out of all proportion
+    do not count as such.
+    """
+
+    def __init__(self, spread: float = PRIOR_SLOPE_STRENGTH, *, of_steps: bool = True) -> None:
+        self._prior, self._of_steps = spread, of_steps
+        self._groups: dict[int, _Group] = {}
+        self._spread = self._together = 0.0
+
+    @property
+    def least(self) -> float:
+        """Seconds that one more costs at least."""
+        weight = share = 0.0
+        for number, one in self._groups.items():
+            weight += one.weight
+            share += one.seconds / number
+        return LEAST_SLOPE * share / (weight or 1.0)
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one more costs."""
+        least = self.least
+        prior = PRIOR_SLOPE / LEAST_SLOPE * least
+        return max((self._together + prior * self._prior) / (self._spread + self._prior), least)
+
+    def add(self, size: int, seconds: float, group: int = 1) -> None:
+        """Count a measurement."""
+        held = self._groups.get(group)
+        if held is None:
+            held = self._groups[group] = _Group()
+        if self._of_steps and held.weight:
+            expected = self(size, group)
+            if held.weight > FIRST_STEPS:
+                seconds = min(seconds, OUTLIER_LIMIT * expected)
+            elif seconds < expected * COMPILING:
+                held = self._groups[group] = _Group()
+                self._spread = self._together = 0.0
+        before = held.weight * COST_DECAY
+        if held.weight:
+            off, share = size - held.size / held.weight, before / (before + 1)
+            keep = COST_DECAY if abs(off) > SLOPE_DEADBAND else 1.0
+            self._spread = self._spread * keep + share * off * off
+            self._together = self._together * keep + share * off * (seconds - held.seconds / held.weight)
+        held.weight, held.size, held.seconds = (
+            before + 1,
+            held.size * COST_DECAY + size,
+            held.seconds * COST_DECAY + seconds,
+        )
+
+    def __call__(self, size: float, group: int = 1) -> float:
+        """The expected seconds of one size."""
+        return self.line(group)(size)
+
+    def line(self, group: int) -> Line:
+        """The expected seconds of so many requests: of the group that is nearest to this one, if it was not measured.
+
+        0 before the first measurement.
+        """
+        if not self._groups:
+            return Line(0.0, 0.0)
+        nearest = group if group in self._groups else min(self._groups, key=lambda number: abs(number - group))
+        known = self._groups[nearest]
+        mean, seconds = known.size / known.weight, known.seconds / known.weight
+        own = nearest if self._of_steps else 0  # a request's own token costs as much as a draft, at least
+        slope = min(self.slope, seconds / (mean + own or 1.0))
+        return Line(seconds - slope * mean, slope)
