@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specdec_hal.plugin.hookspecs import hookimpl
     from specdec_hal.plugin.registry import explain, get_backend
     from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+    from specdec_hal.runner.slot_writer import SlotWriter
     from specdec_hal.runner.state import DecodeState
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ _HOME = {
     "Runtime": "engine.runtime",
     "load": "engine.runtime",
     "DecodeState": "runner.state",
+    "SlotWriter": "runner.slot_writer",
 }
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "Request",
     "Runtime",
     "SamplingParams",
+    "SlotWriter",
     "SpecDecError",
     "Strategy",
     "TokenOrder",

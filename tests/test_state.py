@@ -32,10 +32,15 @@ def state() -> sd.DecodeState:
     return make_state()
 
 
-def carry_out(state: sd.DecodeState, backend: str = "reference") -> None:
+@pytest.fixture
+def slots(state: sd.DecodeState) -> sd.SlotWriter:
+    return sd.SlotWriter(state)
+
+
+def carry_out(slots: sd.SlotWriter, backend: str = "reference") -> None:
     """What a step begins with."""
-    state.upload()
-    sd.get_backend(backend).schedule_slots(**state.args("schedule_slots"))
+    slots.upload()
+    sd.get_backend(backend).schedule_slots(**slots.state.args("schedule_slots"))
 
 
 def values(state: sd.DecodeState) -> dict[str, bytes]:
@@ -43,13 +48,13 @@ def values(state: sd.DecodeState) -> dict[str, bytes]:
     return {name: state[name].tobytes() for name in names if name in state._tensors}
 
 
-def test_a_request_takes_a_slot_and_leaves_it(state: sd.DecodeState) -> None:
+def test_a_request_takes_a_slot_and_leaves_it(state: sd.DecodeState, slots: sd.SlotWriter) -> None:
     params = sd.SamplingParams(
         max_new_tokens=3, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, seed=-5, bad_token_ids=[8],
         stop_token_ids=[7], stop_sequences=[[5, 6]],
     )  # fmt: skip
-    assert state.admit(1, [1, 2, 3], params) == 3
-    carry_out(state)
+    assert slots.admit(1, [1, 2, 3], params) == 3
+    carry_out(slots)
     slot = {name: state[name][1].tolist() for name in ("temperature", "top_p", "top_k", "min_p", "seed", "bad_tokens")}
     assert slot == {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "seed": -5, "bad_tokens": [8, -1]}
     assert state["stop_flags"].tolist() == [True, False, True]
@@ -58,78 +63,78 @@ def test_a_request_takes_a_slot_and_leaves_it(state: sd.DecodeState) -> None:
     assert state["draft_token_num"].tolist() == [0, 4, 0]
     assert state["token_ids_all"][1, :3].tolist() == state["input_ids"][1, :3].tolist() == [1, 2, 3]
     assert (state["stop_seqs"][1].tolist(), state["stop_seqs_lens"][1].tolist()) == ([[7, 0], [5, 6]], [1, 2])
-    state.free(1)
+    slots.free(1)
     assert not state["stop_flags"][1]  # decided, and not yet carried out
-    carry_out(state)
+    carry_out(slots)
     assert state["stop_flags"].all()
     assert not state["seq_lens_encoder"].any() and not state["seq_lens_this_time"].any()
 
 
-def test_nothing_stays_of_the_request_before(state: sd.DecodeState) -> None:
+def test_nothing_stays_of_the_request_before(state: sd.DecodeState, slots: sd.SlotWriter) -> None:
     fresh = make_state()
     harsh = sd.SamplingParams(
         temperature=1.0, repetition_penalty=2.0, frequency_penalty=1.0, presence_penalty=1.0, min_new_tokens=2,
         bad_token_ids=[1, 2], num_speculative_tokens=1, max_new_tokens=4, stop_sequences=[[1], [2]],
     )  # fmt: skip
-    state.admit(0, [1, 2, 3, 4], harsh)
-    carry_out(state)
+    slots.admit(0, [1, 2, 3, 4], harsh)
+    carry_out(slots)
     for name in ("step_idx", "seq_lens_decoder", "is_block_step", "reasoning_status"):
         state.write(name, 0, 1)
-    state.free(0)
-    for each in (state, fresh):
+    slots.free(0)
+    for each in (slots, sd.SlotWriter(fresh)):
         each.admit(0, [5, 6, 7, 8], sd.SamplingParams())
         carry_out(each)
-        each.write("stop_seqs", slice(None), 0)  # of these, only what `stop_seqs_lens` covers counts
+        each.state.write("stop_seqs", slice(None), 0)  # of these, only what `stop_seqs_lens` covers counts
     assert values(state) == values(fresh)
 
 
 def test_lists_are_sent_where_a_request_or_the_one_before_has_some(
-    state: sd.DecodeState, monkeypatch: pytest.MonkeyPatch
+    state: sd.DecodeState, slots: sd.SlotWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = list[list[list[int]]]()
     lists = state.request_lists
     monkeypatch.setattr(lists, "upload", lambda: sent.append(lists.host["bad_tokens"].tolist()))
     for slot, bad in ((0, []), (0, []), (2, []), (0, [3]), (0, [4]), (0, []), (0, []), (2, [])):
-        state.admit(slot, [1], sd.SamplingParams(bad_token_ids=bad))
-        carry_out(state)
+        slots.admit(slot, [1], sd.SamplingParams(bad_token_ids=bad))
+        carry_out(slots)
     rows = [[-1, -1]], [[-1, -1]], [[3, -1]], [[4, -1]], [[-1, -1]]
     assert [values[:1] for values in sent] == [*rows]
-    carry_out(state)
+    carry_out(slots)
     assert len(sent) == len(rows)
 
 
-def test_a_decision_is_for_one_step(state: sd.DecodeState) -> None:
-    state.admit(0, [1, 2], sd.SamplingParams())
-    carry_out(state)
+def test_a_decision_is_for_one_step(state: sd.DecodeState, slots: sd.SlotWriter) -> None:
+    slots.admit(0, [1, 2], sd.SamplingParams())
+    carry_out(slots)
     assert state["seq_lens_encoder"].tolist() == [2, 0, 0]
     state.write("seq_lens_encoder", 0, 0)
-    state.admit(2, [3], sd.SamplingParams())
-    carry_out(state)
+    slots.admit(2, [3], sd.SamplingParams())
+    carry_out(slots)
     assert state["seq_lens_encoder"].tolist() == [0, 0, 1]
     state.write("seq_lens_encoder", 2, 0)
-    carry_out(state)
+    carry_out(slots)
     assert not state["seq_lens_encoder"].any()
 
 
-def test_the_last_decision_counts(state: sd.DecodeState) -> None:
-    state.admit(0, [1, 2], sd.SamplingParams())
-    state.free(0)
-    state.free(1)
-    state.admit(1, [3, 4, 5], sd.SamplingParams())
-    carry_out(state)
+def test_the_last_decision_counts(state: sd.DecodeState, slots: sd.SlotWriter) -> None:
+    slots.admit(0, [1, 2], sd.SamplingParams())
+    slots.free(0)
+    slots.free(1)
+    slots.admit(1, [3, 4, 5], sd.SamplingParams())
+    carry_out(slots)
     assert state["stop_flags"].tolist() == [True, False, True]
     assert state["seq_lens_this_time"].tolist() == [0, 3, 0]
 
 
-def test_a_long_prompt_is_fed_in_pieces(state: sd.DecodeState) -> None:
+def test_a_long_prompt_is_fed_in_pieces(state: sd.DecodeState, slots: sd.SlotWriter) -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7]
-    assert state.admit(2, prompt, sd.SamplingParams()) == 4
-    carry_out(state)
+    assert slots.admit(2, prompt, sd.SamplingParams()) == 4
+    carry_out(slots)
     assert state["input_ids"][2].tolist() == [1, 2, 3, 4]
     assert state["token_ids_all"][2].tolist() == [*prompt, 0, 0, 0]
     assert state["max_dec_len"][2] == 3  # what is left of the slot
-    assert state.feed(2, 4) == 7
-    carry_out(state)
+    assert slots.feed(2, 4) == 7
+    carry_out(slots)
     assert state["input_ids"][2, :3].tolist() == [5, 6, 7]
     assert state["seq_lens_encoder"][2] == state["seq_lens_this_time"][2] == 3
     assert state["seq_lens_decoder"][2] == 4
@@ -152,11 +157,11 @@ def test_a_long_prompt_is_fed_in_pieces(state: sd.DecodeState) -> None:
     ],
 )
 def test_what_there_is_no_room_for_is_refused(
-    state: sd.DecodeState, slot: int, prompt: Any, params: dict[str, Any], message: str
+    state: sd.DecodeState, slots: sd.SlotWriter, slot: int, prompt: Any, params: dict[str, Any], message: str
 ) -> None:
     before = values(state)
     with pytest.raises(RequestError, match=message):
-        state.admit(slot, prompt, sd.SamplingParams(**params))
+        slots.admit(slot, prompt, sd.SamplingParams(**params))
     assert values(state) == before
 
 
@@ -187,15 +192,15 @@ def test_the_loop_of_the_page_gives_sampled_requests_their_plain_tokens(backend:
     code = "".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S))
     page: dict[str, Any] = {}
     exec(compile(code.replace('"reference"', f'"{backend}"'), PAGE.name, "exec"), page)
-    state, step, generate = page["state"], page["step"], page["generate"]
+    state, slots, step, generate = (page[name] for name in ("state", "slots", "step", "generate"))
     running = {0, 1}
     how = [{"temperature": 0.25, "seed": seed, "max_new_tokens": 30} for seed in (1, 2)]
     plain = [generate(0, [3 + i, 5], num_speculative_tokens=0, **how[i])[0] for i in range(2)]
     out: list[list[int]] = [[], []]
-    state.admit(1, [3, 5], sd.SamplingParams(**how[0]))
+    slots.admit(1, [3, 5], sd.SamplingParams(**how[0]))
     for _ in range(4):
         out[0] += step()[1]
-    state.admit(0, [4, 5], sd.SamplingParams(**how[1]))
+    slots.admit(0, [4, 5], sd.SamplingParams(**how[1]))
     while running:
         gained = step()
         out = [out[0] + gained[1], out[1] + gained[0]]

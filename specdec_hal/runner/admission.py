@@ -15,7 +15,8 @@ from specdec_hal.config.schema import ModelSettings, SpeculativeSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import Strategy
 from specdec_hal.runner.request import Request, SamplingParams
-from specdec_hal.runner.state import DecodeState, prompt_array
+from specdec_hal.runner.slot_writer import prompt_array, room
+from specdec_hal.runner.state import DecodeState
 from specdec_hal.text import short
 
 MAX_BAD_TOKENS = 64
@@ -54,7 +55,7 @@ class RequestRules:
         prompt = prompt_array(name, given)
         if params.n != 1:
             raise RequestError(f"{name}: n: expected 1, got {params.n}; add a request for each of params.choices()")
-        limit = self.state.room(name, prompt, params)
+        limit = room(self.state, name, prompt, params)
         listed = isinstance(given, (list, tuple))  # whose elements nobody can change; the array is new then
         tokens = prompt.astype(np.int64, copy=not listed)
         unsigned = tokens.view(np.uint64)  # where negative ids are large

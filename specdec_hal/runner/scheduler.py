@@ -24,6 +24,7 @@ import numpy as np
 from specdec_hal.ops import SlotAction
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.slot_writer import SlotWriter
 from specdec_hal.runner.state import DecodeState
 
 
@@ -85,7 +86,7 @@ class Scheduler:
         prefixes: PrefixCache | None = None,
     ) -> None:
         self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
-        self._prefixes = prefixes
+        self._slots, self._prefixes = SlotWriter(state), prefixes
         self.prefix_queries = self.prefix_hits = 0
         """Tokens of requests that took their first slot, and those of them that were found in the KV cache."""
         self.budget = state.symbols["T_cap"]
@@ -197,7 +198,7 @@ class Scheduler:
         if used.size or self._dirty:
             self.state.schedule.upload()
         if step.filled:
-            self.state.upload_requests()
+            self._slots.upload_requests()
         self._dirty = bool(used.size)
         return step
 
@@ -289,7 +290,7 @@ class Scheduler:
         reach = self._reach(sequence, end)
         if count <= 0 or not self._reserve(sequence, reach):
             return False
-        self.state.fill_chunk(slot, start, count, max(0, end - prompt))
+        self._slots.fill_chunk(slot, start, count, max(0, end - prompt))
         if start and sequence.token_ids:  # a token drawn after the chunk before stands in the history, and has counted
             self._write_generated(slot, sequence)
         sequence.cached = end
@@ -394,11 +395,11 @@ class Scheduler:
     def _install(self, slot: int, sequence: Sequence) -> None:
         """What the device goes on from: the context, and how far the limits of thinking are."""
         prompt = sequence.prompt
-        self.state.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
+        self._slots.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
         self.state.write("token_ids_all", (slot, slice(len(prompt))), prompt)
         self._write_generated(slot, sequence)
         if self.state.symbols["H"]:  # else no request's answer is constrained, and two launches are saved
-            self.state.start_reasoning(slot, sequence.request.params)
+            self._slots.start_reasoning(slot, sequence.request.params)
 
     def _write_generated(self, slot: int, sequence: Sequence) -> None:
         if sequence.wants.thinking:

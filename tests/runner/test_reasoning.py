@@ -140,11 +140,12 @@ def test_a_loop_of_ones_own_starts_every_request_again() -> None:
     state = sd.DecodeState(
         max_num_seqs=2, num_speculative_tokens=3, max_model_len=16, prefill_chunk=8, answer_start_ids=ANSWER_STARTS
     )
+    slots = sd.SlotWriter(state)
     for slot, constrained in enumerate([True, False]):
         state["reasoning_status"][slot], state["reasoning_seen"][slot] = 2, 9
         thinking = {"constrain_answer": constrained, "enabled": constrained}
-        state.admit(slot, [1, 2], SamplingParams(thinking=thinking))
-    state.upload()
+        slots.admit(slot, [1, 2], SamplingParams(thinking=thinking))
+    slots.upload()
     assert state["reasoning_status"].tolist() == [0, 3]
     assert state["reasoning_seen"].tolist() == [-1, -1]
     assert state["enable_thinking"].tolist() == [True, False]

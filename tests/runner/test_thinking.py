@@ -90,9 +90,10 @@ def test_a_loop_of_ones_own_starts_every_request_again() -> None:
         max_num_seqs=2, num_speculative_tokens=3, max_model_len=16, prefill_chunk=8, end_tokens=[END],
         think_end_text=TEXT,
     )  # fmt: skip
+    slots = sd.SlotWriter(state)
     state["limit_status"][:] = 7
-    state.admit(1, [1, 2], params(0))
-    state.upload()
+    slots.admit(1, [1, 2], params(0))
+    slots.upload()
     assert state["limit_status"].tolist() == [7, 0]
     assert (state["max_think_lens"].tolist(), state["max_reply_lens"].tolist()) == ([0, 5], [0, 4])
     assert state["inject_token_ids"].tolist() == TEXT
