@@ -1,6 +1,6 @@
 """Recorded runs of `specdec-hal bench` on a GPU as a page of the site.
 
-``python benchmarks/gpu_summary.py benchmarks/results/h200-*.json``; ``--all`` forevery row
+``python benchmarks/gpu_summary.py benchmarks/results/h200-*.json``; ``--all`` for every row
 instead of those that have a target.
 """
 

@@ -1,4 +1,4 @@
-"""specdec_hal: one interface to speculative decoding forevery kind of hardware.
+"""specdec_hal: one interface to speculative decoding for every kind of hardware.
 
     import specdec_hal as sd
     backend = sd.get_backend("reference")

@@ -30,7 +30,7 @@ check() {
   tests equality tests/cuda/test_equality.py
   tests decoding tests/cuda/test_decoding.py tests/models --ignore=tests/models/test_chat_models.py
   tests drafters tests/cuda/test_trained_drafters.py
-  tests decoders -n 8 tests/cuda/test_any_decoder.py # compiles forevery architecture
+  tests decoders -n 8 tests/cuda/test_any_decoder.py # compiles for every architecture
   tests others tests/cuda --ignore-glob='*/test_equality.py' --ignore-glob='*/test_decoding.py' \
     --ignore-glob='*/test_any_decoder.py' --ignore-glob='*/test_trained_drafters.py'
   for tool in memcheck racecheck initcheck; do

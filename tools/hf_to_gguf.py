@@ -2,7 +2,7 @@
 
 Needs the packages `gguf` and `safetensors`, no framework; `gguf_to_hf.py` is the way back. Matrices are stored as
 float32 or float16, vectors as float32, which is what llama.cpp computes with. For tokenizers that are byte-level BPE;
-GGUF has no place for a pre-tokenizer's own pattern, so that its rule "gpt-2" stands forevery other one.
+GGUF has no place for a pre-tokenizer's own pattern, so that its rule "gpt-2" stands for every other one.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def sample_target(
     purpose: Purpose,
     logprob_mode: LogprobMode,
 ) -> None:
-    """Draw the target model's token forevery output row, or a proposer's draft."""
+    """Draw the target model's token for every output row, or a proposer's draft."""
     # Greedy rows need no random bits, which would take half of their time.
     sampled = bool(np.any(row_temperature > 0))
     random = philox_u64(row_seed, position, purpose) if sampled else np.zeros(len(logits), np.uint64)

@@ -233,7 +233,7 @@ def train_tokenizer(files: list[SourceFile]) -> Tokenizer:
 
 
 def check_round_trip(tokenizer: Tokenizer, files: list[SourceFile]) -> None:
-    """Stop unless decode(encode(x)) == x forevery file."""
+    """Stop unless decode(encode(x)) == x for every file."""
     for file in files:
         if tokenizer.decode(tokenizer.encode(file.text).ids, skip_special_tokens=False) != file.text:
             raise SystemExit(f"tokenizer: {file.path} does not survive encode and decode")

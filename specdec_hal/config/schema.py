@@ -189,7 +189,7 @@ class RunnerSettings(Section):
     one chunk).
 
     KV cache, for models that keep it in blocks: positions of a block (`block_size`), blocks in all (`num_kv_blocks`;
-    null: enough forevery slot's context). `enable_prefix_caching`: requests share the blocks of equal beginnings;
+    null: enough for every slot's context). `enable_prefix_caching`: requests share the blocks of equal beginnings;
     null: where the model promises bits that do not depend on what is computed together. `overlap`: launch a step before
     the previous one is read; `graph`: replay steps as device graphs; both null: where backend, model and proposer can.
     `debug`: ops check values too.

@@ -64,7 +64,7 @@ class GuardedDevice(Protocol):
         """The stream handle for launches."""
 
     def synchronize(self) -> None:
-        """Wait forevery launch."""
+        """Wait for every launch."""
 
     def capture(self, plan: BoundOp) -> Callable[[], None]:
         """Replays the plan: a graph if the device has them, else the plan itself."""

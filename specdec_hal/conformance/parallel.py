@@ -30,7 +30,7 @@ Task = tuple[Unit, int]
 
 @dataclass
 class Job:
-    """Settings forevery child. `save`: folder for the inputs of cases that crash the backend.
+    """Settings for every child. `save`: folder for the inputs of cases that crash the backend.
 
     `seconds`: time limit of a case, shrinking included; `memory`: most bytes of a child (None: any). Beyond either the
     child is killed and the case fails.

@@ -41,7 +41,7 @@ APPLY_PENALTIES = op(
     "Penalties, bad tokens and minimum length, per output row, as plain decoding would apply them there.",
     """
     Row i of a slot sees prompt ++ generated ++ draft_tokens[b, 1..i] as its history [#history]. In float32, each
-    operation rounded, forevery distinct token of the history with logit l: repetition over the whole history (l > 0
+    operation rounded, for every distinct token of the history with logit l: repetition over the whole history (l > 0
     ? l / r : l * r) [#repetition]; then, over the generated part (drafts included) with n occurrences, l - (n *
     frequency), then l - presence [#counts]. Bad tokens become -inf [#bad-tokens]; so do `end_tokens` in rows whose
     generated count step_idx + i is below `min_dec_len` [#min-length]. History entries outside [0, V) are ignored
@@ -67,7 +67,7 @@ _KEPT = """
 SAMPLE_TARGET = op(
     "sample_target",
     3,
-    "Draw the target model's token forevery output row, or a proposer's draft.",
+    "Draw the target model's token for every output row, or a proposer's draft.",
     f"""{_KEPT}
     The draw has the row's seed and position. In a row with a filter it is section 0's over the kept set in ascending
     id order [#draw]; without one r = high64(U64 * the row's total), the chunk is the first whose inclusive sum of S

@@ -2,7 +2,7 @@
 
 The model has its own slots, updated by the contract's ops of section 9: they copy the target's accepted tokens, take a
 token per substep, and count the drafts at the end. Its text is the request's from the second token on, so a prompt
-chunk ends in the token emitted by the target. Its KV cache has a row forevery row of the target's, with the same block
+chunk ends in the token emitted by the target. Its KV cache has a row for every row of the target's, with the same block
 numbers; the next step overwrites rejected drafts.
 
 The host reads no device value: if the model takes device tensors, the chain is captured with the step.

@@ -195,7 +195,7 @@ class HostDraftModel(Proposer):
             self._caches[slot] = _Cache()
 
     def propose(self, step: StepView) -> Any:
-        """Draft forevery slot that takes drafts; the tensor of their distributions for REJECTION, else None."""
+        """Draft for every slot that takes drafts; the tensor of their distributions for REJECTION, else None."""
         going = [
             _Drafting(view, self._caches[view.slot].unread(view, self._vocabulary))
             for view in step.slots

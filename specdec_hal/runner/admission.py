@@ -33,7 +33,7 @@ MAX_STOP_SEQUENCES = (16, 16)
 class RequestRules:
     """The limits of a runner, besides the room in a slot, which `state` knows.
 
-    `cache_room`: positions that the KV blocks hold in all; None: a cache forevery slot. `missing`: ops that neither
+    `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot. `missing`: ops that neither
     the backend nor a fallback of it has. `model`: what the model thinks with.
     """
 

@@ -47,7 +47,7 @@ def kv_blocks(config: Config, model: TargetModel, positions: int) -> int:
 
 
 def allocate_cache(config: Config, model: TargetModel, positions: int) -> BlockPool | None:
-    """The model's KV cache: blocks of one pool where it has them, else room forevery slot."""
+    """The model's KV cache: blocks of one pool where it has them, else room for every slot."""
     settings = config.runner
     if not model.capabilities.device_lengths:
         model.allocate(settings.max_num_seqs, positions)

@@ -1,7 +1,7 @@
 """What requests add to logits before penalties and sampling (OpenAI's `logit_bias`), by slot.
 
 No op of the contract has it. It is a gather, an addition and a scatter of the framework that holds the logits, the same
-forevery row of a slot: a draft is judged by the logits that plain decoding would have there.
+for every row of a slot: a draft is judged by the logits that plain decoding would have there.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ costs the host time for each token, and admit it, which does so too. What decode
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """How requests share KV blocks. `draft_rows`: the proposer has a row forevery position of a context; `lookahead`:
+    """How requests share KV blocks. `draft_rows`: the proposer has a row for every position of a context; `lookahead`:
     its cache_lookahead, see :class:`~specdec_hal.plugin.proposer.Proposer`."""
 
     draft_rows: bool = False
@@ -70,7 +70,7 @@ class PrefixCache:
 
 
 class Scheduler:
-    """The waiting line, the slots, and the KV blocks (`pool` None: the model keeps a cache forevery slot).
+    """The waiting line, the slots, and the KV blocks (`pool` None: the model keeps a cache for every slot).
 
     `headroom`: positions that padded drafts may take beyond a request's limit. `draft_positions`: those that the
     proposer's cache takes after a step's tokens, in the same blocks. `prefixes` None: every request computes its whole
@@ -225,7 +225,7 @@ class Scheduler:
             if sequence.cached < sequence.target:  # or preempted for an older one, just now
                 unfinished.append((slot, sequence))
                 continue
-            # As _reach, of `length`; written out, since every step does it forevery request.
+            # As _reach, of `length`; written out, since every step does it for every request.
             reach = sequence.prompt_len + len(sequence.token_ids) + (sequence.in_flight + 1) * width + beyond
             most = sequence.prompt_len + sequence.max_new_tokens + headroom
             if reach > most:
@@ -273,7 +273,7 @@ class Scheduler:
         pool, found = self.pool, self._find(first)
         wanted = pool.needed(self._reach(first, first.target + self.state.symbols["S"])) - len(found)
 
-        def short() -> bool:  # a block to grow into foreverybody, or the youngest would be sent back at once
+        def short() -> bool:  # a block to grow into for everybody, or the youngest would be sent back at once
             return wanted + pool.idle(found) + len(self.running) > pool.free
 
         if only is not None:  # those who sit out this step end nothing, and so free no block

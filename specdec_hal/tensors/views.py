@@ -175,7 +175,7 @@ def disguised(kind: type) -> str | None:
 
 
 _DESCRIBE: dict[type, Callable[[Any], TensorInfo]] = {np.ndarray: _numpy_info}
-"""How tensors of the types met so far are described: validation asks forevery operand of every call."""
+"""How tensors of the types met so far are described: validation asks for every operand of every call."""
 
 
 def describe(tensor: Any) -> TensorInfo | None:

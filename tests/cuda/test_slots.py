@@ -36,7 +36,7 @@ def test_aligned_rows(op, width, make, cuda):
 
 
 def one_slot_each(vocabulary: int, probs: np.ndarray, drafts: np.ndarray) -> dict[str, Any]:
-    """REJECTION with a draft (-1: none) and two rows of probabilities forevery slot."""
+    """REJECTION with a draft (-1: none) and two rows of probabilities for every slot."""
     m = len(drafts)
     slt = np.where(drafts < 0, 1, 2).astype(np.int32)
     zeros = np.zeros(m, np.int64)

@@ -1,4 +1,4 @@
-"""Reading checkpoints: what is accepted, and one clear error foreverything that is not."""
+"""Reading checkpoints: what is accepted, and one clear error for everything that is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text piece by piece: what `tokenizers` decodes all tokens to, forevery kind of decoder, at once, in linear time."""
+"""Text piece by piece: what `tokenizers` decodes all tokens to, for every kind of decoder, at once, in linear time."""
 
 from __future__ import annotations
 

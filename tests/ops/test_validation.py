@@ -1,4 +1,4 @@
-"""What a wrong call raises, forevery operand and attribute of every op, as the OpSpecs declare them."""
+"""What a wrong call raises, for every operand and attribute of every op, as the OpSpecs declare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With an up-to-date index, look-ups give what they give without one: forevery input, policy and series of updates."""
+"""With an up-to-date index, look-ups give what they give without one: for every input, policy and series of updates."""
 
 from __future__ import annotations
 

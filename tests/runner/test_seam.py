@@ -330,7 +330,7 @@ class TestDeviceProposer:
             pass
 
         def propose(self, step: StepView) -> None:
-            """Two drafts foreverybody who decodes, of which those of slot `at` are no tokens."""
+            """Two drafts for everybody who decodes, of which those of slot `at` are no tokens."""
             self.steps += 1
             decoding = (step["seq_lens_encoder"] == 0) & (step["seq_lens_decoder"] > 0)
             room = step["max_dec_len"] - step["step_idx"] > 2

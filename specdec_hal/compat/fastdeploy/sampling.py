@@ -42,7 +42,7 @@ def _seeded(
     plan: Plan, modulus: int, top_p: Tensor, top_k: Tensor, infer_seed: Tensor, lens: Tensor, enc: Tensor, rows: int,
     increment_value: int,
 ) -> list[Tensor]:  # fmt: skip
-    """top_p, top_k and a seed forevery row, [rows, 1] each; then the slots' seeds advance."""
+    """top_p, top_k and a seed for every row, [rows, 1] each; then the slots' seeds advance."""
     seeds = {"infer_seed": plan.first(lens.shape[0], infer_seed), "row_seed_step": _SEED_STEP, "seed_modulus": modulus}
     params = {"top_p": top_p, "top_k": plan.cast(top_k, "int32"), "seed_increment": increment_value}
     out = _spread(plan, lens, enc, rows, column=True, **params, **seeds)
@@ -179,7 +179,7 @@ def speculate_get_token_penalty_multi_scores(
 
 
 def _bad_tokens(plan: Plan, slots: int, tokens: Tensor, lens: Tensor | None) -> Tensor:
-    """A row forevery slot; what stands after a slot's own length is left over from another request."""
+    """A row for every slot; what stands after a slot's own length is left over from another request."""
     if lens is None and tokens.ndim == 2 and tokens.shape[0] == slots:
         return tokens
     given, width = plan.alias(tokens), tokens.shape[-1]

@@ -129,7 +129,7 @@ def _rejection() -> Iterator[Case]:
     yield _seeded(
         "what is impossible never passes", "rejection", [0, 0], [[1, -1]] * SEEDS, [[0, 1], [1, 0]], [[2.0**-40, 1]]
     )
-    # p = q forevery draft, which then passes for certain; at other positions, and in slot 0, q is larger.
+    # p = q for every draft, which then passes for certain; at other positions, and in slot 0, q is larger.
     q = np.zeros((SEEDS, 2, 4), np.float32)
     q[:, 0], q[:, 1], q[0, 0], q[0, 1] = [0.25, 0.75, 0, 0], [0.75, 0.25, 0, 0], [0.75, 0, 0.25, 0], [0, 0.75, 0.25, 0]
     drafts = np.array([[9, 2, 2]] + [[9, 0, 1]] * (SEEDS - 1))

@@ -1,4 +1,4 @@
-"""What holds forevery batch: of verification, and of a step's bookkeeping."""
+"""What holds for every batch: of verification, and of a step's bookkeeping."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ MUTANTS = (
     edited(
         "rows-beyond-the-batch",
         _DRAFTS,
-        "the rest of draft_logits is cleared, a write of the vocabulary's width forevery row that nobody reads",
+        "the rest of draft_logits is cleared, a write of the vocabulary's width for every row that nobody reads",
         _edit("next_token_num[:] = rows", "next_token_num[:] = rows\ndraft_logits[dests[-1] :] = 0", within=_DRAFTS,
               given="sources, dests = _offsets(rows), _offsets(reported)"),
     ),

@@ -30,7 +30,7 @@ MUTANTS = (
     edited(
         "a-row-per-prefill-token",
         "prepare_inputs",
-        "a prefill chunk gives logits forevery prompt token: T rows where the sampler expects one",
+        "a prefill chunk gives logits for every prompt token: T rows where the sampler expects one",
         _edit("0 if slt == 0 else 1 if prefill else slt", "slt"),
     ),
     edited(

@@ -36,7 +36,7 @@ class PhraseBook(Proposer):
         """Nothing is remembered of a request."""
 
     def propose(self, step: StepView) -> None:
-        """Drafts forevery request that goes on."""
+        """Drafts for every request that goes on."""
         step.draft({view.slot: self._look_up(view) for view in step.slots})
 
     def _look_up(self, view: SlotView) -> list[int]:

@@ -79,7 +79,7 @@ class DraftRunner:
             self.buffers[name].flush()
 
     def run(self, hidden: Buffer) -> None:
-        """Draft forevery slot that goes on, from the target's hidden rows of this step."""
+        """Draft for every slot that goes on, from the target's hidden rows of this step."""
         d, s, ops, steps = self.buffers, self.runner.share, self.runner.ops, self.runner.scene.model_steps
         own = ("draft_tokens", "input_ids", "stop_flags", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder")
         targets = ("accept_tokens", "accept_num", "seq_lens_encoder", "seq_lens_decoder", "step_idx", "stop_flags")
