@@ -140,7 +140,9 @@ def read_document(path: Path) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        if "command" in recorded and "rows" not in recorded:
-            got = f"a result of `{clip(str(recorded.get('command')), 200)}`"
+        if "rows" not in recorded and (command := recorded.get("command")):
+            got = f"a result of `{clip(str(command), 200)}`"
+        elif not {"rows", "identical"} & set(document):
+            got = f"the keys {clip(', '.join(recorded), 200) or 'of no object'}"
         raise ConfigError(f"{path}: expected a document of `bench --out` or `compare --json`, got {got}") from error
     return document
