@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import os
@@ -61,12 +62,16 @@ _KINDS: dict[str, tuple[type, ...]] = {"int": (Integral,), "bool": (bool, np.boo
 
 
 class _Form:
-    """One signature of an op: the function that plans a call of it; `dtypes` of tensors that tell it from others."""
+    """One signature of an op: the function that plans a call of it; `dtypes` of tensors that tell it from others.
 
-    def __init__(self, function: Callable[..., Any], dtypes: Mapping[str, str]) -> None:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
+    `arguments`: FastDeploy's, in order, of which the function takes those that it names. Empty: the function's own.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: str, dtypes: Mapping[str, str]) -> None:
+        own = list(inspect.signature(function).parameters.values())[1:]
+        parameters = list(map(_parameter, arguments.split())) or own
         annotations = [str(parameter.annotation) for parameter in parameters]
-        self.function = function
+        self._function, self._own, self.doc = function, {parameter.name for parameter in own}, function.__doc__
         self.names = [parameter.name for parameter in parameters]
         self.is_tensor = [annotation.startswith("Tensor") for annotation in annotations]
         self.optional = [annotation.endswith("None") for annotation in annotations]
@@ -76,6 +81,12 @@ class _Form:
         self.most = len(parameters)
         self.least = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
         self.defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+    def function(self, plan: Plan, *args: Any) -> Any:
+        """Plan a call."""
+        return self._function(
+            plan, **{name: arg for name, arg in zip(self.names, args, strict=False) if name in self._own}
+        )
 
     def takes(self, count: int) -> bool:
         return self.least <= count <= self.most
@@ -88,6 +99,18 @@ class _Form:
                 map(_is_tensor, args), self.is_tensor, self.optional, self.is_int, strict=False
             )
         ) and all(args[i] is None or dtype_of(args[i]) == dtype for i, dtype in self.dtypes.items())
+
+
+def _parameter(argument: str) -> inspect.Parameter:
+    """One argument of FastDeploy's as text: a tensor but for `:int` and `:bool`; `?`: may be None; `=`: its default."""
+    declared, _, default = argument.partition("=")
+    name, _, kind = declared.rstrip("?").partition(":")
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=ast.literal_eval(default) if default else inspect.Parameter.empty,
+        annotation=kind or ("Tensor | None" if declared.endswith("?") else "Tensor"),
+    )
 
 
 def _is_tensor(arg: Any) -> bool:
@@ -119,7 +142,7 @@ class Adaptor:
     """
 
     def __init__(self, name: str, platform: str, forms: list[_Form]) -> None:
-        self.__name__, self.__doc__ = name, forms[0].function.__doc__
+        self.__name__, self.__doc__ = name, forms[0].doc
         self.platform, self.forms = platform, forms
         self._plans: dict[tuple[int, ...], KeptPlan] = {}
         self._looks: dict[tuple[Any, ...], _Look] = {}
@@ -235,14 +258,17 @@ class Adaptor:
         return f"<FastDeploy op {self.__name__} of specdec_hal>"
 
 
-def adaptor(*platforms: str, name: str = "", **dtypes: str) -> Callable[[Callable[..., Any]], Adaptor]:
+def adaptor(
+    *platforms: str, name: str = "", arguments: str = "", **dtypes: str
+) -> Callable[[Callable[..., Any]], Adaptor]:
     """Serve the FastDeploy op of that name, else the function's, in these op packages ("gpu", "xpu").
 
-    `dtypes`, by parameter, are needed only where another version has as many arguments: see :func:`older`.
+    `arguments`: see :class:`_Form`. `dtypes`, by parameter, are needed only where another version has as many of them:
+    see :func:`older`.
     """
 
     def register(function: Callable[..., Any]) -> Adaptor:
-        own, forms = name or function.__name__, [_Form(function, dtypes)]
+        own, forms = name or function.__name__, [_Form(function, arguments, dtypes)]
         for platform in platforms:
             ADAPTORS[platform][own] = Adaptor(own, platform, forms)
         return ADAPTORS[platforms[0]][own]
@@ -250,11 +276,11 @@ def adaptor(*platforms: str, name: str = "", **dtypes: str) -> Callable[[Callabl
     return register
 
 
-def older(newest: Adaptor, **dtypes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def older(newest: Adaptor, arguments: str = "", **dtypes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Serve, or refuse, another version's signature of an op; of those of one length, tensors and `dtypes` decide."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        newest.forms.append(_Form(function, dtypes))
+        newest.forms.append(_Form(function, arguments, dtypes))
         for platform in PLATFORMS:
             served = ADAPTORS[platform].get(newest.__name__)
             if served is not None and served.forms is newest.forms:
@@ -265,15 +291,5 @@ def older(newest: Adaptor, **dtypes: str) -> Callable[[Callable[..., Any]], Call
 
 
 def refused(newest: Adaptor, arguments: str, reason: str) -> None:
-    """Refuse another version's signature: its arguments, tensors but for `:int` and `:bool`; `?`: may be None."""
-
-    def function(plan: Plan, *args: Any) -> None:
-        plan.refuse(reason)
-
-    parameters = [inspect.Parameter("plan", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    for argument in arguments.split():
-        name, _, kind = argument.rstrip("?").partition(":")
-        annotation = kind or ("Tensor | None" if argument.endswith("?") else "Tensor")
-        parameters.append(parameters[0].replace(name=name, annotation=annotation))
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    older(newest)(function)
+    """Refuse another version's signature, given by its arguments."""
+    older(newest, arguments)(lambda plan: plan.refuse(reason))

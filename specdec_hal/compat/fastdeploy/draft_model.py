@@ -15,24 +15,20 @@ _NO_LIMIT = 2**62
 """A max_dec_len that no request reaches."""
 
 
-@adaptor("gpu", "xpu")
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="draft_tokens input_ids stop_flags seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx "
+    "not_need_stop pre_ids accept_tokens accept_num target_model_seq_lens_encoder target_model_seq_lens_decoder "
+    "target_model_step_idx target_model_stop_flags max_dec_len target_model_draft_tokens num_model_step:int "
+    "is_splitwise_prefill:bool",
+)
 def draft_model_preprocess(
     plan: Plan,
     draft_tokens: Tensor,
-    input_ids: Tensor,
-    stop_flags: Tensor,
     seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    step_idx: Tensor,
     not_need_stop: Tensor,
-    pre_ids: Tensor,
     accept_tokens: Tensor,
-    accept_num: Tensor,
-    target_model_seq_lens_encoder: Tensor,
-    target_model_seq_lens_decoder: Tensor,
-    target_model_step_idx: Tensor,
-    target_model_stop_flags: Tensor,
     max_dec_len: Tensor,
     target_model_draft_tokens: Tensor,
     num_model_step: int,
@@ -71,23 +67,19 @@ refused(
 )
 
 
-@adaptor("gpu", "xpu")
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="inter_next_tokens draft_tokens pre_ids seq_lens_this_time seq_lens_encoder seq_lens_decoder "
+    "step_idx cu_seqlens_q_output stop_flags not_need_stop max_dec_len end_ids base_model_draft_tokens "
+    "max_seq_len:int substep:int",
+)
 def draft_model_update(
     plan: Plan,
     inter_next_tokens: Tensor,
     draft_tokens: Tensor,
-    pre_ids: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    step_idx: Tensor,
-    cu_seqlens_q_output: Tensor,
-    stop_flags: Tensor,
     not_need_stop: Tensor,
-    max_dec_len: Tensor,
-    end_ids: Tensor,
     base_model_draft_tokens: Tensor,
-    max_seq_len: int,
     substep: int,
 ) -> None:
     """Take one token of the draft model per slot with tokens; not_need_stop: whether any slot goes on."""
@@ -147,18 +139,12 @@ def last_rows(plan: Plan, op: str, x: Tensor, slots: int, lens: Callable[[], Ten
     return [hidden, count]
 
 
-@adaptor("gpu")
-def eagle_gather_hidden_states(
-    plan: Plan,
-    input: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_decoder: Tensor,
-    seq_lens_encoder: Tensor,
-    batch_id_per_token_output: Tensor | None,
-    cu_seqlens_q_output: Tensor | None,
-    real_output_token_num: Tensor | None,
-) -> list[Tensor]:
+@adaptor(
+    "gpu",
+    arguments="input cu_seqlens_q seq_lens_this_time seq_lens_decoder seq_lens_encoder batch_id_per_token_output? "
+    "cu_seqlens_q_output? real_output_token_num?",
+)
+def eagle_gather_hidden_states(plan: Plan, input: Tensor, seq_lens_this_time: Tensor) -> list[Tensor]:
     """The last row of every slot that has tokens, packed, and how many there are."""
     lens = plan.flat(seq_lens_this_time)
     return last_rows(plan, "eagle_gather_hidden_states", input, lens.shape[0], lambda: lens)
@@ -190,18 +176,18 @@ def _eagle_get_self_hidden_states_xpu(
     return hidden[: int((seq_lens_this_time > 0).sum())]
 
 
-@adaptor("gpu")
+@adaptor(
+    "gpu",
+    arguments="input seq_lens_this_time seq_lens_encoder seq_lens_decoder stop_flags accept_nums "
+    "base_model_seq_lens_this_time base_model_seq_lens_encoder actual_draft_token_num:int",
+)
 def eagle_get_hidden_states(
     plan: Plan,
     input: Tensor,
     seq_lens_this_time: Tensor,
     seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    stop_flags: Tensor,
     accept_nums: Tensor,
     base_model_seq_lens_this_time: Tensor,
-    base_model_seq_lens_encoder: Tensor,
-    actual_draft_token_num: int,
 ) -> list[Tensor]:
     """The target's rows of all tokens that the draft model is fed, packed, and how many there are."""
     slots = seq_lens_this_time.shape[0]
@@ -239,18 +225,18 @@ def _kept_rows(fed: Tensor, enc: Tensor, accepted: Tensor, ran: Tensor) -> Tenso
     return paddle.where(enc > 0, enc, paddle.where((fed > 0) & (ran > 0), paddle.minimum(accepted, ran), 0 * ran))
 
 
-@adaptor("xpu", name="eagle_get_hidden_states")
+@adaptor(
+    "xpu",
+    name="eagle_get_hidden_states",
+    arguments="input seq_lens_this_time seq_lens_encoder seq_lens_decoder stop_flags accept_nums "
+    "base_model_seq_lens_this_time base_model_seq_lens_encoder actual_draft_token_num:int",
+)
 def _eagle_get_hidden_states_xpu(
     plan: Plan,
-    input: Tensor,
     seq_lens_this_time: Tensor,
     seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    stop_flags: Tensor,
     accept_nums: Tensor,
     base_model_seq_lens_this_time: Tensor,
-    base_model_seq_lens_encoder: Tensor,
-    actual_draft_token_num: int,
 ) -> Tensor:
     """As on GPUs, as many rows as there are."""
     slots = seq_lens_this_time.shape[0]

@@ -14,6 +14,12 @@ from specdec_hal.ops import TokenOrder
 I32 = NDArray[np.int32]
 
 
+def _lod(which: str) -> str:
+    """The arguments that describe a batch, on device and host."""
+    lists = f"encoder_seq_lod decoder_seq_lod encoder_batch_{which} decoder_batch_{which}"
+    return f"{lists} {lists.replace(' ', '_cpu ')}_cpu len_info_cpu"
+
+
 def _offsets(lens: I32) -> I32:
     return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
 
@@ -46,123 +52,40 @@ def _permuted(plan: Plan, op: str, x: Tensor, slots: _Slots) -> Tensor:
     return out
 
 
-@adaptor("xpu")
-def adjust_batch(
-    plan: Plan,
-    x: Tensor,
-    encoder_seq_lod: Tensor,
-    decoder_seq_lod: Tensor,
-    encoder_batch_idx: Tensor,
-    decoder_batch_idx: Tensor,
-    encoder_seq_lod_cpu: Tensor,
-    decoder_seq_lod_cpu: Tensor,
-    encoder_batch_idx_cpu: Tensor,
-    decoder_batch_idx_cpu: Tensor,
-    len_info_cpu: Tensor,
-    output_padding_offset: Tensor | None = None,
-    max_input_length: int = -1,
-) -> Tensor:
+@adaptor("xpu", arguments=f"x {_lod('idx')} output_padding_offset?=None max_input_length:int=-1")
+def adjust_batch(plan: Plan, x: Tensor, output_padding_offset: Tensor | None = None) -> Tensor:
     """Rows in slot order, prompts moved before all others."""
     if output_padding_offset is not None:
         plan.refuse("output_padding_offset is gone from FastDeploy's own op; pass None")
     return _permuted(plan, "adjust_batch", x, _Slots(plan, "idx"))
 
 
-@older(adjust_batch)
-def _adjust_batch_13(
-    plan: Plan,
-    x: Tensor,
-    cum_offsets: Tensor,
-    encoder_seq_lod: Tensor,
-    decoder_seq_lod: Tensor,
-    encoder_batch_idx: Tensor,
-    decoder_batch_idx: Tensor,
-    encoder_seq_lod_cpu: Tensor,
-    decoder_seq_lod_cpu: Tensor,
-    encoder_batch_idx_cpu: Tensor,
-    decoder_batch_idx_cpu: Tensor,
-    len_info_cpu: Tensor,
-    output_padding_offset: Tensor | None,
-    max_input_length: int,
-) -> Tensor:
+@older(adjust_batch, arguments=f"x cum_offsets {_lod('idx')} output_padding_offset? max_input_length:int")
+def _adjust_batch_13(plan: Plan) -> Tensor:
     """Before PR #7180, with cum_offsets, which nothing needs."""
     return adjust_batch.plan(plan)
 
 
-@adaptor("xpu")
-def recover_batch_sequence(
-    plan: Plan,
-    x: Tensor,
-    cum_offsets: Tensor | None,
-    encoder_seq_lod: Tensor,
-    decoder_seq_lod: Tensor,
-    encoder_batch_map: Tensor,
-    decoder_batch_map: Tensor,
-    encoder_seq_lod_cpu: Tensor,
-    decoder_seq_lod_cpu: Tensor,
-    encoder_batch_map_cpu: Tensor,
-    decoder_batch_map_cpu: Tensor,
-    len_info_cpu: Tensor,
-) -> Tensor:
+@adaptor("xpu", arguments=f"x cum_offsets? {_lod('map')}")
+def recover_batch_sequence(plan: Plan, x: Tensor) -> Tensor:
     """The inverse of `adjust_batch`; cum_offsets are not needed."""
     return _permuted(plan, "recover_batch", x, _Slots(plan, "map"))
 
 
-@older(recover_batch_sequence)
-def _recover_batch_sequence_10(
-    plan: Plan,
-    x: Tensor,
-    encoder_seq_lod: Tensor,
-    decoder_seq_lod: Tensor,
-    encoder_batch_map: Tensor,
-    decoder_batch_map: Tensor,
-    encoder_seq_lod_cpu: Tensor,
-    decoder_seq_lod_cpu: Tensor,
-    encoder_batch_map_cpu: Tensor,
-    decoder_batch_map_cpu: Tensor,
-    len_info_cpu: Tensor,
-) -> Tensor:
+@older(recover_batch_sequence, arguments=f"x {_lod('map')}")
+def _recover_batch_sequence_10(plan: Plan, x: Tensor) -> Tensor:
     """Without cum_offsets."""
     return _permuted(plan, "recover_batch", x, _Slots(plan, "map"))
 
 
-@adaptor("xpu")
-def gather_next_token(
-    plan: Plan,
-    x: Tensor,
-    encoder_seq_lod: Tensor,
-    decoder_seq_lod: Tensor,
-    encoder_batch_map: Tensor,
-    decoder_batch_map: Tensor,
-    encoder_seq_lod_cpu: Tensor,
-    decoder_seq_lod_cpu: Tensor,
-    encoder_batch_map_cpu: Tensor,
-    decoder_batch_map_cpu: Tensor,
-    len_info_cpu: Tensor,
-    is_speculative: bool,
-    max_bsz: int,
-) -> Tensor:
+@adaptor("xpu", arguments=f"x {_lod('map')} is_speculative:bool max_bsz:int")
+def gather_next_token(plan: Plan, x: Tensor, is_speculative: bool, max_bsz: int) -> Tensor:
     """The rows of an adjusted batch that predict a token, in slot order: packed, or one for each of max_bsz slots."""
     return _predicting_rows(plan, x, is_speculative, max_bsz)
 
 
-@older(gather_next_token)
-def _gather_next_token_13(
-    plan: Plan,
-    x: Tensor,
-    cum_offsets: Tensor,
-    encoder_seq_lod: Tensor,
-    decoder_seq_lod: Tensor,
-    encoder_batch_map: Tensor,
-    decoder_batch_map: Tensor,
-    encoder_seq_lod_cpu: Tensor,
-    decoder_seq_lod_cpu: Tensor,
-    encoder_batch_map_cpu: Tensor,
-    decoder_batch_map_cpu: Tensor,
-    len_info_cpu: Tensor,
-    output_padding_offset: Tensor | None,
-    max_input_length: int,
-) -> Tensor:
+@older(gather_next_token, arguments=f"x cum_offsets {_lod('map')} output_padding_offset? max_input_length:int")
+def _gather_next_token_13(plan: Plan, x: Tensor, cum_offsets: Tensor, output_padding_offset: Tensor | None) -> Tensor:
     """Before PR #7180, where an offset means drafts and cum_offsets has an entry a slot."""
     return _predicting_rows(plan, x, output_padding_offset is not None, cum_offsets.shape[0])
 
@@ -240,34 +163,19 @@ class _Cache:
         return paddle.to_tensor(out, place=self.place)
 
 
-@adaptor("xpu")
+@adaptor(
+    "xpu",
+    arguments="seq_lens_encoder seq_lens_decoder seq_lens_this_time block_tables encoder_batch_map "
+    "decoder_batch_map encoder_batch_idx decoder_batch_idx encoder_seq_lod decoder_seq_lod encoder_kv_lod prefix_len "
+    "decoder_context_len decoder_context_len_cache prefix_block_tables encoder_batch_map_cpu decoder_batch_map_cpu "
+    "encoder_batch_idx_cpu decoder_batch_idx_cpu encoder_seq_lod_cpu decoder_seq_lod_cpu encoder_kv_lod_cpu "
+    "prefix_len_cpu decoder_context_len_cpu decoder_context_len_cache_cpu len_info_cpu block_size:int "
+    "num_speculative_tokens:int",
+)
 def get_infer_param(
     plan: Plan,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    seq_lens_this_time: Tensor,
     block_tables: Tensor,
-    encoder_batch_map: Tensor,
-    decoder_batch_map: Tensor,
-    encoder_batch_idx: Tensor,
-    decoder_batch_idx: Tensor,
-    encoder_seq_lod: Tensor,
-    decoder_seq_lod: Tensor,
-    encoder_kv_lod: Tensor,
-    prefix_len: Tensor,
-    decoder_context_len: Tensor,
-    decoder_context_len_cache: Tensor,
     prefix_block_tables: Tensor,
-    encoder_batch_map_cpu: Tensor,
-    decoder_batch_map_cpu: Tensor,
-    encoder_batch_idx_cpu: Tensor,
-    decoder_batch_idx_cpu: Tensor,
-    encoder_seq_lod_cpu: Tensor,
-    decoder_seq_lod_cpu: Tensor,
-    encoder_kv_lod_cpu: Tensor,
-    prefix_len_cpu: Tensor,
-    decoder_context_len_cpu: Tensor,
-    decoder_context_len_cache_cpu: Tensor,
     len_info_cpu: Tensor,
     block_size: int,
     num_speculative_tokens: int,

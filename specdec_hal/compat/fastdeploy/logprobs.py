@@ -58,17 +58,13 @@ def speculate_compute_cu_batch_offset(
         plan.step(lambda: paddle.assign(paddle.cumsum(paddle.clip(used, 0), dtype="int32"), ends))
 
 
-@adaptor("gpu", "xpu")
-def speculate_get_target_logits(
-    plan: Plan,
-    target_logits: Tensor,
-    logits: Tensor,
-    cu_batch_token_offset: Tensor,
-    ori_cu_batch_token_offset: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    accept_num: Tensor,
-) -> None:
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="target_logits logits cu_batch_token_offset ori_cu_batch_token_offset seq_lens_this_time "
+    "seq_lens_encoder accept_num",
+)
+def speculate_get_target_logits(plan: Plan, target_logits: Tensor, logits: Tensor, seq_lens_this_time: Tensor) -> None:
     """The logit rows that predict the accepted tokens, to the offsets that are given; what is in between stays.
 
     Before PR #7600, and on XPU, where offsets need no total.

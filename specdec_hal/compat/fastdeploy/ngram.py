@@ -57,22 +57,12 @@ refused(
 )
 
 
-@older(ngram_match)
-def _ngram_match_12(
-    plan: Plan,
-    input_ids: Tensor,
-    input_ids_len: Tensor,
-    pre_ids: Tensor,
-    step_idx: Tensor,
-    draft_token_num: Tensor,
-    draft_tokens: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    max_dec_len: Tensor,
-    max_ngram_size: int,
-    max_draft_tokens: int,
-) -> None:
+@older(
+    ngram_match,
+    arguments="input_ids input_ids_len pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time "
+    "seq_lens_encoder seq_lens_decoder max_dec_len max_ngram_size:int max_draft_tokens:int",
+)
+def _ngram_match_12(plan: Plan, draft_tokens: Tensor, max_ngram_size: int) -> None:
     """Of 2025, with the prompt in a buffer of its own, and `step_idx` a column of `pre_ids`."""
     slots = draft_tokens.shape[0]
     buffers = plan.given(
@@ -94,18 +84,15 @@ ENV_HYBRID_BUDGET = "SPEC_TOKENUM_THRESHOLD"
 """FastDeploy's: the same for drafts after those of a draft model; 1024 if it is not set."""
 
 
-@adaptor("gpu")
+@adaptor(
+    "gpu",
+    arguments="token_ids_all prompt_lens pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time "
+    "seq_lens_decoder max_dec_len max_ngram_size:int min_ngram_size:int max_draft_tokens:int pad_to_max:bool",
+)
 def hybrid_mtp_ngram(
     plan: Plan,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    pre_ids: Tensor,
-    step_idx: Tensor,
-    draft_token_num: Tensor,
     draft_tokens: Tensor,
     seq_lens_this_time: Tensor,
-    seq_lens_decoder: Tensor,
-    max_dec_len: Tensor,
     max_ngram_size: int,
     min_ngram_size: int,
     max_draft_tokens: int,
@@ -139,26 +126,16 @@ def _with_tokens(plan: Plan, slots: int, lens: Tensor) -> Tensor:
     return copy
 
 
-@adaptor("gpu")
-def hybird_mtp_ngram(
-    plan: Plan,
-    input_ids: Tensor,
-    input_ids_len: Tensor,
-    pre_ids: Tensor,
-    step_idx: Tensor,
-    draft_token_num: Tensor,
-    draft_tokens: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_decoder: Tensor,
-    max_dec_len: Tensor,
-    max_ngram_size: int,
-    min_ngram_size: int,
-    max_draft_tokens: int,
-) -> None:
+@adaptor(
+    "gpu",
+    arguments="input_ids input_ids_len pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time "
+    "seq_lens_decoder max_dec_len max_ngram_size:int min_ngram_size:int max_draft_tokens:int",
+)
+def hybird_mtp_ngram(plan: Plan) -> None:
     """Before PR #7849, with the prompt in a buffer of its own; FastDeploy spells the name like this."""
     given = plan.given("input_ids", "input_ids_len", *hybrid_mtp_ngram.forms[0].names[2:12])
     hybrid_mtp_ngram.plan(plan, *given.values(), False)
 
 
-older(hybrid_mtp_ngram)(hybird_mtp_ngram.forms[0].function)
-older(hybird_mtp_ngram)(hybrid_mtp_ngram.forms[0].function)
+for one, other in ((hybrid_mtp_ngram, hybird_mtp_ngram), (hybird_mtp_ngram, hybrid_mtp_ngram)):
+    one.forms.append(other.forms[0])

@@ -71,38 +71,24 @@ def _aliases(plan: Plan, *names: str) -> dict[str, Tensor]:
     return {name: plan.alias(tensor) for name, tensor in flat.items()}
 
 
-@adaptor("gpu", "xpu")
-def speculate_save_output(
-    plan: Plan,
-    accept_tokens: Tensor,
-    accept_num: Tensor,
-    not_need_stop: Tensor,
-    seq_lens_decoder: Tensor,
-    prompt_lens: Tensor,
-    preempted_idx: Tensor,
-    rank_id: int,
-    save_each_rank: bool,
-    skip_prefill: bool,
-) -> None:
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="accept_tokens accept_num not_need_stop seq_lens_decoder prompt_lens preempted_idx rank_id:int "
+    "save_each_rank:bool skip_prefill:bool",
+)
+def speculate_save_output(plan: Plan, rank_id: int, save_each_rank: bool) -> None:
     """Send the accepted tokens of every slot that is after its prompt."""
     if rank_id == 0 or save_each_rank:
         _send_plain(plan, queue_number())
 
 
-@adaptor("xpu")
-def speculate_save_output_dynamic(
-    plan: Plan,
-    accept_tokens: Tensor,
-    accept_num: Tensor,
-    not_need_stop: Tensor,
-    seq_lens_decoder: Tensor,
-    prompt_lens: Tensor,
-    preempted_idx: Tensor,
-    rank_id: int,
-    msg_queue_id: int,
-    save_each_rank: bool,
-    skip_prefill: bool,
-) -> None:
+@adaptor(
+    "xpu",
+    arguments="accept_tokens accept_num not_need_stop seq_lens_decoder prompt_lens preempted_idx rank_id:int "
+    "msg_queue_id:int save_each_rank:bool skip_prefill:bool",
+)
+def speculate_save_output_dynamic(plan: Plan, rank_id: int, msg_queue_id: int, save_each_rank: bool) -> None:
     """As `speculate_save_output`, to the queue of this number."""
     if rank_id == 0 or save_each_rank:
         _send_plain(plan, msg_queue_id)
@@ -121,23 +107,13 @@ def _send_plain(plan: Plan, number: int) -> None:
     plan.step(send)
 
 
-@adaptor("gpu")
-def speculate_save_output_topk(
-    plan: Plan,
-    sampled_token_ids: Tensor,
-    logprob_token_ids: Tensor,
-    logprob_scores: Tensor,
-    logprob_ranks: Tensor,
-    token_num_per_batch: Tensor,
-    cu_batch_token_offset: Tensor,
-    not_need_stop: Tensor,
-    seq_lens_decoder: Tensor,
-    prompt_lens: Tensor,
-    preempted_idx: Tensor,
-    message_flag: int,
-    rank_id: int,
-    save_each_rank: bool,
-) -> None:
+@adaptor(
+    "gpu",
+    arguments="sampled_token_ids logprob_token_ids logprob_scores logprob_ranks token_num_per_batch "
+    "cu_batch_token_offset not_need_stop seq_lens_decoder prompt_lens preempted_idx message_flag:int rank_id:int "
+    "save_each_rank:bool",
+)
+def speculate_save_output_topk(plan: Plan, message_flag: int, rank_id: int, save_each_rank: bool) -> None:
     """Send tokens with N = logprob_token_ids.shape[1] ids and scores each; message_flag says which tokens they are.
 
     sampled_token_ids: [B, S], or [A] in the order of the rows, as a draft model's sampler gives them.
@@ -146,45 +122,26 @@ def speculate_save_output_topk(
         _send_scored(plan, message_flag)
 
 
-@older(speculate_save_output_topk)
-def _save_output_topk_12(
-    plan: Plan,
-    sampled_token_ids: Tensor,
-    logprob_token_ids: Tensor,
-    logprob_scores: Tensor,
-    logprob_ranks: Tensor,
-    token_num_per_batch: Tensor,
-    cu_batch_token_offset: Tensor,
-    not_need_stop: Tensor,
-    seq_lens_decoder: Tensor,
-    prompt_lens: Tensor,
-    message_flag: int,
-    rank_id: int,
-    save_each_rank: bool,
-) -> None:
+@older(
+    speculate_save_output_topk,
+    arguments="sampled_token_ids logprob_token_ids logprob_scores logprob_ranks token_num_per_batch "
+    "cu_batch_token_offset not_need_stop seq_lens_decoder prompt_lens message_flag:int rank_id:int "
+    "save_each_rank:bool",
+)
+def _save_output_topk_12(plan: Plan, token_num_per_batch: Tensor) -> None:
     """Before `preempted_idx`; FastDeploy's MTP proposer still calls it so, for drafts."""
     none = plan.hold(paddle.zeros(token_num_per_batch.shape, "int32").cpu())
     args = [*plan.given(*plan.names).values()]
     speculate_save_output_topk.plan(plan, *args[:9], none, *args[9:])
 
 
-@adaptor("gpu")
-def mtp_save_first_token_with_topk(
-    plan: Plan,
-    sampled_token_ids: Tensor,
-    logprob_token_ids: Tensor,
-    logprob_scores: Tensor,
-    logprob_ranks: Tensor,
-    token_num_per_batch: Tensor,
-    cu_batch_token_offset: Tensor,
-    not_need_stop: Tensor,
-    seq_lens_decoder: Tensor,
-    prompt_lens: Tensor,
-    preempted_idx: Tensor,
-    message_flag: int,
-    rank_id: int,
-    save_each_rank: bool,
-) -> None:
+@adaptor(
+    "gpu",
+    arguments="sampled_token_ids logprob_token_ids logprob_scores logprob_ranks token_num_per_batch "
+    "cu_batch_token_offset not_need_stop seq_lens_decoder prompt_lens preempted_idx message_flag:int rank_id:int "
+    "save_each_rank:bool",
+)
+def mtp_save_first_token_with_topk(plan: Plan, message_flag: int, rank_id: int, save_each_rank: bool) -> None:
     """As `speculate_save_output_topk`, and one draft more, without scores, of each slot that sends anything.
 
     For a prefill node; sampled_token_ids: the target's next drafts [B, S].

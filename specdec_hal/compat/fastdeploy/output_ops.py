@@ -9,20 +9,14 @@ import paddle
 from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
 
 
-@adaptor("gpu", "xpu")
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="accept_tokens accept_num token_ids_all prompt_lens step_idx stop_flags seq_lens stop_seqs "
+    "stop_seqs_len end_ids min_tokens",
+)
 def speculate_set_stop_value_multi_seqs(
-    plan: Plan,
-    accept_tokens: Tensor,
-    accept_num: Tensor,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    step_idx: Tensor,
-    stop_flags: Tensor,
-    seq_lens: Tensor,
-    stop_seqs: Tensor,
-    stop_seqs_len: Tensor,
-    end_ids: Tensor,
-    min_tokens: Tensor,
+    plan: Plan, accept_tokens: Tensor, accept_num: Tensor, stop_seqs_len: Tensor
 ) -> None:
     """Put an end token after the first stop sequence in accept_tokens; what follows it is not counted, and stays."""
     slots = accept_num.shape[0]
@@ -39,20 +33,14 @@ def speculate_set_stop_value_multi_seqs(
     )
 
 
-@adaptor("gpu", "xpu")
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="next_tokens max_think_lens max_reply_lens step_idx limit_status accept_num stop_flags "
+    "eos_token_ids inject_token_ids think_end_id:int splitwise_role_is_decode:bool",
+)
 def speculate_limit_thinking_content_length(
-    plan: Plan,
-    next_tokens: Tensor,
-    max_think_lens: Tensor,
-    max_reply_lens: Tensor,
-    step_idx: Tensor,
-    limit_status: Tensor,
-    accept_num: Tensor,
-    stop_flags: Tensor,
-    eos_token_ids: Tensor,
-    inject_token_ids: Tensor,
-    think_end_id: int,
-    splitwise_role_is_decode: bool,
+    plan: Plan, next_tokens: Tensor, eos_token_ids: Tensor, inject_token_ids: Tensor, think_end_id: int
 ) -> None:
     """End thinking and answers at their limits, in next_tokens and accept_num; max_reply_lens may grow."""
     slots = next_tokens.shape[0]
@@ -106,39 +94,31 @@ def speculate_set_value_by_flags_and_idx(
     )
 
 
-@older(speculate_set_value_by_flags_and_idx)
-def _set_value_8(
-    plan: Plan,
-    pre_ids_all: Tensor,
-    accept_tokens: Tensor,
-    accept_num: Tensor,
-    stop_flags: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    step_idx: Tensor,
-) -> None:
+@older(
+    speculate_set_value_by_flags_and_idx,
+    arguments="pre_ids_all accept_tokens accept_num stop_flags seq_lens_this_time seq_lens_encoder "
+    "seq_lens_decoder step_idx",
+)
+def _set_value_8(plan: Plan, pre_ids_all: Tensor, stop_flags: Tensor) -> None:
     """As on XPU, and before histories had prompts: the generated tokens alone, the last one in column step_idx."""
     no_prompts = plan.constant(0, [stop_flags.shape[0]], "int64")
     others = [*plan.given(*plan.names[1:]).values()]
     speculate_set_value_by_flags_and_idx.plan(plan, pre_ids_all, no_prompts, *others)
 
 
-@adaptor("gpu", "xpu")
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="logits token_ids_all prompt_lens stop_flags seq_lens_this_time seq_lens_encoder step_idx "
+    "allowed_tokens reasoning_status batch_id_per_token_output cu_seqlens_q_output enable_thinking think_end_id:int "
+    "line_break_id:int",
+)
 def reasoning_phase_token_constraint(
     plan: Plan,
     logits: Tensor,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    stop_flags: Tensor,
     seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    step_idx: Tensor,
     allowed_tokens: Tensor,
-    reasoning_status: Tensor,
-    batch_id_per_token_output: Tensor,
     cu_seqlens_q_output: Tensor,
-    enable_thinking: Tensor,
     think_end_id: int,
     line_break_id: int,
 ) -> None:
@@ -158,18 +138,14 @@ def reasoning_phase_token_constraint(
     )
 
 
-@adaptor("gpu", "xpu")
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="draft_logits next_token_num batch_token_num cu_next_token_offset cu_batch_token_offset logits "
+    "first_token_logits seq_lens_this_time seq_lens_encoder",
+)
 def speculate_get_logits(
-    plan: Plan,
-    draft_logits: Tensor,
-    next_token_num: Tensor,
-    batch_token_num: Tensor,
-    cu_next_token_offset: Tensor,
-    cu_batch_token_offset: Tensor,
-    logits: Tensor,
-    first_token_logits: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
+    plan: Plan, first_token_logits: Tensor, seq_lens_this_time: Tensor, seq_lens_encoder: Tensor
 ) -> None:
     """Pack the target's first row of each prefilled slot and the draft model's rows into draft_logits."""
     used = seq_lens_this_time.shape[0]

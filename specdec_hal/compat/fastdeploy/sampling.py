@@ -136,25 +136,22 @@ def top_p_candidates(
     return [scores, ids, lens]
 
 
-@adaptor("gpu")
+@adaptor(
+    "gpu",
+    arguments="token_ids_all prompt_lens logits penalty_scores frequency_scores presence_scores temperatures "
+    "bad_tokens bad_tokens_len? cur_len min_len eos_token_id seq_lens_this_time batch_id_per_token_output "
+    "cu_seqlens_q_output max_seq_len:int",
+)
 def speculate_get_token_penalty_multi_scores(
     plan: Plan,
     token_ids_all: Tensor,
-    prompt_lens: Tensor,
     logits: Tensor,
-    penalty_scores: Tensor,
-    frequency_scores: Tensor,
-    presence_scores: Tensor,
     temperatures: Tensor,
     bad_tokens: Tensor,
     bad_tokens_len: Tensor | None,
-    cur_len: Tensor,
-    min_len: Tensor,
-    eos_token_id: Tensor,
     seq_lens_this_time: Tensor,
     batch_id_per_token_output: Tensor,
     cu_seqlens_q_output: Tensor,
-    max_seq_len: int,
 ) -> None:
     """Penalties, forbidden tokens and temperature, in place on the logits."""
     slots, used, rows = token_ids_all.shape[0], seq_lens_this_time.shape[0], logits.shape[0]
@@ -192,44 +189,25 @@ def _bad_tokens(plan: Plan, slots: int, tokens: Tensor, lens: Tensor | None) -> 
     return listed
 
 
-@adaptor("xpu", name="speculate_get_token_penalty_multi_scores")
-def _speculate_penalties_xpu(
-    plan: Plan,
-    pre_ids: Tensor,
-    logits: Tensor,
-    penalty_scores: Tensor,
-    frequency_scores: Tensor,
-    presence_scores: Tensor,
-    temperatures: Tensor,
-    bad_tokens: Tensor,
-    cur_len: Tensor,
-    min_len: Tensor,
-    eos_token_id: Tensor,
-    seq_lens_this_time: Tensor,
-    batch_id_per_token_output: Tensor,
-    cu_seqlens_q_output: Tensor,
-    max_seq_len: int,
-) -> None:
+@adaptor(
+    "xpu",
+    name="speculate_get_token_penalty_multi_scores",
+    arguments="pre_ids logits penalty_scores frequency_scores presence_scores temperatures bad_tokens cur_len "
+    "min_len eos_token_id seq_lens_this_time batch_id_per_token_output cu_seqlens_q_output max_seq_len:int",
+)
+def _speculate_penalties_xpu(plan: Plan, pre_ids: Tensor) -> None:
     """As on GPUs, with a history of generated tokens alone."""
     args = list(plan.given(*plan.names).values())
     no_prompt = plan.constant(0, pre_ids.shape[:1], "int64")
     speculate_get_token_penalty_multi_scores.plan(plan, pre_ids, no_prompt, *args[1:7], None, *args[7:])
 
 
-@adaptor("xpu")
-def get_token_penalty_multi_scores(
-    plan: Plan,
-    pre_ids: Tensor,
-    logits: Tensor,
-    penalty_scores: Tensor,
-    frequency_scores: Tensor,
-    presence_scores: Tensor,
-    temperatures: Tensor,
-    bad_tokens: Tensor,
-    cur_len: Tensor,
-    min_len: Tensor,
-    eos_token_id: Tensor,
-) -> None:
+@adaptor(
+    "xpu",
+    arguments="pre_ids logits penalty_scores frequency_scores presence_scores temperatures bad_tokens cur_len "
+    "min_len eos_token_id",
+)
+def get_token_penalty_multi_scores(plan: Plan, pre_ids: Tensor, logits: Tensor) -> None:
     """As for speculative decoding, with one row of logits a slot."""
     args, slots = list(plan.given(*plan.names).values()), logits.shape[0]
     row_slots, offsets = (plan.hold(paddle.arange(n, dtype="int32")) for n in (slots, slots + 1))

@@ -16,17 +16,20 @@ _STRATEGIES = (Strategy.TOPP, Strategy.GREEDY, Strategy.TARGET_MATCH)
 _NO_LIMIT = 1 << 62
 
 
-@adaptor("gpu", "xpu")
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="step_output_ids step_output_len step_input_ids target_tokens? candidate_ids? candidate_scores? "
+    "candidate_lens? topp stop_flags seq_lens_encoder seq_lens_this_time end_tokens is_block_step cu_seqlens_q_output "
+    "reasoning_status max_dec_len step_idx max_seq_len:int verify_window:int verify_strategy:int reject_all:bool "
+    "accept_all:bool",
+)
 def verify_draft_tokens(
     plan: Plan,
     step_output_ids: Tensor,
     step_output_len: Tensor,
     step_input_ids: Tensor,
     target_tokens: Tensor | None,
-    candidate_ids: Tensor | None,
-    candidate_scores: Tensor | None,
-    candidate_lens: Tensor | None,
-    topp: Tensor,
     stop_flags: Tensor,
     seq_lens_encoder: Tensor,
     seq_lens_this_time: Tensor,
@@ -36,7 +39,6 @@ def verify_draft_tokens(
     reasoning_status: Tensor,
     max_dec_len: Tensor,
     step_idx: Tensor,
-    max_seq_len: int,
     verify_window: int,
     verify_strategy: int,
     reject_all: bool,
@@ -112,24 +114,15 @@ def _offsets(plan: Plan, used: int, offsets: Tensor) -> Tensor:
     return longer
 
 
-@older(verify_draft_tokens)
+@older(
+    verify_draft_tokens,
+    arguments="step_output_ids step_output_len step_input_ids target_tokens? candidate_ids? candidate_scores? "
+    "candidate_lens? topp stop_flags seq_lens_encoder seq_lens_this_time end_tokens is_block_step cu_seqlens_q_output "
+    "reasoning_status max_seq_len:int verify_window:int verify_strategy:int reject_all:bool accept_all:bool",
+)
 def _verify_draft_tokens_20(
     plan: Plan,
     step_output_ids: Tensor,
-    step_output_len: Tensor,
-    step_input_ids: Tensor,
-    target_tokens: Tensor | None,
-    candidate_ids: Tensor | None,
-    candidate_scores: Tensor | None,
-    candidate_lens: Tensor | None,
-    topp: Tensor,
-    stop_flags: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_this_time: Tensor,
-    end_tokens: Tensor,
-    is_block_step: Tensor,
-    cu_seqlens_q_output: Tensor,
-    reasoning_status: Tensor,
     max_seq_len: int,
     verify_window: int,
     verify_strategy: int,
@@ -172,25 +165,20 @@ def unified_update_model_status(
     })  # fmt: skip
 
 
-@older(unified_update_model_status)
+@older(
+    unified_update_model_status,
+    arguments="seq_lens_encoder seq_lens_decoder has_running_seqs step_input_ids adaptive_step_input_len "
+    "step_output_ids step_output_len stop_flags seq_lens_this_time is_paused mask_rollback token_ids_all prompt_lens "
+    "step_idx end_tokens max_dec_len is_naive_mode:bool prefill_one_step_stop:int",
+)
 def _unified_update_model_status_18(
     plan: Plan,
     seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    has_running_seqs: Tensor,
-    step_input_ids: Tensor,
-    adaptive_step_input_len: Tensor,
-    step_output_ids: Tensor,
     step_output_len: Tensor,
     stop_flags: Tensor,
     seq_lens_this_time: Tensor,
     is_paused: Tensor,
     mask_rollback: Tensor,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    step_idx: Tensor,
-    end_tokens: Tensor,
-    max_dec_len: Tensor,
     is_naive_mode: bool,
     prefill_one_step_stop: int,
 ) -> None:
