@@ -22,6 +22,7 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 _GPU = Path("/dev/nvidiactl").exists()
 if not _GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+    import tests.support.interpreted  # noqa: F401
 
 Weights = dict[str, npt.NDArray[Any]]
 

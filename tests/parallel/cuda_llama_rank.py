@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import tests.support.interpreted  # noqa: F401
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import LlamaCuda, load
 from specdec_hal.models.llama_cuda_tp import load_part

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import specdec_hal as sd
+import tests.support.interpreted  # noqa: F401
 from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import load
