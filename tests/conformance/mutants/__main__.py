@@ -1,8 +1,8 @@
-"""Write killed.md again: ``python -m tests.conformance.mutants``, from the repository's root."""
-
-from pathlib import Path
+"""By which check of which case each mutant is killed: ``python -m tests.conformance.mutants``."""
 
 from tests.conformance.mutants import MUTANTS
-from tests.conformance.mutants.table import page
+from tests.conformance.mutants.making import judge
 
-Path(__file__).with_name("killed.md").write_text(page(MUTANTS), encoding="utf-8")
+for mutant in MUTANTS:
+    failures = judge(mutant).failures
+    print(f"{mutant.name}: {failures[0].case}, {failures[0].check}" if failures else f"{mutant.name} SURVIVES")

@@ -19,6 +19,7 @@ import numpy as np
 
 from specdec_hal.backends import reference
 from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.conformance import Report, run
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Backend, Launch
 from tests.conformance.mutants.editing import Edit
@@ -38,6 +39,11 @@ class Mutant:
     stands_for: str
     make: Callable[[], Backend]
     edits: tuple[Edit, ...] = ()
+
+
+def judge(mutant: Mutant) -> Report:
+    """What the suite says, up to the first failure, about the ops that the mutant breaks."""
+    return run(mutant.make(), ops=mutant.ops, level="quick", stop_at_failure=True, shrink_failures=False, samples=8192)
 
 
 class _EditedReference(MetaPathFinder, Loader):
@@ -100,11 +106,11 @@ def around(name: str, op: str, stands_for: str, run: Callable[[Arrays, Callable[
 def undefined(op: str, output: str, fill: Any, stands_for: str) -> Mutant:
     """A mutant that leaves `output` as it was wherever the reference writes `fill` to it."""
 
-    def run(arrays: Arrays, launch: Callable[[], None]) -> None:
+    def leave(arrays: Arrays, launch: Callable[[], None]) -> None:
         if arrays[output] is None:  # an optional one
             return launch()
         before = arrays[output].copy()
         launch()
         np.copyto(arrays[output], before, where=arrays[output] == fill)
 
-    return around(f"{op}-leaves-{output}", op, stands_for, run)
+    return around(f"{op}-leaves-{output}", op, stands_for, leave)
