@@ -170,12 +170,9 @@ def test_a_paddle_stream_is_asked_for_its_handle(monkeypatch):
 
 
 FIELDS = {
-    "flags": Field((3,), "bool"),
-    "ids": Field((2, 5), "int64"),
-    "none": Field((4, 0), "int64"),
-    "scores": Field((7,), "float32"),
-    "column": Field((3, 1), "int32"),
-}
+    "flags": Field((3,), "bool"), "ids": Field((2, 5), "int64"), "none": Field((4, 0), "int64"),
+    "scores": Field((7,), "float32"), "column": Field((3, 1), "int32"),
+}  # fmt: skip
 
 
 def values(seed: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -55,14 +55,10 @@ def drafted(prompts: list[list[int]], how: dict[str, Any], backend: str, data: s
             for i in range(len(ids) + 1):
                 row[i] = logits_after(texts[b] + ids[:i])
         out = sd.verify(
-            logits,
-            drafts,
-            **{name: np.array(values)[alive] for name, values in how.items()},
-            positions=[len(texts[b]) for b in alive],
-            end_tokens=[END],
-            max_new_tokens=[40 - len(texts[b]) for b in alive],
-            backend=backend,
-        )
+            logits, drafts, **{name: np.array(values)[alive] for name, values in how.items()},
+            positions=[len(texts[b]) for b in alive], end_tokens=[END],
+            max_new_tokens=[40 - len(texts[b]) for b in alive], backend=backend,
+        )  # fmt: skip
         for b, tokens, count in zip(alive, out.token_ids.tolist(), out.counts.tolist(), strict=True):
             assert tokens[count:] == [-1] * (k + 1 - count)
             texts[b] += tokens[:count]

@@ -17,14 +17,9 @@ PAGE = Path(__file__).parents[1] / "docs/use/own_decode_loop.md"
 
 def make_state() -> sd.DecodeState:
     return sd.DecodeState(
-        max_num_seqs=3,
-        num_speculative_tokens=4,
-        max_model_len=10,
-        prefill_chunk=4,
-        end_tokens=[9],
-        max_bad_tokens=2,
+        max_num_seqs=3, num_speculative_tokens=4, max_model_len=10, prefill_chunk=4, end_tokens=[9], max_bad_tokens=2,
         max_stop_sequences=(2, 2),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -53,15 +53,9 @@ class Rude:
 
 
 HUGE = {
-    "text": "x" * 50_000_000,
-    "spaces": " " * 50_000_000,
-    "bytes": b"x" * 50_000_000,
-    "integer": 1 << 50_000_000,
-    "list": [0] * 5_000_000,
-    "bomb": doubled(64),
-    "itself": endless(),
-    "array": np.zeros((1000, 1000)),
-}
+    "text": "x" * 50_000_000, "spaces": " " * 50_000_000, "bytes": b"x" * 50_000_000, "integer": 1 << 50_000_000,
+    "list": [0] * 5_000_000, "bomb": doubled(64), "itself": endless(), "array": np.zeros((1000, 1000)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("value", HUGE.values(), ids=HUGE)

@@ -26,16 +26,10 @@ def verified(step: DecodeStep, strategy: str) -> tuple[dict[str, np.ndarray], np
     lengths = ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "reasoning_status", "end_tokens")
     accepted = np.zeros(step.slots, np.int32)
     BACKEND.verify_draft_tokens(
-        **{name: state[name] for name in (*names, *lengths)},
-        **judging,
-        cu_seqlens_q_output=rows["cu_seqlens_q_output"],
-        accept_tokens=np.zeros((step.slots, step.width), np.int64),
-        accept_num=accepted,
-        strategy=strategy,
-        verify_window=2,
-        accept_policy="NORMAL",
-        end_at_limit=False,
-    )
+        **{name: state[name] for name in (*names, *lengths)}, **judging,
+        cu_seqlens_q_output=rows["cu_seqlens_q_output"], accept_tokens=np.zeros((step.slots, step.width), np.int64),
+        accept_num=accepted, strategy=strategy, verify_window=2, accept_policy="NORMAL", end_at_limit=False,
+    )  # fmt: skip
     return state, accepted
 
 

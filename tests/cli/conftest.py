@@ -55,11 +55,8 @@ class CycleModel:
     def __init__(self, *, cheat: bool = False, broken: bool = False) -> None:
         self.cheat, self.broken = cheat, broken
         self.config = ModelConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=VOCABULARY,
-            max_position_embeddings=CONTEXT,
-            eos_token_ids=(0,),
-        )
+            vocab_size=VOCABULARY, hidden_size=VOCABULARY, max_position_embeddings=CONTEXT, eos_token_ids=(0,),
+        )  # fmt: skip
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None: ...
 

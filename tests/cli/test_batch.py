@@ -86,15 +86,10 @@ def test_the_division_does_not_matter(model: Model, prompts: Path, tmp_path: Pat
 def test_bad_rows_are_answered_with_errors(model: Model, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     bad = [
-        b"not json",
-        b"[" * 100_000,
-        b'{"id": "mine", "prompt": ""}',
-        b'{"prompt": "a", "prompt_token_ids": [1]}',
-        b'{"prompt": "a", "temperature": 1}',
-        b'{"prompt": "a", "params": {"temperature": -1}}',
-        b'{"prompt_token_ids": [999]}',
-        b'{"prompt": "\xff"}',
-    ]
+        b"not json", b"[" * 100_000, b'{"id": "mine", "prompt": ""}', b'{"prompt": "a", "prompt_token_ids": [1]}',
+        b'{"prompt": "a", "temperature": 1}', b'{"prompt": "a", "params": {"temperature": -1}}',
+        b'{"prompt_token_ids": [999]}', b'{"prompt": "\xff"}',
+    ]  # fmt: skip
     path.write_bytes(b"\n".join([*bad, b"", b'{"prompt": "a", "params": {"max_new_tokens": 2}}']))
     assert batch(model().naive, path, tmp_path / "out", "--block-size", "3") == 1
     *failed, good = rows_of(tmp_path / "out")

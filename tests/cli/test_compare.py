@@ -259,13 +259,10 @@ def test_pooled() -> None:
         }  # fmt: skip
 
     rows = [
-        row("a", "naive", 101, 1.0, 10.0, 0, []),
-        row("a", "ngram", 101, 4.0, 2.5, 25, [1.0, 0.8]),
-        row("b", "naive", 11, 1.0, 1.0, 0, []),
-        row("b", "ngram", 11, 1.0, 2.0, 5, [0.0, 0.0]),
-        row("c", "naive", 1, None, 0.5, 0, []),
-        row("c", "ngram", 1, None, 0.5, 0, []),
-    ]
+        row("a", "naive", 101, 1.0, 10.0, 0, []), row("a", "ngram", 101, 4.0, 2.5, 25, [1.0, 0.8]),
+        row("b", "naive", 11, 1.0, 1.0, 0, []), row("b", "ngram", 11, 1.0, 2.0, 5, [0.0, 0.0]),
+        row("c", "naive", 1, None, 0.5, 0, []), row("c", "ngram", 1, None, 0.5, 0, []),
+    ]  # fmt: skip
     naive, ngram = pooled(rows)
     assert (naive["tokens_per_step"], naive["speedup"], naive["mean_acceptance_length"]) == (1.0, 1.0, None)
     assert (ngram["prompts"], ngram["tokens"], ngram["num_drafts"]) == (3, 113, 30)

@@ -20,13 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "specdec_hal.cli", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **environ},
-        check=False,
-    )
+        [sys.executable, "-m", "specdec_hal.cli", *arguments], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, **environ}, check=False,
+    )  # fmt: skip
 
 
 @pytest.fixture

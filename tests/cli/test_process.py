@@ -18,14 +18,9 @@ ENVIRON = {name: value for name, value in os.environ.items() if name not in ("PY
 def shell(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A line for bash in which `%` stands for the command; its status is that of the first program of a pipe."""
     return subprocess.run(
-        ["bash", "-c", f"{line.replace('%', COMMAND)}; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",
-        cwd=ROOT,
-        env={**ENVIRON, **environ},
-        check=False,
-    )
+        ["bash", "-c", f"{line.replace('%', COMMAND)}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True,
+        errors="backslashreplace", cwd=ROOT, env={**ENVIRON, **environ}, check=False,
+    )  # fmt: skip
 
 
 def broken(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -37,13 +32,9 @@ def broken(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
         "sys.exit(main(['fake', '--json']))"
     )
     return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**ENVIRON, **environ},
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env={**ENVIRON, **environ},
         check=False,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["backends", "backends --json", "--help", "--version", "explain ngram_match"])
@@ -68,14 +59,9 @@ def test_reader_that_goes_away(command: str) -> None:
     os.close(read_end)
     with os.fdopen(write_end, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "specdec_hal.cli", *command.split()],
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=ENVIRON,
-            check=False,
-        )
+            [sys.executable, "-m", "specdec_hal.cli", *command.split()], stdout=closed, stderr=subprocess.PIPE,
+            text=True, cwd=ROOT, env=ENVIRON, check=False,
+        )  # fmt: skip
     assert (done.returncode, done.stderr) == (141, "")
 
 

@@ -35,20 +35,14 @@ del NEO["num_hidden_layers"], NEO["num_attention_heads"]
 MPT = {"vocab_size": V, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "use_cache": True}
 
 SERVED = {
-    "Llama": ("LlamaForCausalLM", LLAMA),
-    "Qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}),
-    "Mixtral": ("MixtralForCausalLM", {**LLAMA, **EXPERTS}),
-    "Granite": ("GraniteForCausalLM", LLAMA),
-    "Cohere": ("CohereForCausalLM", LLAMA),
-    "StableLm": ("StableLmForCausalLM", LLAMA),
-    "Phi": ("PhiForCausalLM", LLAMA),
-    "GPTNeoX": ("GPTNeoXForCausalLM", NEOX),
-    "GPT2": ("GPT2LMHeadModel", GPT2),
+    "Llama": ("LlamaForCausalLM", LLAMA), "Qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}),
+    "Mixtral": ("MixtralForCausalLM", {**LLAMA, **EXPERTS}), "Granite": ("GraniteForCausalLM", LLAMA),
+    "Cohere": ("CohereForCausalLM", LLAMA), "StableLm": ("StableLmForCausalLM", LLAMA),
+    "Phi": ("PhiForCausalLM", LLAMA), "GPTNeoX": ("GPTNeoXForCausalLM", NEOX), "GPT2": ("GPT2LMHeadModel", GPT2),
     "GPTJ": ("GPTJForCausalLM", {**GPT2, "rotary_dim": 4}),
     "OPT": ("OPTForCausalLM", {**NEOX, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.5}),
-    "Falcon": ("FalconForCausalLM", FALCON),
-    "Mpt": ("MptForCausalLM", MPT),
-}
+    "Falcon": ("FalconForCausalLM", FALCON), "Mpt": ("MptForCausalLM", MPT),
+}  # fmt: skip
 ALONE = {
     "Bart": ("BartForCausalLM", BART, "gives other logits"),
     "GPTNeo": ("GPTNeoForCausalLM", NEO, "gives other logits"),

@@ -21,12 +21,8 @@ def listed(tmp_path: Path, text: str) -> ExpectedFailures:
 
 @pytest.mark.parametrize(
     "pattern",
-    [
-        "ngram_match/edge:all tokens equal::equality [LATEST index]",
-        "ngram_match/edge:*::equality [LATEST*]",
-        "*",
-    ],
-)
+    ["ngram_match/edge:all tokens equal::equality [LATEST index]", "ngram_match/edge:*::equality [LATEST*]", "*"],
+)  # fmt: skip
 def test_a_listed_failure_is_expected(tmp_path: Path, pattern: str) -> None:
     expected = listed(tmp_path, f"# known defects\n\n{pattern}   # issue 12\n")
     judged = expected.judge(FAILURE)

@@ -21,18 +21,13 @@ pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 SAMPLING: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
     "penalised": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.2, "min_new_tokens": 5},
     "biased": {"temperature": 0.7, "logit_bias": {5: 1.5, 8: -2.0, 3: -100.0}, "logprobs": 0},
     "logprobs": {
-        "temperature": 0.5,
-        "logprobs": 3,
-        "presence_penalty": 0.1,
-        "bad_token_ids": [3],
-        "prompt_logprobs": 2,
+        "temperature": 0.5, "logprobs": 3, "presence_penalty": 0.1, "bad_token_ids": [3], "prompt_logprobs": 2,
     },
-}
+}  # fmt: skip
 
 
 def decode(backend: Backend, model: Any, strategy: str, sampling: dict[str, Any], **ngram: Any) -> dict[str, Any]:

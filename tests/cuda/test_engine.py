@@ -43,15 +43,10 @@ def requests(one: ModelRunner, count: int, seed: int) -> list[Request]:
         start = int(rng.integers(0, len(ids) // 2))
         some = lambda value, default: value if rng.random() < 0.3 else default  # noqa: B023, E731
         params = SamplingParams(
-            temperature=some(0.8, 0.0),
-            top_p=some(0.9, 1.0),
-            seed=number,
-            repetition_penalty=some(1.2, 1.0),
-            max_new_tokens=int(rng.integers(1, 60)),
-            stop=some(["\n\n"], []),
-            stop_sequences=some([ids[:2]], []),
+            temperature=some(0.8, 0.0), top_p=some(0.9, 1.0), seed=number, repetition_penalty=some(1.2, 1.0),
+            max_new_tokens=int(rng.integers(1, 60)), stop=some(["\n\n"], []), stop_sequences=some([ids[:2]], []),
             logprobs=some(2, None),
-        )
+        )  # fmt: skip
         found.append(Request(str(number), ids[start : start + int(rng.integers(1, 300))], params))
     return found
 

@@ -18,15 +18,10 @@ def missed(rows: LogitRows, arch: int, *, top_p: float, top_k: int = 0, seed: in
     backend.exports["missed_guesses"]()
     n = rows.rows
     backend.sample_target(
-        logits=rows.logits(seed),
-        row_temperature=np.ones(n, np.float32),
-        row_top_p=np.full(n, top_p, np.float32),
-        row_top_k=np.full(n, top_k, np.int32),
-        row_min_p=np.zeros(n, np.float32),
-        row_seed=np.arange(n),
-        position=np.arange(n),
-        target_tokens=np.zeros(n, np.int64),
-    )
+        logits=rows.logits(seed), row_temperature=np.ones(n, np.float32), row_top_p=np.full(n, top_p, np.float32),
+        row_top_k=np.full(n, top_k, np.int32), row_min_p=np.zeros(n, np.float32), row_seed=np.arange(n),
+        position=np.arange(n), target_tokens=np.zeros(n, np.int64),
+    )  # fmt: skip
     return int(backend.exports["missed_guesses"]())
 
 

@@ -41,27 +41,15 @@ def one_slot_each(vocabulary: int, probs: np.ndarray, drafts: np.ndarray) -> dic
     slt = np.where(drafts < 0, 1, 2).astype(np.int32)
     zeros = np.zeros(m, np.int64)
     return {
-        "draft_tokens": np.stack([zeros, drafts], axis=1),
-        "target_probs": probs,
-        "seed": np.arange(m) * 977,
-        "prompt_lens": zeros,
-        "step_idx": np.arange(m),
-        "max_dec_len": zeros + (1 << 40),
-        "stop_flags": np.zeros(m, np.bool_),
-        "is_block_step": np.zeros(m, np.bool_),
-        "seq_lens_encoder": np.zeros(m, np.int32),
-        "seq_lens_decoder": np.ones(m, np.int32),
-        "seq_lens_this_time": slt,
+        "draft_tokens": np.stack([zeros, drafts], axis=1), "target_probs": probs, "seed": np.arange(m) * 977,
+        "prompt_lens": zeros, "step_idx": np.arange(m), "max_dec_len": zeros + (1 << 40),
+        "stop_flags": np.zeros(m, np.bool_), "is_block_step": np.zeros(m, np.bool_),
+        "seq_lens_encoder": np.zeros(m, np.int32), "seq_lens_decoder": np.ones(m, np.int32), "seq_lens_this_time": slt,
         "cu_seqlens_q_output": np.concatenate([[0], np.cumsum(slt)]).astype(np.int32),
-        "reasoning_status": np.zeros(m, np.int32),
-        "end_tokens": np.array([vocabulary], np.int64),
-        "accept_tokens": np.zeros((m, 2), np.int64),
-        "accept_num": np.zeros(m, np.int32),
-        "strategy": "REJECTION",
-        "verify_window": 1,
-        "accept_policy": "NORMAL",
-        "end_at_limit": False,
-    }
+        "reasoning_status": np.zeros(m, np.int32), "end_tokens": np.array([vocabulary], np.int64),
+        "accept_tokens": np.zeros((m, 2), np.int64), "accept_num": np.zeros(m, np.int32), "strategy": "REJECTION",
+        "verify_window": 1, "accept_policy": "NORMAL", "end_at_limit": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 31, 1023, 1025, 8191, 50_001, 151_936, 262_144])

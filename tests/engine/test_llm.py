@@ -35,17 +35,8 @@ PARAMS = [
 ]
 
 NO_PROMPTS = (
-    np.array(5),
-    np.zeros((1, 1, 1), int),
-    np.array("a"),
-    {"prompt": "a"},
-    {},
-    {1, 2},
-    iter([[1]]),
-    5,
-    None,
-    b"a",
-)
+    np.array(5), np.zeros((1, 1, 1), int), np.array("a"), {"prompt": "a"}, {}, {1, 2}, iter([[1]]), 5, None, b"a",
+)  # fmt: skip
 
 
 def llm(**more: Any) -> LLM:

@@ -22,23 +22,12 @@ from tests.support.fuzz import fuzz
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-py-lm"
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 11,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 32,
-    "rope_theta": 10000.0,
-    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "num_nextn_predict_layers": 1,
-    "eos_token_id": [2],
-    "dtype": "float32",
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 11, "hidden_size": 8,
+    "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 32, "rope_theta": 10000.0,
+    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True, "num_nextn_predict_layers": 1, "eos_token_id": [2], "dtype": "float32",
+}  # fmt: skip
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 3, 1 << 31, 1 << 63, 10**300, 10**4000, 0.5, 1e300, float("nan"), float("inf")),
     *(

@@ -68,15 +68,9 @@ def test_files(tmp_path: Path) -> None:
 
 def test_overrides() -> None:
     keys = [
-        "backend.options",
-        "backend.options.a.b",
-        "sampling.stop",
-        "sampling",
-        "model.path",
-        "speculative",
-        "",
+        "backend.options", "backend.options.a.b", "sampling.stop", "sampling", "model.path", "speculative", "",
         "a\ud800",
-    ]
+    ]  # fmt: skip
 
     def override(random: random.Random) -> str:
         value = "".join(random.choices(PIECES, k=random.randint(0, 6)))

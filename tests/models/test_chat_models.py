@@ -352,11 +352,8 @@ class Person(BaseModel):
 def test_an_answer_in_a_form(smollm2: Model) -> None:
     """By a schema over HTTP, drafted and not, and by the official client's helpers."""
     asked: Any = {
-        "model": "smollm2",
-        "messages": turns("Describe a person as JSON."),
-        "temperature": 0,
-        "max_tokens": 64,
-    }
+        "model": "smollm2", "messages": turns("Describe a person as JSON."), "temperature": 0, "max_tokens": 64,
+    }  # fmt: skip
     schema = {"name": "person", "schema": Person.model_json_schema(), "strict": True}
     form = {"response_format": {"type": "json_schema", "json_schema": schema}}
     engine = AsyncEngine(smollm2.loaded, smollm2.config(**DRAFTS), tokenizer=smollm2.tokenizer)
@@ -492,13 +489,10 @@ def test_a_model_calls_a_tool(asked: tuple[Model, openai.OpenAI], choice: Any) -
 
 
 THOUGHTS = turns(
-    "What is the capital of Italy?",
-    "<think>\nI know this: Rome.\n</think>\n\nIt is Rome.",
-    "What is the capital of Spain?",
-    "<think>\nI know this: Madrid.\n</think>\n\nIt is Madrid.",
-    "What is the capital of France?",
-    "<think>",
-)
+    "What is the capital of Italy?", "<think>\nI know this: Rome.\n</think>\n\nIt is Rome.",
+    "What is the capital of Spain?", "<think>\nI know this: Madrid.\n</think>\n\nIt is Madrid.",
+    "What is the capital of France?", "<think>",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])

@@ -30,22 +30,16 @@ from tests.support.llama_oracle import oracle, stored
 
 TOKENS = np.random.default_rng(5).integers(0, 131, 24)
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "norm-before-residual": {"options": {"norm_before_residual": True}},
+    "plain": {}, "norm-before-residual": {"options": {"norm_before_residual": True}},
     "norm-before-fc": {"options": {"norm_before_fc": True}},
     "fc-norm, norm-output": {"options": {"fc_norm": True, "norm_output": True}},
     "two layers, full vocabulary": {"layers": 2, "draft_vocab_size": 131},
     "narrower than the target": {
-        "hidden_size": 32,
-        "target_hidden_size": 48,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 12,
+        "hidden_size": 32, "target_hidden_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 12,
     },
-    "parallel": {"layers": 2},
-    "other rotary embeddings": {"rope_theta": 500.0, "eps": 1e-3},
+    "parallel": {"layers": 2}, "other rotary embeddings": {"rope_theta": 500.0, "eps": 1e-3},
     "normed queries and keys": {"head_norms": True},
-}
+}  # fmt: skip
 
 
 def make_head(seed: int = 1, **changes: Any) -> Head:
@@ -194,12 +188,8 @@ def test_keys_that_cannot_be_computed_are_refused(
 
 def test_keys_without_a_meaning_for_the_pass_are_taken(target: Path, tmp_path: Path) -> None:
     changes = {
-        "logit_scale": 1.0,
-        "pretraining_tp": 1,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "bias": False,
-    }
+        "logit_scale": 1.0, "pretraining_tp": 1, "sliding_window": 4096, "use_sliding_window": False, "bias": False,
+    }  # fmt: skip
     assert read_eagle3(make_head().write_original(tmp_path / "head", **changes), read_config(target)).taps == (1, 3, 6)
 
 

@@ -12,18 +12,10 @@ from specdec_hal.models.weights import expected_shapes
 
 def config(heads: int = 4, kv_heads: int = 2, head_dim: int = 6, ffn: int = 10) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=9,
-        hidden_size=8,
-        intermediate_size=ffn,
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=64,
-        rope_theta=100.0,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-    )
+        vocab_size=9, hidden_size=8, intermediate_size=ffn, num_hidden_layers=1, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=64, rope_theta=100.0,
+        rms_norm_eps=1e-5, tie_word_embeddings=True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -52,19 +52,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     (folder / "config.json").write_text(
         json.dumps(
             {
-                "vocab_size": VOCABULARY + 5,
-                "hidden_size": 8,
-                "intermediate_size": 8,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 1,
-                "max_position_embeddings": 8,
-                "rope_theta": 10.0,
-                "rms_norm_eps": 1e-5,
-                "bos_token_id": 1,
-                "eos_token_id": [2, 1],
-            }
-        )
-    )
+                "vocab_size": VOCABULARY + 5, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                "num_attention_heads": 1, "max_position_embeddings": 8, "rope_theta": 10.0, "rms_norm_eps": 1e-5,
+                "bos_token_id": 1, "eos_token_id": [2, 1],
+            },
+        ),
+    )  # fmt: skip
     return load_tokenizer(write_tokenizer(folder))
 
 

@@ -58,16 +58,9 @@ def write(folder: Path, case: dict[str, Any]) -> Floats:
     if "rope_parameters" in options:
         options["rope_parameters"] = {"rope_theta": 10_000.0, **options["rope_parameters"]}
     config = transformers.LlamaConfig(
-        vocab_size=131,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=4 * ORIGINAL,
-        rms_norm_eps=1e-5,
-        initializer_range=0.3,
-        **options,
-    )
+        vocab_size=131, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=4 * ORIGINAL, rms_norm_eps=1e-5, initializer_range=0.3, **options,
+    )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():

@@ -130,15 +130,9 @@ def test_logits_of_every_dtype(dtype, framework):
 
 def test_bfloat16_is_written_in_place(framework):
     call = build(
-        "apply_penalties",
-        logits=to_logits(np.array([[1.0, 2.0, 3.0]], np.float32), "bfloat16"),
-        token_ids_all=[[0]],
-        draft_tokens=[[0]],
-        cu_seqlens_q_output=[0, 1],
-        batch_id_per_token_output=[0],
-        bad_tokens=[[1]],
-        end_tokens=[2],
-    )
+        "apply_penalties", logits=to_logits(np.array([[1.0, 2.0, 3.0]], np.float32), "bfloat16"), token_ids_all=[[0]],
+        draft_tokens=[[0]], cu_seqlens_q_output=[0, 1], batch_id_per_token_output=[0], bad_tokens=[[1]], end_tokens=[2],
+    )  # fmt: skip
     tensors = {n: framework.tensor(v) for n, v in call.items()}
     BACKEND.apply_penalties(**tensors)
     assert framework.floats(tensors["logits"]) == [[1.0, -np.inf, 3.0]]

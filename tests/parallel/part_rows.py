@@ -15,21 +15,11 @@ from specdec_hal.runner import SamplingParams
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 KINDS: dict[str, tuple[float, float, int, float]] = {
-    "greedy": (0, 0.5, 3, 0.5),
-    "unfiltered": (1, 1, 0, 0),
-    "tempered": (0.7, 1, 0, 0),
-    "hot": (3e38, 1, 0, 0),
-    "cold": (1e-42, 1, 0, 0),
-    "top_k": (0.8, 1, 7, 0),
-    "top_k 1": (1, 1, 1, 0),
-    "top_k as listed": (1.3, 1, 32, 0),
-    "top_k all": (1, 1, 10**6, 0),
-    "top_k and top_p": (0.8, 0.6, 20, 0),
-    "top_k, top_p 0": (2, 0, 30, 0),
-    "min_p": (1, 1, 0, 0.02),
-    "min_p 1": (1, 1, 0, 1),
-    "all": (1.5, 0.9, 15, 0.01),
-}
+    "greedy": (0, 0.5, 3, 0.5), "unfiltered": (1, 1, 0, 0), "tempered": (0.7, 1, 0, 0), "hot": (3e38, 1, 0, 0),
+    "cold": (1e-42, 1, 0, 0), "top_k": (0.8, 1, 7, 0), "top_k 1": (1, 1, 1, 0), "top_k as listed": (1.3, 1, 32, 0),
+    "top_k all": (1, 1, 10**6, 0), "top_k and top_p": (0.8, 0.6, 20, 0), "top_k, top_p 0": (2, 0, 30, 0),
+    "min_p": (1, 1, 0, 0.02), "min_p 1": (1, 1, 0, 1), "all": (1.5, 0.9, 15, 0.01),
+}  # fmt: skip
 """Temperature, top_p, top_k, min_p of rows that are sampled from parts."""
 
 
@@ -61,13 +51,10 @@ def params_of(kinds: list[str], rows: int) -> dict[str, Any]:
     position = rng.integers(0, 1 << 40, len(table))
     position[::9] = -1  # tails, and a word of seeds
     return {
-        "row_temperature": table[:, 0].astype(np.float32),
-        "row_top_p": table[:, 1].astype(np.float32),
-        "row_top_k": table[:, 2].astype(np.int32),
-        "row_min_p": table[:, 3].astype(np.float32),
-        "row_seed": rng.integers(-(1 << 63), 1 << 63, len(table)),
-        "position": position,
-    }
+        "row_temperature": table[:, 0].astype(np.float32), "row_top_p": table[:, 1].astype(np.float32),
+        "row_top_k": table[:, 2].astype(np.int32), "row_min_p": table[:, 3].astype(np.float32),
+        "row_seed": rng.integers(-(1 << 63), 1 << 63, len(table)), "position": position,
+    }  # fmt: skip
 
 
 def requests(kinds: list[str]) -> list[SamplingParams]:

@@ -25,26 +25,16 @@ pytestmark = pytest.mark.torch
 SHAPES = {
     "tied": Shape(vocab_size=1500, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4),
     "shared KV heads": Shape(
-        vocab_size=1500,
-        num_hidden_layers=1,
-        num_key_value_heads=2,
-        num_attention_heads=8,
-        head_dim=8,
+        vocab_size=1500, num_hidden_layers=1, num_key_value_heads=2, num_attention_heads=8, head_dim=8,
         tie_word_embeddings=False,
     ),
-}
+}  # fmt: skip
 
 
 SMALL = Shape(
-    vocab_size=1500,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=1,
-    head_dim=8,
-    num_nextn_predict_layers=0,
-    bos_token_id=0,
-    eos_token_id=0,
-)
+    vocab_size=1500, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8, num_nextn_predict_layers=0,
+    bos_token_id=0, eos_token_id=0,
+)  # fmt: skip
 
 
 def check(split: Mapping[str, Any], whole: Mapping[str, Any]) -> None:

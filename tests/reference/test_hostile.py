@@ -14,14 +14,9 @@ from tests.support.redzone import RedZones
 from tests.support.running import BACKEND, run
 
 CLAMPED = (
-    "apply_penalties",
-    "update_model_status",
-    "set_stop_sequences",
-    "write_accepted",
-    "reasoning_constraint",
-    "ngram_match",
-    "hybrid_mtp_ngram",
-)
+    "apply_penalties", "update_model_status", "set_stop_sequences", "write_accepted", "reasoning_constraint",
+    "ngram_match", "hybrid_mtp_ngram",
+)  # fmt: skip
 COUNT = {"ngram_index_update": 20}  # an index full of random bits makes every look-up go round its table
 
 

@@ -37,13 +37,10 @@ class FakeBackend(Backend):
 
 def backend_spec(name: str, /, **changes: Any) -> BackendSpec:
     fields: dict[str, Any] = {
-        "name": name,
-        "api_version": API_VERSION,
-        "probe": lambda: Probe(True),
-        "factory": lambda options: FakeBackend(name, dict(options)),
-        "priority": 0,
+        "name": name, "api_version": API_VERSION, "probe": lambda: Probe(True),
+        "factory": lambda options: FakeBackend(name, dict(options)), "priority": 0,
         "description": f"the {name} backend",
-    }
+    }  # fmt: skip
     return BackendSpec(**{**fields, **changes})
 
 

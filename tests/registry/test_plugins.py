@@ -297,13 +297,9 @@ class TestInstalledDistributions:
         _install(tmp_path, "broken_specdec", "[specdec_hal]\nbroken = broken_specdec\n", "import not_installed_at_all")
         root = Path(specdec_hal.__file__).parents[1]
         done = subprocess.run(
-            [sys.executable, "-m", "specdec_hal.cli", "backends"],
-            capture_output=True,
-            text=True,
-            cwd=root,
-            env={"PYTHONPATH": f"{tmp_path}", "PATH": ""},
-            check=False,
-        )
+            [sys.executable, "-m", "specdec_hal.cli", "backends"], capture_output=True, text=True, cwd=root,
+            env={"PYTHONPATH": f"{tmp_path}", "PATH": ""}, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "acme" in done.stdout
         assert "plug-in 'broken' (broken_specdec 2.5: broken_specdec)" in done.stdout

@@ -37,13 +37,9 @@ def command(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[specdec_hal]\nacme = acme_plugin\n")
     return subprocess.run(
-        [sys.executable, "-m", "specdec_hal.cli", *args],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), **environ},
-        check=False,
-    )
+        [sys.executable, "-m", "specdec_hal.cli", *args], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), **environ}, check=False,
+    )  # fmt: skip
 
 
 NAMED = "specdec-hal: importing plug-in 'acme' (acme 1.2: acme_plugin)\n"

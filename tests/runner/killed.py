@@ -17,17 +17,9 @@ PROMPTS = {str(n): [n + 1, 5, 6, 5, 6] for n in range(6)}
 def params(n: int) -> SamplingParams:
     """Every kind of state that a request carries from step to step."""
     return SamplingParams(
-        temperature=0.9,
-        seed=n,
-        max_new_tokens=30 + n,
-        bad_token_ids=[0],
-        stop=["qz"],
-        logprobs=n % 3,
-        repetition_penalty=1.1,
-        return_drafts=True,
-        prompt_logprobs=n % 2 or None,
-        logit_bias={9: 1.5, 5 + n: -2.0},
-    )
+        temperature=0.9, seed=n, max_new_tokens=30 + n, bad_token_ids=[0], stop=["qz"], logprobs=n % 3,
+        repetition_penalty=1.1, return_drafts=True, prompt_logprobs=n % 2 or None, logit_bias={9: 1.5, 5 + n: -2.0},
+    )  # fmt: skip
 
 
 def main(journal: str, out: str) -> None:

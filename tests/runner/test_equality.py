@@ -68,15 +68,9 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
             return Expected(generated, "error")
         target = np.zeros(1, np.int64)
         backend.sample_target(
-            logits[None],
-            f32(params.temperature),
-            f32(params.top_p),
-            np.array([params.top_k], np.int32),
-            f32(params.min_p),
-            np.array([params.seed or 0]),
-            np.array([len(prompt) + len(generated)]),
-            target,
-        )
+            logits[None], f32(params.temperature), f32(params.top_p), np.array([params.top_k], np.int32),
+            f32(params.min_p), np.array([params.seed or 0]), np.array([len(prompt) + len(generated)]), target,
+        )  # fmt: skip
         generated.append(thinking.next(int(target[0]), len(generated)) if params.limits_thinking else int(target[0]))
         text = "".join(chr(ord("a") + token) for token in generated if token != END)
         ends = [[token] for token in params.stop_token_ids] + params.stop_sequences
@@ -226,25 +220,17 @@ def test_every_request_decodes_as_if_alone_and_plain(
     size, spare = blocks
     longest = max(min(len(prompt) + params.max_new_tokens, CONTEXT) for prompt, params, _ in requests)
     runner = make_runner(
-        prefill_first=prefill_first,
-        model=model,
-        model_settings={**THINKS_WITH, "think_end_text": think_end_text},
+        prefill_first=prefill_first, model=model, model_settings={**THINKS_WITH, "think_end_text": think_end_text},
         runner={
-            "max_num_seqs": slots,
-            "prefill_chunk": chunk,
-            "max_num_batched_tokens": None if budget is None else slots * (k + 1) + budget,
-            "block_size": size,
-            "num_kv_blocks": -(-longest // size) + spare,
-            "overlap": overlap,
-            "debug": True,
+            "max_num_seqs": slots, "prefill_chunk": chunk,
+            "max_num_batched_tokens": None if budget is None else slots * (k + 1) + budget, "block_size": size,
+            "num_kv_blocks": -(-longest // size) + spare, "overlap": overlap, "debug": True,
         },
         speculative={
-            "method": method,
-            "num_speculative_tokens": k,
-            "ngram": ngram,
+            "method": method, "num_speculative_tokens": k, "ngram": ngram,
             "hybrid": {**ngram, "num_model_steps": mtp_drafts},
         },
-    )
+    )  # fmt: skip
     late = sorted(enumerate(requests), key=lambda item: item[1][2])
     outputs: dict[str, RequestOutput] = {}
     step = 0

@@ -139,13 +139,9 @@ def test_bad_contents_with_a_valid_checksum(tmp_path: Path, changes: dict[str, A
 
 
 LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([1 << 31, 1 << 63, 1 << 64, -1]),
-    st.floats(),
+    st.none(), st.booleans(), st.integers(), st.sampled_from([1 << 31, 1 << 63, 1 << 64, -1]), st.floats(),
     st.text(max_size=3),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=60)

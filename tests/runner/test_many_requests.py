@@ -22,21 +22,15 @@ def random_request(number: int) -> Request:
     unit = rng.integers(1, VOCABULARY, rng.integers(1, 7)).tolist()
     some = lambda value, default, share=0.3: value if rng.random() < share else default  # noqa: E731
     params: dict[str, Any] = {
-        "temperature": some(float(rng.uniform(0.3, 1.3)), 0.0, 0.6),
-        "top_p": some(0.8, 1.0),
-        "top_k": some(5, 0),
-        "seed": int(rng.integers(-(2**63), 2**63 - 1)),
-        "repetition_penalty": some(1.25, 1.0),
-        "frequency_penalty": some(0.3, 0.0),
-        "presence_penalty": some(0.2, 0.0),
-        "max_new_tokens": int(rng.integers(1, 20)),
-        "min_new_tokens": some(1, 0),
+        "temperature": some(float(rng.uniform(0.3, 1.3)), 0.0, 0.6), "top_p": some(0.8, 1.0), "top_k": some(5, 0),
+        "seed": int(rng.integers(-(2**63), 2**63 - 1)), "repetition_penalty": some(1.25, 1.0),
+        "frequency_penalty": some(0.3, 0.0), "presence_penalty": some(0.2, 0.0),
+        "max_new_tokens": int(rng.integers(1, 20)), "min_new_tokens": some(1, 0),
         "stop": some(["".join(map(chr, rng.integers(98, 110, 2)))], [], 0.4),
         "stop_sequences": some([rng.integers(1, VOCABULARY, rng.integers(1, 3)).tolist()], [], 0.4),
         "stop_token_ids": some([int(rng.integers(1, VOCABULARY))], []),
-        "bad_token_ids": some([int(rng.integers(1, VOCABULARY))], []),
-        "logprobs": some(int(rng.integers(0, 4)), None),
-    }
+        "bad_token_ids": some([int(rng.integers(1, VOCABULARY))], []), "logprobs": some(int(rng.integers(0, 4)), None),
+    }  # fmt: skip
     prompt = (unit * 12)[: rng.integers(1, 40)]
     bias = {int(rng.integers(1, VOCABULARY)): float(rng.integers(-3, 3)) for _ in range(3)}
     params |= {"logit_bias": some(bias, {}), "return_drafts": some(True, False)}

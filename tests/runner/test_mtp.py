@@ -47,13 +47,9 @@ def decode(runner: ModelRunner, texts: list[list[int]], params: sd.SamplingParam
 @pytest.mark.parametrize("framework", ["paddle", pytest.param("torch", marks=pytest.mark.torch)])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    method=st.sampled_from(["mtp", "hybrid"]),
-    strategy=st.sampled_from(["greedy", "target_match"]),
-    k=st.integers(1, 8),
-    batch=st.integers(1, 4),
-    chunk=st.integers(3, 64),
-    seed=st.integers(0, 2**63 - 1),
-)
+    method=st.sampled_from(["mtp", "hybrid"]), strategy=st.sampled_from(["greedy", "target_match"]),
+    k=st.integers(1, 8), batch=st.integers(1, 4), chunk=st.integers(3, 64), seed=st.integers(0, 2**63 - 1),
+)  # fmt: skip
 def test_the_tokens_of_plain_decoding(
     framework: str, method: str, strategy: str, k: int, batch: int, chunk: int, seed: int
 ) -> None:

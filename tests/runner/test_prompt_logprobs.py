@@ -57,16 +57,11 @@ def test_prompts_are_scored(
         prefill_first="prefill first" in where,
         model=DeviceHistoryModel() if "device" in where else Frugal() if "frugal" in where else HistoryModel(),
         runner={
-            "max_num_seqs": 3,
-            "prefill_chunk": 11,
-            "max_num_batched_tokens": 40,
-            "block_size": 4,
-            "num_kv_blocks": 13 if "few" in where else 48,
-            "overlap": "overlapped" in where,
-            "debug": True,
+            "max_num_seqs": 3, "prefill_chunk": 11, "max_num_batched_tokens": 40, "block_size": 4,
+            "num_kv_blocks": 13 if "few" in where else 48, "overlap": "overlapped" in where, "debug": True,
         },
         speculative={"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy},
-    )
+    )  # fmt: skip
     add_all(runner, logit_bias={5: 3.0}, repetition_penalty=1.3, logprobs=1)
     streamed: dict[str, list[StreamDelta]] = {name: [] for name in PROMPTS}
     while runner.has_requests:

@@ -43,16 +43,11 @@ def answers_of(tokens: list[int], thinks: bool = True) -> list[int]:
 @settings(max_examples=40)
 @given(
     requests=st.lists(
-        st.tuples(prompts, st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=6
+        st.tuples(prompts, st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=6,
     ),
-    k=st.integers(0, 6),
-    slots=st.integers(1, 4),
-    chunk=st.integers(1, 9),
-    method=st.sampled_from(["ngram", "mtp"]),
-    device=st.booleans(),
-    overlap=st.booleans(),
-    spare=st.integers(0, 3),
-)
+    k=st.integers(0, 6), slots=st.integers(1, 4), chunk=st.integers(1, 9), method=st.sampled_from(["ngram", "mtp"]),
+    device=st.booleans(), overlap=st.booleans(), spare=st.integers(0, 3),
+)  # fmt: skip
 def test_phases_with_drafts_are_those_without(
     requests: list[tuple[list[int], int, bool, bool, bool]], k: int, slots: int, chunk: int, method: str,
     device: bool, overlap: bool, spare: int,

@@ -527,12 +527,8 @@ def test_pads_drafts_that_fails_is_its_plugins_fault() -> None:
 
 def test_the_settings_of_ngram_reach_its_op() -> None:
     ngram = {
-        "max_ngram_size": 5,
-        "min_ngram_size": 2,
-        "match_policy": "leftmost",
-        "token_budget": 9,
-        "pad_to_max": True,
-    }
+        "max_ngram_size": 5, "min_ngram_size": 2, "match_policy": "leftmost", "token_budget": 9, "pad_to_max": True,
+    }  # fmt: skip
     config = parse({"speculative": {"method": "ngram", "num_speculative_tokens": 3, "ngram": ngram}})
     backend, calls = ReferenceBackend(), []
     plan = backend.plan

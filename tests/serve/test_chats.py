@@ -73,12 +73,9 @@ def test_what_the_template_gets(running: Running, template: Recorded) -> None:
     messages = [{"role": "user", "content": "a"}]
     chat(running, messages, tools=[TOOL], tool_choice="none", extra_body=more)
     assert template.options == {
-        "tools": [TOOL],
-        "documents": more["documents"],
-        "add_generation_prompt": True,
-        "continue_final_message": False,
+        "tools": [TOOL], "documents": more["documents"], "add_generation_prompt": True, "continue_final_message": False,
         "enable_thinking": False,
-    }
+    }  # fmt: skip
     chat(running, messages, extra_body={"add_generation_prompt": False})
     assert template.options["add_generation_prompt"] is False and template.options["tools"] is None
 

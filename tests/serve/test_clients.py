@@ -21,43 +21,18 @@ CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 4, "seed": 1}
 
 BOTH: dict[str, Any] = {
-    "user": "u",
-    "metadata": {"a": "b"},
-    "store": False,
-    "service_tier": "auto",
-    "safety_identifier": "x",
-    "prompt_cache_key": "x",
-    "prompt_cache_retention": "24h",
-    "prediction": {"type": "content", "content": "abc"},
-    "response_format": {"type": "text"},
-    "stop": None,
-    "logit_bias": {},
-    "cache_salt": "x",
-    "priority": 0,
-    "use_beam_search": False,
-    "length_penalty": 1.0,
-    "return_tokens_as_token_ids": False,
-    "request_id": "x",
-    "session_id": "x",
-    "stream_interval": 9,
-    "truncation_side": "left",
-    "thinking_token_budget": -1,
-    "watermarking": False,
-    "mm_payload": "none",
-    "bad_words": [],
-    "guided_json": None,
-}
+    "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x",
+    "prompt_cache_key": "x", "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "abc"},
+    "response_format": {"type": "text"}, "stop": None, "logit_bias": {}, "cache_salt": "x", "priority": 0,
+    "use_beam_search": False, "length_penalty": 1.0, "return_tokens_as_token_ids": False, "request_id": "x",
+    "session_id": "x", "stream_interval": 9, "truncation_side": "left", "thinking_token_budget": -1,
+    "watermarking": False, "mm_payload": "none", "bad_words": [], "guided_json": None,
+}  # fmt: skip
 COMPLETIONS: dict[str, Any] = {**BOTH, "best_of": 1, "suffix": ""}
 CHATS: dict[str, Any] = {
-    **BOTH,
-    "tools": [],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "functions": [],
-    "function_call": "none",
-    "modalities": ["text"],
-    "audio": None,
-}
+    **BOTH, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "functions": [], "function_call": "none",
+    "modalities": ["text"], "audio": None,
+}  # fmt: skip
 
 
 def choices(running: Running, path: str, body: dict[str, Any]) -> Any:
@@ -175,12 +150,9 @@ def test_every_chunk_has_the_usage_so_far(running: Running, chat: bool, n: int) 
 
 def test_continuous_usage_goes_with_the_usage(running: Running) -> None:
     chunks = running.openai.completions.create(
-        model=MODEL,
-        prompt=PROMPT,
-        max_tokens=3,
-        stream=True,
+        model=MODEL, prompt=PROMPT, max_tokens=3, stream=True,
         extra_body={"stream_options": {"continuous_usage_stats": True}},
-    )
+    )  # fmt: skip
     assert all(chunk.usage is None for chunk in chunks)
 
 
@@ -205,13 +177,8 @@ def test_the_requests_of_guidellm(running: Running) -> None:
 def test_the_requests_of_lm_eval(running: Running) -> None:
     """Version 0.4: log-likelihoods from echoed prompts of token ids, generations, and chats."""
     scored = {
-        "model": MODEL,
-        "prompt": [PROMPT, [1, 2]],
-        "temperature": 0,
-        "max_tokens": 1,
-        "logprobs": 1,
-        "seed": 1234,
-    }
+        "model": MODEL, "prompt": [PROMPT, [1, 2]], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234,
+    }  # fmt: skip
     for choice, prompt in zip(
         choices(running, "/v1/completions", {**scored, "echo": True}), scored["prompt"], strict=True
     ):

@@ -163,14 +163,8 @@ def test_a_long_answer_takes_its_time(hurried: Running) -> None:
 
 LOCAL = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1", "127.1.2.3:80", "[::1]", "[::1]:8000", "a.localhost"]
 STRANGE = [
-    "",
-    "evil.com",
-    "evil.com:8000",
-    "localhost.evil.com",
-    "evil.com@localhost",
-    "localhost@evil.com",
-    "localhost/",
-]
+    "", "evil.com", "evil.com:8000", "localhost.evil.com", "evil.com@localhost", "localhost@evil.com", "localhost/",
+]  # fmt: skip
 STRANGE += ["127.0.0.1.evil.com", "[::1].evil.com", "localhost:80:80", "evil.com#localhost", "[", "[]", "::1 ", "1.2.3"]
 
 

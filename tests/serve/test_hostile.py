@@ -75,17 +75,10 @@ def other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "prompt",
-        "stop_token_ids",
-        "n",
-        "max_tokens",
-        "min_tokens",
-        "seed",
-        "top_k",
-        "num_speculative_tokens",
+        "prompt", "stop_token_ids", "n", "max_tokens", "min_tokens", "seed", "top_k", "num_speculative_tokens",
         "logprobs",
     ],
-)
+)  # fmt: skip
 def test_numbers_beyond_64_bits(shared: Running, key: str, huge: int) -> None:
     """A token id of 2^64 was status 500 and 70 lines in the log where HTTP is a process of its own."""
     value = [huge] if key in ("prompt", "stop_token_ids") else huge

@@ -25,20 +25,10 @@ def shared() -> Iterator[Running]:
 
 
 ROUTES = [
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/responses"),
-    ("POST", "/abort"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{model}"),
-    ("GET", "/version"),
-    ("GET", "/ping"),
-    ("GET", "/metrics"),
-    ("GET", "/health"),
-    ("GET", "/ready"),
-]
+    ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/responses"), ("POST", "/abort"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/v1/models"), ("GET", "/v1/models/{model}"),
+    ("GET", "/version"), ("GET", "/ping"), ("GET", "/metrics"), ("GET", "/health"), ("GET", "/ready"),
+]  # fmt: skip
 
 
 def hold_to_document(running: Running, method: str, path: str, examples: int) -> None:

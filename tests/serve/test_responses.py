@@ -147,20 +147,11 @@ def test_the_messages_that_the_template_gets(running: Running) -> None:
 def test_keys_that_change_nothing_are_taken(running: Running) -> None:
     plain = same(running.openai.responses.create(**ASKED))
     keys: dict[str, Any] = {
-        "store": True,
-        "truncation": "disabled",
-        "background": False,
-        "tools": [],
-        "tool_choice": "auto",
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
-        "reasoning": {"summary": "auto"},
-        "service_tier": "auto",
-        "prompt_cache_key": "x",
-        "safety_identifier": "x",
-        "max_tool_calls": 3,
-        "include": ["reasoning.encrypted_content"],
-        "stream_options": {"include_obfuscation": False},
-    }
+        "store": True, "truncation": "disabled", "background": False, "tools": [], "tool_choice": "auto",
+        "text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"summary": "auto"},
+        "service_tier": "auto", "prompt_cache_key": "x", "safety_identifier": "x", "max_tool_calls": 3,
+        "include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False},
+    }  # fmt: skip
     for name, value in keys.items():
         assert same(running.openai.responses.create(**{**ASKED, name: value})) == plain, name
 

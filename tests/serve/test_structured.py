@@ -126,12 +126,9 @@ def test_tools_that_must_be_called(
     running: Running, stream: bool, choice: Any, parallel: bool, reason: str, description: str
 ) -> None:
     asked: Any = {
-        "messages": USER,
-        "tools": [CITY, {**STOP, "function": {"name": "stop", "description": description}}],
-        "tool_choice": choice,
-        "parallel_tool_calls": parallel,
-        **MORE,
-    }
+        "messages": USER, "tools": [CITY, {**STOP, "function": {"name": "stop", "description": description}}],
+        "tool_choice": choice, "parallel_tool_calls": parallel, **MORE,
+    }  # fmt: skip
     if stream:
         with running.openai.chat.completions.stream(**asked) as events:
             answer: Any = events.get_final_completion()

@@ -35,11 +35,8 @@ class Drafter:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d, ffn, q, kv = (
-            self.hidden_size,
-            self.intermediate_size,
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-        )
+            self.hidden_size, self.intermediate_size, self.heads * self.head_dim, self.kv_heads * self.head_dim,
+        )  # fmt: skip
         found: dict[str, tuple[int, ...]] = {
             "fc.weight": (d, len(self.taps) * d), "hidden_norm.weight": (d,), "norm.weight": (d,)
         }  # fmt: skip

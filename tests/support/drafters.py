@@ -58,11 +58,8 @@ class Head:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d, ffn, q, kv = (
-            self.hidden_size,
-            self.intermediate_size,
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-        )
+            self.hidden_size, self.intermediate_size, self.heads * self.head_dim, self.kv_heads * self.head_dim,
+        )  # fmt: skip
         found: dict[str, tuple[int, ...]] = {
             "fc.weight": (d, self.features), "norm.weight": (d,), "lm_head.weight": (self.draft_vocab_size, d),
             "embed_tokens.weight": (self.vocab_size, d), "layers.0.hidden_norm.weight": (d,),

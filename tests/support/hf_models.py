@@ -14,14 +14,9 @@ VOCABULARY = 96
 POSITIONS = 256
 
 _SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": POSITIONS,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": POSITIONS,
+}  # fmt: skip
 _UNGROUPED = {**_SIZES, "num_key_value_heads": 4}
 _NEOX = {name: _SIZES[name] for name in _SIZES if name not in ("num_key_value_heads", "head_dim")}
 _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}

@@ -38,11 +38,8 @@ class HistoryModel:
 
     framework = "none"
     config = ModelConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=VOCABULARY + 1,
-        max_position_embeddings=CONTEXT,
-        eos_token_ids=(END,),
-    )
+        vocab_size=VOCABULARY, hidden_size=VOCABULARY + 1, max_position_embeddings=CONTEXT, eos_token_ids=(END,),
+    )  # fmt: skip
 
     capabilities = ModelCapabilities(stable_row_counts=None, mtp_modules=1)
 

@@ -65,13 +65,9 @@ def rank_server(*arguments: str) -> Iterator[RankServer]:
         log = Path(folder, "log")
         with log.open("w") as written:
             process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=written,
-                text=True,
-                cwd=ROOT,
+                command, stdout=subprocess.PIPE, stderr=written, text=True, cwd=ROOT,
                 env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-            )
+            )  # fmt: skip
         server = None
         try:
             assert process.stdout is not None
@@ -249,12 +245,7 @@ def disturb(
         if findings:
             findings.append(server.stacks()[-6000:])
     return {
-        "signal": name,
-        "rank": rank,
-        "clients_heard_s": answered and round(answered, 2),
-        "all_ended_s": round(total, 2),
-        "health": health,
-        "status": server.process.returncode,
-        "outcomes": dict(load.outcomes),
-        "findings": findings,
-    }
+        "signal": name, "rank": rank, "clients_heard_s": answered and round(answered, 2),
+        "all_ended_s": round(total, 2), "health": health, "status": server.process.returncode,
+        "outcomes": dict(load.outcomes), "findings": findings,
+    }  # fmt: skip

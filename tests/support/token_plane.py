@@ -29,15 +29,9 @@ class TokenPlane:
     def __init__(self, backend: Backend, device: Device, *, slots: int, k: int, vocabulary: int, seed: int) -> None:
         self.device, self.vocabulary = device, vocabulary
         self.state = state = DecodeState(
-            max_num_seqs=slots,
-            num_speculative_tokens=k,
-            max_model_len=160,
-            prefill_chunk=8,
-            end_tokens=[0],
-            max_bad_tokens=2,
-            max_stop_sequences=(2, 3),
-            device=device,
-        )
+            max_num_seqs=slots, num_speculative_tokens=k, max_model_len=160, prefill_chunk=8, end_tokens=[0],
+            max_bad_tokens=2, max_stop_sequences=(2, 3), device=device,
+        )  # fmt: skip
         self._fill(np.random.default_rng(seed))
         rows = state.symbols["R_cap"]
         self.logits = device.zeros((rows, vocabulary), "float32")

@@ -63,17 +63,12 @@ def sampling(style: str, dtype: str, v: int, seed: int, some: int = 20) -> dict[
     n = len(params)
     return {
         "logits": to_logits(np.array([row_of(style, v, rng) for _ in range(n)]), dtype),
-        "row_temperature": params[:, 0].astype(np.float32),
-        "row_top_p": params[:, 1].astype(np.float32),
-        "row_top_k": params[:, 2].astype(np.int32),
-        "row_min_p": params[:, 3].astype(np.float32),
-        "row_seed": rng.integers(-(2**63), 2**63 - 1, n),
-        "position": rng.integers(0, 2**40, n),
-        "target_tokens": np.full(n, 99),
-        "logprobs": np.full(n, 7, np.float32),
-        "ranks": np.full(n, 7),
+        "row_temperature": params[:, 0].astype(np.float32), "row_top_p": params[:, 1].astype(np.float32),
+        "row_top_k": params[:, 2].astype(np.int32), "row_min_p": params[:, 3].astype(np.float32),
+        "row_seed": rng.integers(-(2**63), 2**63 - 1, n), "position": rng.integers(0, 2**40, n),
+        "target_tokens": np.full(n, 99), "logprobs": np.full(n, 7, np.float32), "ranks": np.full(n, 7),
         "logprob_mode": LogprobMode(seed % 2),
-    }
+    }  # fmt: skip
 
 
 def probabilities(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -92,13 +87,10 @@ def candidates(v: int, c: int, top_p: float, seed: int = 0) -> dict[str, Any]:
     probs = np.concatenate([smooth / smooth.sum(1, keepdims=True), ties, zeros, odd, np.full((1, v), 1 / v)])
     rows = len(probs)
     return {
-        "probs": probs.astype(np.float32),
-        "top_p": np.array([top_p], np.float32),
-        "batch_id_per_token_output": np.zeros(rows, np.int32),
-        "candidate_scores": np.full((rows, c), 7, np.float32),
-        "candidate_ids": np.full((rows, c), 7, np.int64),
-        "candidate_lens": np.full(rows, 7, np.int32),
-    }
+        "probs": probs.astype(np.float32), "top_p": np.array([top_p], np.float32),
+        "batch_id_per_token_output": np.zeros(rows, np.int32), "candidate_scores": np.full((rows, c), 7, np.float32),
+        "candidate_ids": np.full((rows, c), 7, np.int64), "candidate_lens": np.full(rows, 7, np.int32),
+    }  # fmt: skip
 
 
 def logprobs(style: str, dtype: str, v: int, n: int, seed: int = 0, rows: int = 6) -> dict[str, Any]:

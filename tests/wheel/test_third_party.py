@@ -68,16 +68,8 @@ def proves_what_it_claims(environment: Environment) -> None:
 def generates(environment: Environment) -> None:
     config = EXAMPLE / "acme_npu.yaml"
     command = (
-        "specdec-hal",
-        "generate",
-        "--config",
-        config,
-        "--prompt",
-        "def main():",
-        "--max-new-tokens",
-        24,
-        "--json",
-    )
+        "specdec-hal", "generate", "--config", config, "--prompt", "def main():", "--max-new-tokens", 24, "--json",
+    )  # fmt: skip
     told = json.loads(environment.output(*command))
     plain = json.loads(environment.output(*command, "--set", "backend.name=reference"))
     assert told["backend"] == "acme_npu"

@@ -43,14 +43,10 @@ def answer(program: Path, options: str) -> str:
 def emulator(tmp_path):
     """The script's settings with xpu-cc for a compiler."""
     return {
-        **os.environ,
-        "KUNLUN_OUT": str(tmp_path),
-        "KUNLUN_CXX": f"{Path(sys.executable).parent / 'specdec-hal'} xpu-cc",
-        "KUNLUN_FLAGS": " ".join(PORTABLE),
-        "KUNLUN_LIBS": "",
-        "KUNLUN_EXPORTS": "--cxxflag=-rdynamic",
-        "PYTHON": sys.executable,
-    }
+        **os.environ, "KUNLUN_OUT": str(tmp_path),
+        "KUNLUN_CXX": f"{Path(sys.executable).parent / 'specdec-hal'} xpu-cc", "KUNLUN_FLAGS": " ".join(PORTABLE),
+        "KUNLUN_LIBS": "", "KUNLUN_EXPORTS": "--cxxflag=-rdynamic", "PYTHON": sys.executable,
+    }  # fmt: skip
 
 
 def run_kernels(variables, *names):

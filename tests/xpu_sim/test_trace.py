@@ -85,14 +85,9 @@ def test_a_timeline(program, options):
     events = program(4, options)
     for cluster in range(2):
         assert of(events, 0, cluster, 0) == [
-            ("X", "GM2LM_ASYNC"),
-            ("b", "GM2LM 64 B"),
-            ("X", "mfence_lm"),
-            ("e", "GM2LM 64 B"),
-            ("X", "mfence_sm"),
-            ("X", "barrier"),
-            ("X", "SM2GM"),
-        ]
+            ("X", "GM2LM_ASYNC"), ("b", "GM2LM 64 B"), ("X", "mfence_lm"), ("e", "GM2LM 64 B"), ("X", "mfence_sm"),
+            ("X", "barrier"), ("X", "SM2GM"),
+        ]  # fmt: skip
         # The fence of GM does not end the copy.
         assert of(events, 0, cluster, 1)[2:4] == [("X", "mfence_gm"), ("X", "mfence_lm")]
     assert len(of(events, 1, 0, 1)) == 7

@@ -214,24 +214,14 @@ def test_counters(folder):
     lm = first.pop("lm_high")
     assert 64 <= lm < 512
     assert first == {
-        "kernel": "scale<float>",
-        "launches": 1,
-        "clusters": 2,
-        "cores": 64,
+        "kernel": "scale<float>", "launches": 1, "clusters": 2, "cores": 64,
         "dma": {
-            "GM2LM": {"ops": 14, "bytes": 800},
-            "LM2GM": {"ops": 14, "bytes": 800},
+            "GM2LM": {"ops": 14, "bytes": 800}, "LM2GM": {"ops": 14, "bytes": 800},
             **dict.fromkeys(("GM2SM", "SM2GM", "GM2GSM", "GSM2GM"), none),
         },
-        "gm_lines": 28,
-        "partial_lines": 2,
-        "scalar_gm": 0,
-        "fences": 14,
-        "barriers": 0,
-        "max_core_dma_bytes": 128,
-        "max_core_accesses": 0,
-        "sm_bytes": 0,
-    }
+        "gm_lines": 28, "partial_lines": 2, "scalar_gm": 0, "fences": 14, "barriers": 0, "max_core_dma_bytes": 128,
+        "max_core_accesses": 0, "sm_bytes": 0,
+    }  # fmt: skip
     assert second["gm_lines"] == 14 and second["clusters"] == 1
     assert [one["gm_lines"] for one in document["kernels"]] == [28, 14]
 

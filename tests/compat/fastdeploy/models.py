@@ -30,12 +30,9 @@ def pre_process(input_ids: Array, slt: Array, drafts: Array, enc: Array) -> dict
         slots += [b] * n
     rows = [output_rows(n, e) for n, e in zip(slt.tolist(), enc.tolist(), strict=False)]
     return {
-        "ids": np.array(tokens, np.int64),
-        "slots": np.array(slots, np.int32),
-        "cu_q": prefix(slt.tolist()),
-        "cu_out": prefix(rows),
-        "row_slots": np.repeat(np.arange(len(rows), dtype=np.int32), rows),
-    }
+        "ids": np.array(tokens, np.int64), "slots": np.array(slots, np.int32), "cu_q": prefix(slt.tolist()),
+        "cu_out": prefix(rows), "row_slots": np.repeat(np.arange(len(rows), dtype=np.int32), rows),
+    }  # fmt: skip
 
 
 def rebuild_padding(

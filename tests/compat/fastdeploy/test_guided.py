@@ -28,12 +28,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 ASKED: list[dict[str, Any]] = [
-    {"guided_json": SCHEMA},
-    {},
-    {"guided_regex": "(ab|c){2,4}d"},
-    {"guided_choice": ["return a", "return b", "def"]},
+    {"guided_json": SCHEMA}, {}, {"guided_regex": "(ab|c){2,4}d"}, {"guided_choice": ["return a", "return b", "def"]},
     {"guided_grammar": 'root ::= "x" ("y" | "z") "x"'},
-]
+]  # fmt: skip
 
 
 @cache

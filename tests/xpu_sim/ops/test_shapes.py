@@ -14,26 +14,14 @@ from tests.support.redzone import RedZones
 from tests.support.running import assert_same, searched, written
 
 LAUNCHES = (
-    Options(),
-    Options(clusters=1, cores=1),
-    Options(clusters=1, cores=16, seed=1, dma="random"),
-    Options(clusters=1, cores=64, seed=2, dma="deferred"),
-    Options(clusters=255, cores=1, seed=3, dma="deferred"),
-    Options(clusters=255, cores=64, seed=4),
-    Options(mode="strict", clusters=2, cores=16, seed=5, dma="deferred"),
-)
+    Options(), Options(clusters=1, cores=1), Options(clusters=1, cores=16, seed=1, dma="random"),
+    Options(clusters=1, cores=64, seed=2, dma="deferred"), Options(clusters=255, cores=1, seed=3, dma="deferred"),
+    Options(clusters=255, cores=64, seed=4), Options(mode="strict", clusters=2, cores=16, seed=5, dma="deferred"),
+)  # fmt: skip
 EMPTY = (
-    {"B": 0},
-    {"B": 0, "M": 1, "R_cap": 0, "T_cap": 0, "A_cap": 0, "D_cap": 0, "E": 0, "W": 0, "I_cap": 0},
-    {"R_cap": 0},
-    {"T_cap": 0},
-    {"A_cap": 0},
-    {"D_cap": 0},
-    {"J": 0, "H": 0},
-    {"U": 0},
-    {"E": 0, "W": 0},
-    {"I_cap": 0},
-)
+    {"B": 0}, {"B": 0, "M": 1, "R_cap": 0, "T_cap": 0, "A_cap": 0, "D_cap": 0, "E": 0, "W": 0, "I_cap": 0},
+    {"R_cap": 0}, {"T_cap": 0}, {"A_cap": 0}, {"D_cap": 0}, {"J": 0, "H": 0}, {"U": 0}, {"E": 0, "W": 0}, {"I_cap": 0},
+)  # fmt: skip
 SMALLEST = {"M": 1, "B": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1}
 
 

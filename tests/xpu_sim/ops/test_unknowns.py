@@ -13,20 +13,11 @@ from specdec_hal.ops import OPS
 from tests.support.running import assert_same, run, searched
 
 OTHERWISE = {
-    "exit_counts_as_arrival": [False],
-    "barrier_is_fence": [True],
-    "dma_fifo": [True],
-    "sync_drains_all_kinds": [True],
-    "lm_fence_frees_source": [False],
-    "sync_store_is_visible": [False],
-    "store_to_dma_needs_fence": [False],
-    "differing_barriers_diverge": [False],
-    "nested_atomics_trap": [False],
-    "scalar_gm_is_coherent": [False],
-    "equal_stores_conflict": [False],
-    "masked_stores_write_zero": [False],
-    "gsm_stack_bytes": [1, 8192, 32768],
-}
+    "exit_counts_as_arrival": [False], "barrier_is_fence": [True], "dma_fifo": [True], "sync_drains_all_kinds": [True],
+    "lm_fence_frees_source": [False], "sync_store_is_visible": [False], "store_to_dma_needs_fence": [False],
+    "differing_barriers_diverge": [False], "nested_atomics_trap": [False], "scalar_gm_is_coherent": [False],
+    "equal_stores_conflict": [False], "masked_stores_write_zero": [False], "gsm_stack_bytes": [1, 8192, 32768],
+}  # fmt: skip
 READINGS = [{flag: value} for flag, values in OTHERWISE.items() for value in values]
 LAUNCHES = [("auto", "auto", "deferred"), (12, 16, "random"), (2, 3, "deferred")]
 """Clusters, cores and the timing of copies."""

@@ -49,13 +49,9 @@ def compiled(shared_folder: Path) -> Callable[..., Program]:
 
                 def compile_part(source: Path, part: Path) -> int:
                     only = Build(
-                        sources=(source,),
-                        output=part,
-                        mode=mode,
-                        compile_only=True,
-                        profiles=PROFILES,
+                        sources=(source,), output=part, mode=mode, compile_only=True, profiles=PROFILES,
                         flags=tuple(flags),
-                    )
+                    )  # fmt: skip
                     return build(only)[0]
 
                 # Several at once: workers that need the program wait for it meanwhile.

@@ -31,23 +31,8 @@ def assert_same_bits(got, expected):
 def floats():
     rng = np.random.default_rng(39)
     edges = [
-        0.0,
-        -0.0,
-        0.5,
-        -0.5,
-        2.7,
-        -2.7,
-        65504,
-        65519.99,
-        65520,
-        2**-24,
-        2**-25,
-        2**31,
-        -(2**31),
-        127.9,
-        -128.9,
-        np.inf,
-    ]
+        0.0, -0.0, 0.5, -0.5, 2.7, -2.7, 65504, 65519.99, 65520, 2**-24, 2**-25, 2**31, -(2**31), 127.9, -128.9, np.inf,
+    ]  # fmt: skip
     narrow = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     # Of every exponent; of those that halves and bytes have; halves, and the middles between them; the edges.
     every = rng.integers(0, 2**32, 2**15, dtype=np.uint32).view(np.float32)

@@ -14,12 +14,8 @@ import pytest
 from tests.support.xpu_program import MODES, PAIRS
 
 SCHEDULES = (
-    "seed=0",
-    "seed=1,dma=deferred",
-    "seed=2,dma=random",
-    "seed=3,dma=random,model.dma_fifo=1",
-    "seed=4,poison=165",
-)
+    "seed=0", "seed=1,dma=deferred", "seed=2,dma=random", "seed=3,dma=random,model.dma_fifo=1", "seed=4,poison=165",
+)  # fmt: skip
 WITHOUT_LINE = {("gm_red_zone", "fast"), ("sm_budget", "*")}
 """Found beside the kernel's code: when it is loaded, or when it has ended."""
 CONSEQUENCES = {("asan", "undefined_behaviour"), ("strict", "undefined_behaviour")}

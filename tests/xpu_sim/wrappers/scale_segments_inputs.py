@@ -12,9 +12,6 @@ def arguments(rng: np.random.Generator) -> dict[str, Any]:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     x = rng.normal(size=offsets[-1]).astype(np.float32)
     return {
-        "x": x,
-        "offsets": offsets,
-        "factors": rng.normal(size=len(lengths)).astype(np.float32),
-        "y": np.zeros_like(x),
+        "x": x, "offsets": offsets, "factors": rng.normal(size=len(lengths)).astype(np.float32), "y": np.zeros_like(x),
         "total": np.zeros(len(lengths), np.int64),
-    }
+    }  # fmt: skip

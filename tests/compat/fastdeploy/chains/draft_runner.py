@@ -53,15 +53,11 @@ class DraftRunner:
         lens = (n, 1) if scene.columns else (n,)
         arrays: dict[str, Any] = {
             "draft_tokens": np.full((n, scene.drafts + 1 + scene.wider), -1),
-            "input_ids": np.zeros((n, scene.chunk), np.int64),
-            "pre_ids": np.full((n, MODEL_LEN), -1),
-            "stop_flags": np.full((n, 1), True),
-            "seq_lens_this_time": np.zeros(lens, np.int32),
-            "seq_lens_encoder": np.zeros(lens, np.int32),
-            "seq_lens_decoder": np.zeros(lens, np.int32),
-            "step_idx": np.zeros((n, 1), np.int64),
-            "not_need_stop": np.full(1, False),
-        }
+            "input_ids": np.zeros((n, scene.chunk), np.int64), "pre_ids": np.full((n, MODEL_LEN), -1),
+            "stop_flags": np.full((n, 1), True), "seq_lens_this_time": np.zeros(lens, np.int32),
+            "seq_lens_encoder": np.zeros(lens, np.int32), "seq_lens_decoder": np.zeros(lens, np.int32),
+            "step_idx": np.zeros((n, 1), np.int64), "not_need_stop": np.full(1, False),
+        }  # fmt: skip
         self.buffers = {name: Buffer(array) for name, array in arrays.items()}
 
     def insert(self, slot: int, request: Request, start: int, count: int) -> None:

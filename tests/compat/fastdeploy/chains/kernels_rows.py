@@ -153,32 +153,19 @@ def infer_lists(enc: Array, dec: Array, tt: Array) -> dict[str, Array]:
     texts = [b for b in range(len(tt)) if enc[b] <= 0 and dec[b] > 0 and tt[b] > 0]
     compact = {b: i for i, b in enumerate(sorted([*prompts, *texts]))}
     lists: dict[str, Any] = {
-        "encoder_batch_map": prompts,
-        "decoder_batch_map": texts,
-        "encoder_batch_idx": [compact[b] for b in prompts],
-        "decoder_batch_idx": [compact[b] for b in texts],
-        "encoder_seq_lod": prefix_sums(enc[prompts]),
+        "encoder_batch_map": prompts, "decoder_batch_map": texts, "encoder_batch_idx": [compact[b] for b in prompts],
+        "decoder_batch_idx": [compact[b] for b in texts], "encoder_seq_lod": prefix_sums(enc[prompts]),
         "decoder_seq_lod": np.pad(prefix_sums(tt[texts]), (0, len(tt) - len(texts)), "edge"),
-        "encoder_kv_lod": prefix_sums(enc[prompts] + dec[prompts]),
-        "prefix_len": dec[prompts],
-        "decoder_context_len": dec[texts] + tt[texts],
-        "decoder_context_len_cache": dec[texts],
-    }
+        "encoder_kv_lod": prefix_sums(enc[prompts] + dec[prompts]), "prefix_len": dec[prompts],
+        "decoder_context_len": dec[texts] + tt[texts], "decoder_context_len_cache": dec[texts],
+    }  # fmt: skip
     return {name: np.asarray(values, np.int32) for name, values in lists.items()}
 
 
 INFER_LISTS = (
-    "encoder_batch_map",
-    "decoder_batch_map",
-    "encoder_batch_idx",
-    "decoder_batch_idx",
-    "encoder_seq_lod",
-    "decoder_seq_lod",
-    "encoder_kv_lod",
-    "prefix_len",
-    "decoder_context_len",
-    "decoder_context_len_cache",
-)
+    "encoder_batch_map", "decoder_batch_map", "encoder_batch_idx", "decoder_batch_idx", "encoder_seq_lod",
+    "decoder_seq_lod", "encoder_kv_lod", "prefix_len", "decoder_context_len", "decoder_context_len_cache",
+)  # fmt: skip
 
 
 def get_infer_param(enc: Array, dec: Array, tt: Array, block_tables: Array, *rest: Any) -> list[Array]:

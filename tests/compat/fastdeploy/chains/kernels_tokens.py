@@ -247,15 +247,9 @@ def speculate_limit_thinking_content_length(
         for i in range(counts[b]):
             drawn = int(tokens[b, i])
             token, status[b], reply[b] = limited_token(
-                drawn,
-                int(step[b]) + i,
-                int(think[b]),
-                int(reply[b]),
-                int(status[b]),
-                inject.tolist(),
-                ends.tolist(),
+                drawn, int(step[b]) + i, int(think[b]), int(reply[b]), int(status[b]), inject.tolist(), ends.tolist(),
                 end,
-            )
+            )  # fmt: skip
             if token != drawn:
                 tokens[b, i], counts[b] = token, i + 1
                 break
