@@ -154,9 +154,16 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   }
   if (region.read_only) return;
   if (!core.launch->options->model.scalar_gm_is_coherent) cached_access(core, state, region, p, bytes, write, pc);
+  state.went(at);
+  const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+  if (const Cell* const c = state.gm.element(region, at, bytes, state.launch_start)) {
+    const uint32_t fence = state.fences[gm_space][core.id];
+    const bool again =
+        write ? written_again(*c, state.now, who, fence) : read_again(*c, state.now, who) && !(c->flags & kCellAsync);
+    if (again) return;
+  }
   const Access a = state.access(core, gm_space, state.places.of(pc), write ? kCellStored : 0);
   Worst worst;
-  state.went(at);
   if (write) {
     state.narrow_stores.note(region, at, bytes, pc, 0, [&] {
       return narrow_finding(finding_at(Check::narrow_store, core, pc, ""), core, at, bytes, region.element);
@@ -164,7 +171,7 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   }
   state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t first, size_t n) {
     if (write && !in_launch(a, c.wstamp)) state.journal.save(first, n);
-    visit(c, a, write, &worst);
+    if (!(write ? first_write(&c, a) : first_read(&c, a))) visit(c, a, write, &worst);
   });
   if (__builtin_expect(worst.conflict != Conflict::none, 0)) {
     conflict_at(state, core, worst.conflict, worst.cell, p, bytes, write, pc);

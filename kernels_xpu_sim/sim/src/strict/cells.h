@@ -165,6 +165,14 @@ class GmCells {
     return hint = search(address);
   }
 
+  // The cell of a whole element of a line that is split in this launch; nullptr: use each().
+  Cell* element(const Region& r, uintptr_t address, size_t bytes, uint32_t launch_start) {
+    const uintptr_t at = address - r.begin;
+    if (bytes != r.element || (at & (bytes - 1)) != 0) return nullptr;
+    if (split_[r.first_line + (address >> 6) - (r.begin >> 6)] < launch_start) return nullptr;
+    return &cells_[r.first_cell + (at >> r.element_log)];
+  }
+
   // Calls f(cell, first byte, bytes) for the cells of a range within a region that is not read-only.
   template <class F>
   void each(const Region& r, uintptr_t address, size_t bytes, const Access& a, F f) {

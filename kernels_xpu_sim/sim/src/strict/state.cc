@@ -4,24 +4,6 @@
 
 namespace xpu_sim::rt::strict {
 
-Access State::access(const Core& core, Space space, Place place, uint16_t flags) const {
-  Access a;
-  a.now = now;
-  a.launch_start = space == sm_space ? cluster_start : launch_start;  // SM starts again with each cluster
-  a.cluster_start = cluster_start;
-  a.full_barrier = full_barrier;
-  a.seen = seen[core.id];
-  a.published = published[space];
-  a.fence = fences[space][core.id];
-  a.who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
-  a.flags = flags;
-  a.atomic = (flags & kCellAtomic) != 0;
-  a.in_part = synchronised_in_part;
-  a.fifo = core.launch->options->model.dma_fifo;
-  a.place = place;
-  return a;
-}
-
 State::Atomic& State::atomic(const void* address) {
   atomic_of.need(worker.sm_bytes() / 4 + 1);
   uint32_t& i = atomic_of[static_cast<size_t>(static_cast<const char*>(address) - worker.sm()) / 4];

@@ -193,6 +193,24 @@ void unwritten_load(State& state, Core& core, const void* pc, F make) {
   state.unwritten_loads.push_back({pc, make()});
 }
 
+inline Access State::access(const Core& core, Space space, Place place, uint16_t flags) const {
+  Access a;
+  a.now = now;
+  a.launch_start = space == sm_space ? cluster_start : launch_start;  // SM starts again with each cluster
+  a.cluster_start = cluster_start;
+  a.full_barrier = full_barrier;
+  a.seen = seen[core.id];
+  a.published = published[space];
+  a.fence = fences[space][core.id];
+  a.who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+  a.flags = flags;
+  a.atomic = (flags & kCellAtomic) != 0;
+  a.in_part = synchronised_in_part;
+  a.fifo = core.launch->options->model.dma_fifo;
+  a.place = place;
+  return a;
+}
+
 inline State* state_of(const Core& core) { return static_cast<State*>(core.checker_state); }
 
 // A store through the hooks, or a load.
