@@ -19,13 +19,18 @@ INSTEAD = {
     r"cures?": "hint",
     r"rubbish": "invalid data",
     r"spoilt": "invalid",
-    r"(?:is|are|was|were|be|been|being) told": "receives, learns",
+    r"told": "receives, learns",
     r"tells? (?:of|that|what|how)": "shows, says",
     r"behind (?:a|an|the|it|this|that|them|each|every) (?:token|step|draft|prompt|window|end|last|first)\w*": "after",
     r"the one before": "the previous one",
     r"as (?:rarely|seldom) as": "at most every",
     r"(?:was|were) not to be had": "was not available",
     r"nobody knows": "undefined",
+    r"whoever": "callers, clients",
+    r"somebody|everybody": "a client, all callers",
+    r"in the place of": "instead of",
+    r"(?:is|are) to be": "must be, should be",
+    r"the (?:step|token|launch) before": "the previous ...",
 }
 LEFT_OUT = ("CHANGELOG.md", "changelog.d/", "models/", "docs/design/")
 

@@ -15,8 +15,8 @@ Nothing of a block is kept. Layer ids: ``target_layer_ids`` (z-lab) are outputs 
 drafter of L layers taps round(1 + i (N - 4) / (L - 1)) + 1, or N // 2 + 1 if it has one.
 
 DSpark (arXiv:2607.05147) has, with ``sample_from_anchor`` (its default), no slot without a draft: slot i gives the
-token at P + i + 1. Its drafts depend on each other: with h_i the row and w the embedding ``markov_w1`` of the token
-before, ``markov_w2`` m is added to the logits::
+token at P + i + 1. Its drafts depend on each other: with h_i the row and w the embedding ``markov_w1`` of the previous
+token, ``markov_w2`` m is added to the logits::
 
     vanilla   m = w                                     gated   m = sigmoid(gate_proj [h_i, w]) w
     rnn       g, c, o = joint_proj [s, w, h_i]          s = sigmoid(g) s + (1 - sigmoid(g)) tanh(c);  m = tanh(o)

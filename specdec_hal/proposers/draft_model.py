@@ -54,8 +54,8 @@ class ChainedDraftModel(DraftChain):
     """The model over device tensors, with the target's block numbers.
 
     The chain feeds tokens at their positions in the text, one more than the chain's count. The text's first token is
-    not in the chain: in steps with prompt chunks an extra substep feeds it, and repeats the token before every later
-    chunk.
+    not in the chain: in steps with prompt chunks an extra substep feeds it, and repeats the last token ahead of every
+    later chunk.
 
     Requests without drafts are fed too, so that their cache stays complete.
     """

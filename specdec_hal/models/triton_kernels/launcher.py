@@ -172,7 +172,7 @@ class Launcher:
     def gate_up(self, x: Any, weight: Any, out: Any, count: Any | None, *, gelu: bool = False) -> None:
         """`out` [rows, F] = silu(x gate^T) * (x up^T) for `weight` [2F, in]: rows of gate and up in turns.
 
-        `gelu`: with the tanh approximation of that in the place of SiLU. All rows without `count`.
+        `gelu`: with the tanh approximation of GELU instead of SiLU. All rows without `count`.
         """
         operands, scratch, options, grid = self._product(x, weight)
         counted = count is not None
