@@ -101,13 +101,17 @@ def _accepted(positions: Any, lengths: Any, sides: Sequence[Row], *, recorded: b
         rates, parts = side["acceptance_by_position"], side["accepted_lengths"]
         positions.plot(range(1, len(rates) + 1), rates, marker="o", label=f"{side['method']}, {counted}")
         shift = (number - (len(sides) - 1) / 2) * width
-        mean = "" if not parts else f", mean {side['mean_acceptance_length'] - 1:.2f} accepted"
-        lengths.bar([at + shift for at in range(len(parts))], parts, width, label=f"{side['method']}{mean}")
+        if parts:
+            label = f"{side['method']}, mean {side['mean_acceptance_length'] - 1:.2f} accepted"
+            lengths.bar([at + shift for at in range(len(parts))], parts, width, label=label)
     for axes, where, what in (
         # Earlier versions divided otherwise.
         (positions, "position in the draft", "accepted there / drafts" if recorded else "acceptance, as recorded"),
         (lengths, "accepted tokens of a draft", "part of the drafts"),
     ):
+        if axes is lengths and not axes.has_data():  # of an older record
+            axes.set_visible(False)
+            continue
         axes.set_xlabel(where)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 1)
