@@ -126,7 +126,7 @@ class Section(BaseModel):
 
 
 class BackendSettings(Section):
-    """`name`: a registered backend, or "auto" (SPECDEC_HAL_BACKEND, else the best available). `options`: the backend's."""
+    """`name`: a registered backend, or "auto" (SPECDEC_HAL_BACKEND, else the best one). `options`: the backend's."""
 
     name: BackendChoice = AUTO
     options: dict[str, Any] = Field(default_factory=dict)

@@ -1,13 +1,12 @@
 """Driving a model through the one decode path, speculative or not.
 
-`runner` is the public ModelRunner, `build` what it is made of; `request` what a caller asks for and gets; `admission`
-which requests are taken.
-A step: `scheduler` (which request sits in which slot, which chunk of its prompt comes next), `blocks` (the KV pool),
-`plan` (the ops in order, bound), `prompt_logprobs` (what chunks say of their prompts), `report` (what a step did). A
-request: `sequence` (while it runs), `stream` (its tokens, text and stop rules), `host_drafts` (a proposer on the host),
-`draft_length` and `step_cost` (how many drafts pay). Around it: `delivery` (deltas to callbacks), `recovery` (steps
-that fail), `deadlines`, `guard` (one thread at a time), `watchdog`, `journal` (going on after a crash), `footprint`
-(memory) and `metrics`.
+`runner` is the public ModelRunner, `build` what it is made of; `request` has requests and outputs; `admission`
+validates requests. A step: `scheduler` (which request sits in which slot, which chunk of its prompt comes next),
+`blocks` (the KV pool), `plan` (the ops in order, bound), `prompt_logprobs` (what chunks say of their prompts), `report`
+(results of a step). A request: `sequence` (while it runs), `stream` (its tokens, text and stop rules), `host_drafts` (a
+proposer on the host), `draft_length` and `step_cost` (how many drafts pay). Around it: `delivery` (deltas to
+callbacks), `recovery` (steps that fail), `deadlines`, `guard` (one thread at a time), `watchdog`, `journal` (resuming
+after a crash), `footprint` (memory) and `metrics`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a request must satisfy before it is queued."""
+"""Validation of requests before they are queued."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from specdec_hal.runner.state import DecodeState
 from specdec_hal.text import short
 
 MAX_BAD_TOKENS = 64
-"""Bad tokens a request may name: the width of the slot tensor."""
+"""Most bad tokens of a request: the width of the slot tensor."""
 MAX_LOGIT_BIAS = 300
-"""Tokens whose logits a request may change, as in OpenAI's API."""
+"""Most tokens in a request's logit_bias, as in OpenAI's API."""
 MAX_PROMPT_LOGPROBS = (20, 1 << 18)
-"""Alternatives that a prompt's tokens may be reported with, and log-probabilities of one prompt in all."""
+"""Most alternatives per prompt token, and most log-probabilities of one prompt."""
 MAX_STOP_SEQUENCES = (16, 16)
-"""Stop tokens and sequences a request may name, and how long a sequence may be."""
+"""Most stop tokens and sequences of a request, and the longest sequence."""
 
 
 @dataclass(frozen=True)
 class RequestRules:
-    """The limits of a runner, besides the room in a slot, which `state` knows.
+    """The limits of a runner besides those of a slot (`state`).
 
-    `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot. `missing`: ops that neither
-    the backend nor a fallback of it has. `model`: what the model thinks with.
+    `cache_room`: positions in all KV blocks; None: a cache per slot. `missing`: ops that neither the backend nor its
+    fallbacks have. `model`: the model's thinking tokens.
     """
 
     vocab_size: int
@@ -45,9 +45,9 @@ class RequestRules:
     model: ModelSettings = field(default_factory=ModelSettings)
 
     def check(self, request: Request, tokenizer: object | None) -> tuple[Request, NDArray[np.int64], int]:
-        """A copy of it that nobody else can change, its prompt as an array, and the most tokens that it will generate.
+        """A private copy, its prompt as an array, and the most tokens that it can generate.
 
-        RequestError if it cannot be served as asked.
+        RequestError if it cannot be served.
         """
         name = _check_types(request)
         params = request.params
@@ -56,7 +56,7 @@ class RequestRules:
         if params.n != 1:
             raise RequestError(f"{name}: n: expected 1, got {params.n}; add a request for each of params.choices()")
         limit = room(self.state, name, prompt, params)
-        listed = isinstance(given, (list, tuple))  # whose elements nobody can change; the array is new then
+        listed = isinstance(given, (list, tuple))  # immutable elements; the array is new then
         tokens = prompt.astype(np.int64, copy=not listed)
         unsigned = tokens.view(np.uint64)  # where negative ids are large
         if unsigned[unsigned.argmax()] >= self.vocab_size:
@@ -139,7 +139,7 @@ def _check_prompt_logprobs(name: str, prompt: int, top: int | None) -> None:
 
 
 def _check_types(request: Request) -> str:
-    """What to call a request in messages; RequestError if a part of it is not of the kind that it must be."""
+    """The request's name in messages; RequestError for a field of the wrong type."""
     if not isinstance(request, Request):
         raise RequestError(f"expected a Request, got {short(request)}; make one of an id and a prompt")
     if not isinstance(request.request_id, str):

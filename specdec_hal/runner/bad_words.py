@@ -1,8 +1,8 @@
-"""Sequences of tokens that requests may not complete (vLLM's `bad_words`), in the rows of a step.
+"""Forbidden token sequences of requests (vLLM's `bad_words`), in the rows of a step.
 
-The last token of a sequence is forbidden in a row before which its other tokens stand: generated ones, then the drafts
-before that row. A sequence of one token is forbidden always, by :mod:`.slot_masks`. Longer ones need the host to know
-the tokens and drafts, so that steps with such requests are not overlapped.
+A sequence's last token is forbidden in rows that follow its other tokens, generated or drafted. Sequences of one token
+are always forbidden, by :mod:`.slot_masks`. Longer ones need tokens and drafts on the host, so steps with such requests
+do not overlap.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from specdec_hal.text import short
 
 
 def bad_sequences(words: Iterable[str], encode: Callable[[str], list[int]]) -> Iterator[list[int]]:
-    """The tokens of words at the beginning of a text and after a space, as vLLM spells them.
+    """The tokens of words at the start of a text and after a space, as in vLLM.
 
-    The second where it is another sequence of as many tokens.
+    The second only if it differs and has the same length.
     """
     for word in words:
         plain, spaced = (encode(space + word.lstrip()) for space in ("", " "))
@@ -36,7 +36,7 @@ def bad_sequences(words: Iterable[str], encode: Callable[[str], list[int]]) -> I
 
 
 def spelled(request: Request, tokenizer: Tokenizer | None, vocab_size: int) -> Request:
-    """A request whose `bad_words` are `bad_sequences`. RequestError if they cannot be."""
+    """A request with `bad_words` converted to `bad_sequences`. RequestError if impossible."""
     params, name = request.params, f"request {short(request.request_id)}"
     if not params.bad_words:
         return request
@@ -52,12 +52,12 @@ def spelled(request: Request, tokenizer: Tokenizer | None, vocab_size: int) -> R
 
 
 def forbidden_next(text: Sequence[int], sequences: Iterable[Sequence[int]]) -> list[int]:
-    """The tokens that would complete one of the sequences after these."""
+    """The tokens that would complete a sequence after these."""
     return [tokens[-1] for tokens in sequences if list(text[len(text) - len(tokens) + 1 :]) == list(tokens[:-1])]
 
 
 def forbid(masks: RowMasks, state: DecodeState, schedule: Schedule) -> bool:
-    """Write the masks of a step's rows; whether one has any. Nothing may be under way."""
+    """Write the masks of a step's rows; returns whether there are any. No step may be running."""
     lens, ids = state.read("seq_lens_this_time"), state.read("draft_tokens")
     found, first = False, 0
     for slot, work in sorted(schedule.work.items()):

@@ -1,8 +1,8 @@
-"""KV blocks: which of the pool's belong to which request, and which hold a known text (automatic prefix caching).
+"""KV blocks: their owners, and their known texts (automatic prefix caching).
 
-A full block is found again by a digest of all tokens up to its end (:func:`block_keys`), whether a request uses it or
-it is free. Free blocks keep their contents until they are taken, the least recently used first. Requests share found
-blocks; nobody writes to them, since a request computes from the first block on that it has not found.
+A full block, in use or free, is found by a digest of all tokens up to its end (:func:`block_keys`). Free blocks keep
+their contents until reuse, least recently used first. Requests share found blocks read-only, since they compute from
+the first missing block on.
 
 Sources: Kwon et al. 2023, PagedAttention; Zheng et al. 2024, SGLang; vllm/v1/core/block_pool.py.
 """
@@ -20,12 +20,12 @@ NO_KEY = b""
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` positions each. Taking and giving back are O(blocks moved)."""
+    """`num_blocks` blocks of `block_size` positions each. Allocation and release are O(blocks moved)."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        """In the order in which they are taken."""
+        """In the order of reuse."""
         self._users = [0] * num_blocks
         self._key = [NO_KEY] * num_blocks
         self._drafted = [False] * num_blocks
@@ -33,11 +33,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody uses, those that hold a known text among them."""
+        """Free blocks, including those with a known text."""
         return len(self._free)
 
     def needed(self, positions: int) -> int:
-        """Blocks that hold so many positions."""
+        """Blocks needed for this many positions."""
         return -(-positions // self.block_size)
 
     def extend(self, blocks: list[int], positions: int) -> bool:
@@ -53,7 +53,7 @@ class BlockPool:
         return True
 
     def release(self, blocks: list[int]) -> None:
-        """Take all of `blocks` back; those that others use stay theirs. The last of a text is taken again first."""
+        """Release `blocks`, except those still shared. The end of a text is reused first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block]:
@@ -65,7 +65,7 @@ class BlockPool:
     # ---- known texts
 
     def find(self, keys: Iterable[bytes], drafted: bool) -> list[int]:
-        """The blocks of a text's first keys, as far as they are known. `drafted`: with the drafter's rows alone."""
+        """The known blocks of a text's first keys. `drafted`: only those with the drafter's rows."""
         found = []
         for key in keys:
             block = self._cached.get(key)
@@ -75,20 +75,20 @@ class BlockPool:
         return found
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of these nobody uses."""
+        """How many of these are free."""
         return sum(not self._users[block] for block in blocks)
 
     def share(self, found: Iterable[int]) -> None:
-        """Use blocks that :meth:`find` has found, beside whoever else does."""
+        """Share blocks found by :meth:`find`."""
         for block in found:
             if not self._users[block]:
                 del self._free[block]
             self._users[block] += 1
 
     def register(self, block: int, key: bytes, drafted: bool) -> None:
-        """A block in use is full, and holds the text of `key`. `drafted`: the drafter's rows are there too.
+        """Register a full block in use for `key`. `drafted`: with the drafter's rows.
 
-        The first block of a text counts, unless only a later one has the drafter's rows.
+        The first registered block counts, unless only a later one has the drafter's rows.
         """
         known = self._cached.get(key)
         if known is not None:
@@ -98,12 +98,12 @@ class BlockPool:
         self._cached[key], self._key[block], self._drafted[block] = block, key, drafted
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """The texts of these blocks are found no more; blocks in use stay in use."""
+        """Forget the texts of these blocks, which may remain in use."""
         for block in blocks:
             self._forget(block)
 
     def reset(self) -> None:
-        """No text is found any more."""
+        """Forget all texts."""
         self.forget(list(self._cached.values()))
 
     def _forget(self, block: int) -> None:
@@ -120,10 +120,10 @@ def block_keys(
     lookahead: int,
     salt: str | None,
 ) -> list[bytes]:
-    """`keys`, the first blocks' of a text, continued in place to the last block that its `length` tokens fill.
+    """Extend `keys` of a text's first blocks in place to the last block that `length` tokens fill.
 
-    A key is a digest of `salt` and all tokens up to `lookahead` after the block's end, which its rows depend on: equal
-    keys mean equal rows. `tokens(start, end)` reads the text.
+    A key is a digest of `salt` and all tokens up to `lookahead` after the block's end, so equal keys mean equal rows.
+    `tokens(start, end)` reads the text.
     """
     last = keys[-1] if keys else sha256(b"" if salt is None else b"salt" + salt.encode()).digest()
     for at in range(len(keys), max(length - lookahead, 0) // block_size):

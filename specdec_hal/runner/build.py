@@ -30,7 +30,7 @@ class RunnerHook:
     """Where the ranks of one model attach to a runner; a process that holds the whole model attaches nothing."""
 
     def logits_head(self, backend: Backend, model: TargetModel) -> ShardedLogitsHead | None:
-        """This process's part of the vocabulary, where it can sample from one."""
+        """This rank's part of the vocabulary, if it can sample from one."""
         return None
 
     def took(self, step: int, slot: int, report: StepReport) -> None:
@@ -161,7 +161,7 @@ def _proposer(
     state: DecodeState,
     kv_blocks: int,
 ) -> Proposer:
-    """The configured proposer; UnsupportedError for one that needs what the model cannot do."""
+    """The configured proposer; UnsupportedError if it needs missing features of the model."""
     method = config.speculative.method
     load = partial(load_model, framework=config.model.framework, registry=registry, device=backend.device_name)
     if config.model.num_threads is not None:
@@ -173,7 +173,7 @@ def _proposer(
 
 
 def _prefix_cache(config: Config, model: TargetModel, proposer: Proposer, blocks: bool) -> PrefixCache | None:
-    """How requests share KV blocks, if they do; ConfigError where the model has none (`blocks`)."""
+    """Settings of prefix caching, if enabled; ConfigError for a model without `blocks`."""
     wanted = config.runner.enable_prefix_caching
     if wanted and not blocks:
         message = "expected false for a model that keeps no KV blocks, got true; leave it out"

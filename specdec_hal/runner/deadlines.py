@@ -1,4 +1,4 @@
-"""Requests that take too long, and a line that is too long."""
+"""Deadlines of requests, and a limit on the queue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specdec_hal.errors import QueueFullError
 from specdec_hal.runner.sequence import Sequence
 
 _ENDINGS = 32
-"""Ended requests that the advice when to come again is averaged over."""
+"""Number of ended requests averaged for retry_after_s."""
 
 
 class Deadlines:
-    """When each request must have ended, shown its first token, or left the line. `clock` gives seconds."""
+    """Deadlines of each request for its end, its first token and its slot. `clock` returns seconds."""
 
     def __init__(self, settings: RunnerSettings, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class Deadlines:
         self._endings = deque([clock()], maxlen=_ENDINGS)
 
     def admit(self, name: str, waiting: int) -> None:
-        """QueueFullError if `waiting` requests are as many as may wait."""
+        """QueueFullError if `waiting` requests fill the queue."""
         if self._longest is None or waiting < self._longest:
             return
         mean = (self._clock() - self._endings[0]) / len(self._endings)
@@ -53,7 +53,7 @@ class Deadlines:
         self._endings.append(self._clock())
 
     def passed(self) -> Iterator[tuple[Sequence, str]]:
-        """Requests whose time is up, each with what it was too late for."""
+        """Expired requests with the reason."""
         now = self._clock()
         while self._due and self._due[0][0] <= now:
             _, _, kind, seconds, reference = heapq.heappop(self._due)

@@ -1,4 +1,4 @@
-"""From steps to callbacks: every request's deltas in order, none lost, and one that ends its stream."""
+"""From steps to callbacks: each request's deltas in order, without loss, ending with a final one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _log = logging.getLogger("specdec_hal")
 
 
 class Delivery:
-    """Deltas on their way.
+    """Queued deltas.
 
-    What a callback lets escape (Ctrl-C, say) leaves the deltas behind it here; the next :meth:`run` goes on with them.
-    `fail(sequence, error)` ends the request of a callback that raises.
+    If an exception such as KeyboardInterrupt escapes a callback, the remaining deltas stay queued for the next
+    :meth:`run`. `fail(sequence, error)` ends the request of a callback that raises.
     """
 
     def __init__(self, fail: Callable[[Sequence, str], None]) -> None:
@@ -29,7 +29,7 @@ class Delivery:
         return len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue what is new of a request, if anything. Together with what waits already, if it has ended."""
+        """Queue a request's new delta, if any, merged with queued ones after its end."""
         delta = sequence.delta()
         if delta is None:
             return
@@ -40,7 +40,7 @@ class Delivery:
         self._waiting.append((sequence, delta))
 
     def run(self) -> None:
-        """Call the callbacks, unless a callback is what asks for it: those who called it go on after it."""
+        """Call the callbacks; nested calls from a callback return at once."""
         if self._running:
             return
         self._running = True

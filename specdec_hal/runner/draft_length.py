@@ -1,14 +1,12 @@
-"""How many tokens to draft for each request: as many as give the most tokens a second, by what was measured so far.
+"""Number of drafts per request that maximises tokens per second, by measurements so far.
 
-A step is expected to give a token for each request, and for each draft the probability that it and those before it are
-accepted. It is expected to take as long as recent steps with as many requests and drafts. Both sides are measured while
-decoding. The drafts of all requests are ranked by that probability, and as many of them are fed as make the ratio
-largest.
+A step's expected tokens are one per request plus, for each draft, the probability that it and those before it are
+accepted. Its expected time is that of recent steps with as many requests and drafts. Both are measured while decoding.
+The drafts of all requests are ranked by probability, and the number with the largest ratio is used.
 
-Texts repeat in stretches. Acceptance is therefore counted apart for steps after one whose drafts were all accepted. Few
-observations weigh little against what is usual: a position that was rejected once is not given up, or no draft would
-reach it again to find out. The number that is best may be 0; drafting is then tried again after a while, which doubles
-each time that it comes to nothing.
+Repetition comes in runs, so acceptance is counted separately for steps after fully accepted ones. Few observations
+weigh little against the prior, so that a position is not abandoned after one rejection. If the best number is 0,
+drafting is retried after a pause that doubles with each failure.
 """
 
 from __future__ import annotations
@@ -48,18 +46,18 @@ REQUEST_DECAY, POOLED_DECAY = 0.98, 0.99
 """What an observation of a request still counts for after the next one (some fifty of them decide), and one of all
 requests together, from whose acceptance a new one starts."""
 FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
-"""Steps without drafts before drafting is tried again, and with how many drafts. A pause that comes to nothing is twice
+"""Steps without drafts before a retry, and its number of drafts. A pause that comes to nothing is twice
 as long the next time, one that pays half as long."""
 MAX_UPDATES = 16
 """Requests whose chances are estimated again in a step: the others keep theirs for some steps."""
 RESCALE_WEIGHT = 1e9
-"""Weight of a step from which on the sums are scaled down."""
+"""Weight of a step above which the sums are rescaled."""
 PROPOSAL_SPREAD = 0.05
 """What :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` counts for in the cost of a proposer on the host."""
 
 
 class Drafted(NamedTuple):
-    """What a decoding request did in a step."""
+    """A decoding request's result in a step."""
 
     sequence: Sequence
     drafted: int
@@ -67,9 +65,9 @@ class Drafted(NamedTuple):
 
 
 class _Counts:
-    """How often each position was drafted and judged, and how often accepted; how often drafts were allowed, and found.
+    """Counts per position of verified and accepted drafts; counts of steps with drafts allowed and found.
 
-    A newer step weighs more, by a growing `unit`, so that older ones need not be touched.
+    Newer steps weigh more by a growing `unit`, instead of decaying older ones.
     """
 
     def __init__(self, k: int, keep: float) -> None:
@@ -102,18 +100,18 @@ class _Counts:
 
 
 class _Pooled:
-    """What all requests together had accepted after steps of one kind, and what is usual by that."""
+    """Acceptance of all requests after steps of one kind, and the resulting prior."""
 
     def __init__(self, k: int, first: Prior, later: Prior) -> None:
         self._counts, self._first, self._later = _Counts(k, POOLED_DECAY), first, later
         self.usual, self.every = later.acceptance, [first.acceptance] + [later.acceptance] * (k - 1)
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Count what a request did."""
+        """Count a request's result."""
         self._counts.add(drafted, accepted)
 
     def refresh(self) -> None:
-        """Work out what is usual: `usual`, a draft's acceptance after the first, and `every`, by position."""
+        """Update the prior: `usual`, the acceptance of later drafts, and `every`, by position."""
         counts, unit = self._counts, self._counts.unit
         self.usual = self._later.estimate(*counts.after_first(), unit)
         shared = Prior(self.usual, SHARED_STRENGTH)
@@ -122,10 +120,10 @@ class _Pooled:
 
 
 class _Request:
-    """What is known of a request.
+    """State of a request.
 
-    `kind` of its next step: 1 after one that accepted all of its drafts. `limit`: the most drafts now; `pause`: steps
-    without any left; `next_pause`. `gains`: by kind, see :meth:`expect`, and the step until which they serve.
+    `kind` of its next step: 1 after a fully accepted one. `limit`: the most drafts now; `pause`: remaining steps
+    without drafts; `next_pause`. `gains`: by kind, see :meth:`expect`, and the step until which they are valid.
     """
 
     def __init__(self, k: int) -> None:
@@ -139,7 +137,7 @@ class _Request:
         self._seen[self.kind].add(drafted, accepted)
 
     def expect(self, pooled: _Pooled) -> tuple[float, list[float]]:
-        """Of its next drafts: how likely there are any, and that each of them gives a token."""
+        """For its next drafts: the probability that there are any, and that each yields a token."""
         seen = self._seen[self.kind]
         unit, judged, accepted = seen.unit, seen.judged, seen.accepted
         here = Prior(pooled.usual, POOLED_STRENGTH).estimate(*seen.after_first(), unit)
@@ -164,7 +162,7 @@ class DraftLengths:
         self.forget()
 
     def forget(self) -> None:
-        """Let what requests had accepted so far count for none of the next ones."""
+        """Forget acceptance, for later requests."""
         self._pooled = [_Pooled(self._k, first, later) for first, later in zip(FIRST_PRIORS, LATER_PRIORS, strict=True)]
 
     def limit(self, sequence: Sequence) -> int:
@@ -172,12 +170,12 @@ class DraftLengths:
         return self._known(sequence).limit
 
     def proposed(self, longest: int, seconds: float) -> None:
-        """A proposer on the host took so long for drafts of up to `longest` tokens."""
+        """Record a host proposer's time for drafts of up to `longest` tokens."""
         self._asks = True
         self._proposals.add(longest, seconds)
 
     def stepped(self, slots: Iterable[Drafted], seconds: float) -> None:
-        """A step of decoding requests took so long, without what a proposer on the host took; choose again."""
+        """Record a decode step's time, without a host proposer's, and choose again."""
         slots = list(slots)
         if not slots:
             return
@@ -229,7 +227,7 @@ class DraftLengths:
         return found, gains
 
     def _best(self, requests: list[_Request]) -> list[int]:
-        """The numbers of drafts of these requests that make a step of all slots give the most tokens a second."""
+        """The numbers of drafts of these requests that maximise tokens per second."""
         drafts = []
         for at, request in enumerate(requests):
             found, gains = self._gains(request)

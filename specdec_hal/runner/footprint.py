@@ -1,4 +1,4 @@
-"""What a runner allocates, and what that takes, computed before: sizes that do not fit are refused with the numbers."""
+"""Memory of a runner, computed before allocation; sizes that do not fit are refused with the numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specdec_hal.tensors.memory import require
 
 
 def checked_length(config: Config, model: TargetModel, headroom: int) -> int:
-    """The longest context of a request, with `headroom` positions after it; ConfigError for what no model has."""
+    """The longest context of a request, with `headroom` positions after it; ConfigError beyond the model's."""
     longest = model.config.max_position_embeddings - headroom
     wanted = longest if config.runner.max_model_len is None else config.runner.max_model_len
     if not 1 <= wanted <= longest:
@@ -38,7 +38,7 @@ def checked_length(config: Config, model: TargetModel, headroom: int) -> int:
 
 
 def kv_blocks(config: Config, model: TargetModel, positions: int) -> int:
-    """KV blocks of the pool, where every slot holds at most `positions`; 0 for a model that keeps none."""
+    """KV blocks of the pool for at most `positions` per slot; 0 for a model without blocks."""
     if not model.capabilities.device_lengths:
         return 0
     settings = config.runner
@@ -47,7 +47,7 @@ def kv_blocks(config: Config, model: TargetModel, positions: int) -> int:
 
 
 def allocate_cache(config: Config, model: TargetModel, positions: int) -> BlockPool | None:
-    """The model's KV cache: blocks of one pool where it has them, else room for every slot."""
+    """The model's KV cache: a pool of blocks if it supports them, else a cache per slot."""
     settings = config.runner
     if not model.capabilities.device_lengths:
         model.allocate(settings.max_num_seqs, positions)
@@ -87,9 +87,9 @@ def footprint(
     registry: Registry | None = None,
     device_name: str = "cpu",
 ) -> dict[str, int]:
-    """Bytes by what they are for, without the target's weights, a cache that grows with its contexts, and workspaces.
+    """Bytes by purpose, without the target's weights, growing caches and workspaces.
 
-    `registry`: what the proposer of ``speculative.method`` says that it takes is asked of; None: that of this process.
+    `registry`: has the proposer of ``speculative.method`` and its estimate; None: the process's.
     """
     device = MeasuringDevice()
     size = DecodeState(**state_sizes(config, model, max_model_len, positions), device=device).symbols

@@ -1,4 +1,4 @@
-"""Who may drive a runner (one thread at a time, not from inside a callback), and whose a model's KV cache is."""
+"""Exclusive use of a runner (one thread, outside callbacks), and ownership of a model's KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_hal.errors import EngineDeadError, RunnerBusyError
 
 
 class Guard:
-    """Held by whoever is inside :meth:`ModelRunner.step`."""
+    """Held during :meth:`ModelRunner.step`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class Guard:
         self.closed = False
 
     def close(self) -> bool:
-        """Let nobody in any more; whether nobody is inside."""
+        """Refuse further calls; returns whether no call is running."""
         self.closed = True
         return self._owner is None
 
@@ -39,7 +39,7 @@ class Guard:
             self._lock.release()
 
     def outside(self, what: str) -> None:
-        """RunnerBusyError if anybody holds the runner."""
+        """RunnerBusyError if the runner is held."""
         self.check(what)
         if self._owner is not None:
             raise RunnerBusyError(
@@ -48,7 +48,7 @@ class Guard:
             )
 
     def check(self, what: str) -> None:
-        """RunnerBusyError if another thread holds the runner; a callback may go on."""
+        """RunnerBusyError if another thread holds the runner; callbacks are allowed."""
         owner = self._owner
         if owner is not None and owner != threading.get_ident():
             raise RunnerBusyError(
@@ -67,7 +67,7 @@ def claim_cache(model: Any, state: object) -> None:
 
 
 def owns_cache(model: Any, state: object) -> bool:
-    """Whether no other runner has claimed the model's KV cache since."""
+    """Whether this runner still owns the model's KV cache."""
     return _cache_owners.get(model) == id(state)
 
 

@@ -16,7 +16,7 @@ _log = logging.getLogger("specdec_hal")
 
 
 def slot_views(running: Mapping[int, Sequence], report: StepReport, limit: Callable[[Sequence], int]) -> list[SlotView]:
-    """The requests that go on and have their whole prompt in the cache; `limit`: the most drafts that one gets."""
+    """Continuing requests with their whole prompt in the cache; `limit`: most drafts of a request."""
     views = []
     for slot, sequence in running.items():
         if sequence.prefilling or not sequence.token_ids:
@@ -30,10 +30,9 @@ def slot_views(running: Mapping[int, Sequence], report: StepReport, limit: Calla
 
 
 def propose(compiler: StepCompiler, plan: CompiledStep, slots: list[SlotView], record: StepRecord) -> int:
-    """Let the proposer draft for these requests; where that fails, for halves of them.
+    """Let the proposer draft for these requests; after a failure, for halves of them.
 
-    A request that it fails on goes on without drafts. Returns how many calls failed. PluginError is raised: it is
-    nobody's but the proposer's.
+    A request that it fails on continues without drafts. Returns the number of failed calls. PluginError is raised.
     """
 
     def view_of(slots: list[SlotView]) -> StepView:

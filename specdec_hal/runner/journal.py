@@ -1,8 +1,7 @@
-"""Requests as lines of JSON, so that another process can go on with them.
+"""Requests as lines of JSON, so that another process can resume them.
 
-A request's tokens depend on nothing but its prompt, parameters and seed, on the tokens before them, and on where it is
-in thinking, if that has a limit. So a request is saved as these alone, and resumed as a preempted one is: its context
-is computed again.
+A request's tokens depend only on its prompt, parameters, seed, earlier tokens, and its status under a limit of
+thinking. These are saved, and the request resumes like a preempted one: its context is recomputed.
 
 A file starts with a header, ``{"record": {"specdec_hal_journal": 1, "requests": N}, "crc32": C}``; N such lines with a
 request each follow. C is the CRC-32 of the record as compact JSON with sorted keys.
@@ -33,19 +32,19 @@ from specdec_hal.text import describe, one_line, short
 
 VERSION = 1
 _SHARE = 49
-"""Time without writing for each second of it, where a journal has no interval."""
+"""Ratio of other time to writing time, for a journal without an interval."""
 _MARK = "specdec_hal_journal"
 _log = logging.getLogger("specdec_hal")
 _locks: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
-"""Of this process, in which a runner may go on with the journal of one that nobody uses any more."""
+"""Locks of this process, in which a runner may continue the journal of an unused one."""
 _locking = threading.Lock()
 
 Record = dict[str, Any]
-"""A saved request: what was asked, the tokens so far, and how it has ended if it has."""
+"""A saved request: parameters, tokens so far, and its end, if any."""
 
 
 def record_of(sequence: running.Sequence) -> Record:
-    """A request that waits, runs, or has ended. Its deadlines start again when it is resumed."""
+    """A waiting, running or ended request. Its deadlines restart on resumption."""
     request, reason = sequence.request, sequence.finish_reason
     return {
         "request_id": request.request_id,
@@ -87,7 +86,7 @@ class _Drafts(_Saved):
 
 
 class _Request(_Saved):
-    """A record. `drafts`, `limit_status` and the last of `counts` are not in journals of older versions."""
+    """A record. Older journals lack `drafts`, `limit_status` and the last of `counts`."""
 
     request_id: StrictStr
     prompt_token_ids: list[_Count]
@@ -104,7 +103,7 @@ class _Request(_Saved):
     ended: tuple[FinishReason, StrictStr] | None
 
     def problems(self, params: SamplingParams, vocab_size: int) -> Iterator[str]:
-        """What does not fit together."""
+        """A message about inconsistent fields."""
         if params.seeded() is not params:  # another one would change its tokens in the middle
             yield "seed: expected one for a request that is sampled, got none"
         tokens, prompt = len(self.token_ids), len(self.prompt_token_ids)
@@ -133,9 +132,9 @@ def revive(
     end_tokens: frozenset[int],
     vocab_size: int,
 ) -> list[running.Sequence]:
-    """The sequences of saved requests, from `make`; the first delta of each shows all its tokens again.
+    """The sequences of saved requests, built by `make`; their first deltas repeat all tokens.
 
-    JournalError for a bad record, RequestError for a request that cannot be served here.
+    JournalError for a bad record, RequestError for an unservable request.
     """
     return [_sequence(at, record, make, end_tokens, vocab_size) for at, record in enumerate(records)]
 
@@ -174,10 +173,10 @@ def _sequence(
 
 
 class Journal:
-    """A file that is written again every `interval` steps, at once or not at all.
+    """A file that is atomically rewritten every `interval` steps.
 
-    `interval` None: as often as takes a fiftieth of the time, where a journal saves time and nothing else.
-    A disk that fails stops nobody: it is logged the first time, and counted. JournalError if another runner writes it.
+    `interval` None: at most a fiftieth of the time, for journals that only save time. Write errors are counted and
+    logged once. JournalError if another runner writes it.
     """
 
     def __init__(self, path: str | os.PathLike[str], interval: int | None) -> None:
@@ -190,7 +189,7 @@ class Journal:
         self._due_s = -math.inf
 
     def step(self, snapshot: Callable[[], list[Record]], idle: bool = False) -> None:
-        """A step is done. `idle`: nothing is left to do, so that this may be the last one."""
+        """Record a step. `idle`: possibly the last one."""
         start = time.monotonic()
         due = start >= self._due_s if self.interval is None else self._steps % self.interval == 0  # the first one is
         self._steps += 1
@@ -210,9 +209,9 @@ class Journal:
 
 
 def lock(path: Path) -> Lock | None:
-    """Keep other processes from writing a journal, as long as what is returned is referred to.
+    """Lock a journal against other processes while the returned object lives.
 
-    None, with a warning, where there can be no lock. JournalError names who has it.
+    None, with a warning, if locking is impossible. JournalError names the holder.
     """
     file = path.resolve().with_name(f"{path.name}.lock")
     try:
@@ -237,7 +236,7 @@ def write(path: Path, records: Sequence[Record]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> list[Record]:
-    """The records of a file. JournalError for what is none, of another version, or damaged."""
+    """The records of a file. JournalError for an invalid, damaged or other version's file."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What requests add to logits before penalties and sampling (OpenAI's `logit_bias`), by slot.
+"""Biases on logits before penalties and sampling (OpenAI's `logit_bias`), by slot.
 
-No op of the contract has it. It is a gather, an addition and a scatter of the framework that holds the logits, the same
-for every row of a slot: a draft is judged by the logits that plain decoding would have there.
+The contract has no op for it: the framework gathers, adds and scatters, equally for every row of a slot, so drafts are
+verified with the logits of plain decoding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from specdec_hal.tensors.transfer import Field
 class LogitBias:
     """Up to `width` biased tokens in each of `slots` slots.
 
-    `ids` int64 and `values` float32 are [slots, width]. A row that is not full repeats its first entry: an entry is
-    written twice with the same result then, so that no order of writes matters.
+    `ids` int64 and `values` float32 are [slots, width]. A row that is not full repeats its first entry, which writes
+    equal values.
     """
 
     def __init__(self, device: Device, slots: int, width: int) -> None:
@@ -29,7 +29,7 @@ class LogitBias:
         self._changed = False
 
     def fill(self, slot: int, bias: Mapping[int, float]) -> None:
-        """Write the bias of a slot's new request, by token id, into the host's side."""
+        """Set the bias of a slot's new request, by token id, on the host."""
         if not bias and slot not in self._biased:
             return
         ids, values, (first, added) = *self._group.host.values(), next(iter(bias.items()), (0, 0.0))
@@ -39,13 +39,13 @@ class LogitBias:
         self._changed = True
 
     def upload(self) -> None:
-        """Send what :meth:`fill` has changed, in the order of the current stream."""
+        """Send changes of :meth:`fill`, in the order of the current stream."""
         if self._changed:
             self._group.upload()
             self._changed = False
 
     def add(self, logits: Any, slot_of_row: Any, width: int) -> None:
-        """Add to logits [R, V] what the slots of their rows ask for, in float32.
+        """Add the slots' biases to logits [R, V], in float32.
 
         `slot_of_row` int32 [R], -1 in the tail; no slot in use has more than `width` entries. Enqueues, and reads
         nothing on the host.

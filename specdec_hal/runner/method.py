@@ -1,4 +1,4 @@
-"""What `speculative.method: auto` stands for with a model and a backend."""
+"""The meaning of `speculative.method: auto` for a model and a backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("specdec_hal")
 
 
 def chosen(config: Config, backend: Backend, model: TargetModel, registry: Registry) -> Config:
-    """The configuration, with what the method "auto" stands for in its place; the log says what that is, and why."""
+    """The configuration with the method "auto" resolved; logs the choice and the reason."""
     wanted = config.speculative
     if wanted.method != AUTO:
         return config
@@ -36,7 +36,7 @@ def _with(config: Config, **keys: Any) -> Config:
 
 
 def _method(config: Config, backend: Backend, model: TargetModel, registry: Registry) -> tuple[str, str]:
-    """The method, and why."""
+    """The method and the reason."""
     if config.speculative.num_speculative_tokens == 0:
         return NAIVE, "num_speculative_tokens is 0"
     if (path := config.speculative.path) is not None:

@@ -1,4 +1,4 @@
-"""Counting what a runner does: steps, tokens, acceptance, and where the time goes."""
+"""Metrics of a runner: steps, tokens, acceptance, and time by stage."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ class _Stage:
 class StepRecord:
     """One step of the runner, as observers see it (`specdec_step_finished`).
 
-    `drafted` and `accepted` are by draft position (0 = the first draft): how many slots had a draft there, and how many
-    accepted and kept it. Drafts after the end of a request, at a stop string or its length limit, do not count.
-    `decode_slots` and `decode_tokens` leave prefill out. `dropped_drafts` counts a proposer's lists of drafts that
-    could not be used: too long, or a token outside the vocabulary. `seconds` is by stage. `bucket`: what the step was
-    padded to, as slots, tokens and context.
+    `drafted` and `accepted` by draft position (0 = the first draft): slots with a draft there, and with an accepted and
+    kept one. Drafts after the end of a request, at a stop string or its length limit, do not count. `decode_slots` and
+    `decode_tokens` exclude prefill. `dropped_drafts` counts invalid draft lists: too long, or a token outside the
+    vocabulary. `seconds` is by stage. `bucket`: what the step was padded to, as slots, tokens and context.
     """
 
     input_tokens: int = 0
@@ -63,12 +62,12 @@ class StepRecord:
                 counter[position] = counter.get(position, 0) + reaching
 
     def stage(self, name: str, call: object = None) -> _Stage:
-        """Time a stage; the watchdog sees it, and which of its calls this is."""
+        """Time a stage, visible to the watchdog."""
         return _Stage(self, name, call)
 
 
 def acceptance(num_drafts: int, drafted: int, accepted: int, by_position: Sequence[int] = ()) -> dict[str, Any]:
-    """How drafts fared, by vLLM's names and definitions (vllm/v1/spec_decode/metrics.py), ready for JSON.
+    """Draft statistics, with vLLM's names and definitions (vllm/v1/spec_decode/metrics.py), ready for JSON.
 
     `num_drafts`: how often a request had at least one draft token in a decode step; `drafted`, `accepted`: draft
     tokens; `by_position`: accepted ones, 0 the first draft. `mean_acceptance_length` = 1 + accepted / num_drafts, None
@@ -85,8 +84,9 @@ def acceptance(num_drafts: int, drafted: int, accepted: int, by_position: Sequen
 
 
 class Load(NamedTuple):
-    """How full a runner is: requests that have a slot, requests that wait, and the used part of its KV cache in 0..1.
-    So far: how often a request was preempted, and how many tokens the prefix cache was asked for and had."""
+    """A runner's load: running and waiting requests, and the used fraction of its KV cache. Totals: preemptions, and
+    queried and found tokens of the prefix cache.
+    """
 
     running: int
     waiting: int
@@ -98,7 +98,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """All counts of a runner at one moment, as plain values that another process can be sent. See :class:`Metrics`,
+    """A snapshot of a runner's counts, as plain values for other processes. See :class:`Metrics`,
     :class:`StepRecord` and :class:`Load`."""
 
     load: Load
@@ -113,11 +113,11 @@ class Counts:
     failed_proposals: int
     dropped_drafts: int
     late: dict[str, int] = field(default_factory=dict)
-    """Plans that were bound or captured, and kernels that were compiled, while requests waited."""
+    """Plans bound or captured, and kernels compiled, while requests waited."""
 
     @classmethod
     def of(cls, metrics: Metrics, load: Load, fallback_calls: Mapping[str, int], late: Mapping[str, int]) -> Counts:
-        """The runner's thread may go on meanwhile: dictionaries are copied whole before they are read."""
+        """Safe beside the running runner: dictionaries are copied atomically before reading."""
         total = metrics.total
         return cls(
             load, dict(total.drafted), dict(total.accepted), total.emitted, dict(metrics.requests),

@@ -46,30 +46,29 @@ Call = Callable[[int], None]
 
 
 class ShardedLogitsHead(Protocol):
-    """This process's columns of the logits, from which it samples together with other ranks."""
+    """This rank's columns of the logits, for sampling together with other ranks."""
 
     first: int
     width: int
     least_rows: int
 
     def work_of(self, requests: Iterable[SamplingParams]) -> Hashable:
-        """What a step of these requests takes, whatever its values are; None if its rows have to be whole."""
+        """The work of a step of these requests; None if it needs whole rows."""
 
     def compute_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """As DeviceModel.compute_logits_device, of these columns [R, width]."""
 
     @property
     def sample_target(self) -> Callable[..., None]:
-        """The op over these columns and what :meth:`work_of` said, on the current stream."""
+        """The op over these columns with the work of :meth:`work_of`, on the current stream."""
 
 
 class Features(NamedTuple):
-    """What the requests of a step ask for beyond tokens.
+    """Needs of a step's requests besides tokens.
 
-    `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
-    `allowed`: one of them may generate some tokens only. `masked`: some rows may emit some tokens
-    only, which the host says while the model computes.
-    `parts`: how ranks sample from their own columns of the logits; None: from whole rows.
+    `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most biased tokens of a request. `allowed`: a
+    request is restricted to some tokens. `masked`: rows are restricted by masks that the host writes while the model
+    computes. `parts`: sampling from the ranks' columns of the logits; None: from whole rows.
     """
 
     penalties: bool = False
@@ -84,7 +83,7 @@ class Features(NamedTuple):
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence], vocab_size: int, masked: bool = False) -> Features:
-        """What these need together. Numbers are rounded up to powers of two, so that there are few plans."""
+        """The combined needs, rounded up to powers of two for few plans."""
         wanted = {one.wants for one in sequences}
         top = max((one.top for one in wanted), default=-1)
         biased = max((one.bias for one in wanted), default=0)
@@ -101,7 +100,7 @@ class Features(NamedTuple):
 
     @property
     def takes_whole_rows(self) -> bool:
-        """Whether a row is read or changed before its token is drawn otherwise than column by column."""
+        """Whether sampling needs whole rows."""
         return bool(self.bias) or self.penalties or self.answer or self.logprobs > 0
 
     @property
@@ -111,7 +110,7 @@ class Features(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Sizes that a step fits into: slots, packed tokens, output rows, tokens of one slot, and the longest context."""
+    """Capacities for a step: slots, packed tokens, output rows, tokens per slot, and context."""
 
     slots: int
     tokens: int
@@ -123,9 +122,9 @@ class Bucket(NamedTuple):
 
 @dataclass
 class CompiledStep:
-    """The calls of a step, by stage. `masked_from`: the first that needs the masks of the step's rows; None: none
-    does. `report`: what the host reads of it. `logprobs`: where the log-probabilities come out that `token_logprobs`
-    makes."""
+    """The calls of a step, by stage. `masked_from`: the first that needs row masks, or None. `report`: tensors read by
+    the host. `logprobs`: outputs of `token_logprobs`.
+    """
 
     calls: list[tuple[str, Call]]
     masked_from: int | None = None
@@ -137,7 +136,7 @@ class CompiledStep:
 
     @property
     def parts(self) -> list[list[tuple[str, Call]]]:
-        """All calls, or those before the masks are needed and the others."""
+        """All calls, or those before and after the masks are needed."""
         at = self.masked_from
         return [self.calls] if at is None else [self.calls[:at], self.calls[at:]]
 
@@ -155,7 +154,7 @@ class CompiledStep:
                 run_calls(part, stream, record)
 
     def fetch(self, report: Outputs) -> Fetched:
-        """Start to copy what the host reads of a launch."""
+        """Start copying a launch's results to the host."""
         fetched = report.fetch(self.report)
         if self.logprobs is None:
             return fetched
@@ -175,7 +174,7 @@ class StepBuilder:
         self.call(stage, self.backend.bind(op, *tensors, **self.state.args(op, self.sizes, **operands)))
 
     def call(self, stage: str, call: Call) -> None:
-        """Add what is no op of the state's tensors."""
+        """Add another call."""
         self.calls.append((stage, call))
 
 
@@ -188,7 +187,7 @@ def run_calls(calls: Iterable[tuple[str, Call]], stream: int, record: StepRecord
 
 @dataclass
 class LaunchedStep:
-    """A step under way: what it does, and how to get what it did. `forced`: slots with drafts that a grammar put in."""
+    """A running step and its pending results. `forced`: slots with drafts from a grammar."""
 
     schedule: Schedule
     record: StepRecord
@@ -200,7 +199,7 @@ class LaunchedStep:
 
 @dataclass
 class Buffers:
-    """What the plans of a runner share, at full capacity; a plan works on the first rows.
+    """Shared buffers of a runner's plans, at full capacity; a plan uses the first rows.
 
     `hidden` [T_cap, D] and `picked` [R_cap, D] are by layer.
     """
@@ -215,9 +214,8 @@ class StepCompiler:
     """Makes and keeps the plans of one runner.
 
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
-    become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
-    `parts`: this rank's part of the vocabulary, for steps that are sampled from parts. `named`: the tokens with which
-    the model thinks. `masks`: what rows may emit.
+    become device graphs; one that cannot be captured is launched call by call, which is logged once. `parts`: this
+    rank's part of the vocabulary. `named`: the model's thinking tokens. `masks`: row masks.
     """
 
     def __init__(
@@ -263,7 +261,7 @@ class StepCompiler:
         )
 
     def check(self) -> None:
-        """Bind the ops that every step needs, so that a backend without one of them is refused before any request."""
+        """Bind the ops of every step, so that a backend without one is refused before any request."""
         bucket = self.bucket(1, 1, 1, False, Features())
         if self.static:
             self._plans[bucket] = self._plan(bucket)
@@ -275,14 +273,14 @@ class StepCompiler:
     # ---- choosing a plan
 
     def features(self, sequences: Collection[Sequence], masked: bool = False) -> Features:
-        """What a step of these needs. `masked`: whether rows of it have masks."""
+        """The needs of a step. `masked`: whether rows have masks."""
         features = Features.of(sequences, self.model.config.vocab_size, masked)
         if self._parts is None or features.takes_whole_rows:
             return features
         return features._replace(parts=self._parts.work_of(one.request.params for one in sequences))
 
     def bucket(self, slots: int, tokens: int, context: int, chunked: bool, features: Features) -> Bucket:
-        """The smallest bucket that a step fits into; sizes are powers of two, so that there are few."""
+        """The smallest bucket for a step; sizes are powers of two, for few buckets."""
         size, s = self.state.symbols, self.state.symbols["S"]
         if not self.static:  # exact: every size that the model sees is computed
             return Bucket(size["M"], size["T_cap"], 0, size["I_cap"], size["L"], features)
@@ -294,9 +292,9 @@ class StepCompiler:
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), features)
 
     def warm_up(self, features: Iterable[Features], progress: Callable[[int, int], None]) -> None:
-        """Bind, launch and capture the plan of every step that requests with these needs can take part in.
+        """Bind, launch and capture the plans of all steps with these needs.
 
-        No slot has anything to do, so that nothing is computed. `progress(done, all)` may raise, which ends it.
+        All slots are idle, so nothing is computed. `progress(done, all)` may raise, which ends it.
         """
         if not self.static:
             return
@@ -318,7 +316,7 @@ class StepCompiler:
             self._compiled = self._compilations()
 
     def _warm(self, bucket: Bucket) -> bool:
-        """Whether a step of this bucket waits for nothing. Draft probabilities that change drop all plans."""
+        """Whether this bucket's plan is ready. Changed draft probabilities drop all plans."""
         plan = self._plans.get(bucket)
         return plan is not None and plan.launches > 0 and (bool(plan.replays) or not self.captured)
 
@@ -344,7 +342,7 @@ class StepCompiler:
 
     @property
     def late(self) -> dict[str, int]:
-        """What requests have waited for: how often a plan was bound, or captured, or a kernel compiled."""
+        """Counts of plans bound or captured, and kernels compiled, while requests waited."""
         return {**self._late, "compile": self._compilations() - self._compiled}
 
     def _compilations(self) -> int:
@@ -357,9 +355,9 @@ class StepCompiler:
         chunks: Iterable[PromptChunk] = (),
         make_masks: Callable[[], None] | None = None,
     ) -> tuple[CompiledStep, Fetched]:
-        """Enqueue a step. Returns its plan, and how to get what it did.
+        """Enqueue a step. Returns its plan and pending results.
 
-        `chunks`: of prompts, that :meth:`score_prompts` is to be called for. `make_masks` fills the runner's
+        `chunks`: of prompts, for :meth:`score_prompts`. `make_masks` fills the runner's
         :class:`~specdec_hal.runner.row_masks.RowMasks` for a step with masked rows, and is called after the model.
         """
         stream = self.state.device.stream()
@@ -386,7 +384,7 @@ class StepCompiler:
             return self._prompts.launch(chunks, buffers.hidden[FINAL_NORM], starts, columns, stream)
 
     def _capture(self, plan: CompiledStep, stream: int) -> None:
-        """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
+        """Capture a plan after its first launch, which compiled and allocated."""
         self._capturing = True
         try:
             for part in plan.parts:
@@ -503,7 +501,7 @@ class StepCompiler:
         return StepView(self.state, stream, bounds, {layer: picked[layer] for layer in layers}, inputs)
 
     def _propose(self, view: StepView) -> None:
-        """Let a proposer on the device draft; where it raises, the next step has no drafts."""
+        """Let a device proposer draft; after an error the next step has no drafts."""
         try:
             self.propose(view)
         except PluginError:
@@ -518,14 +516,14 @@ class StepCompiler:
             self._no_drafts(view.stream)
 
     def _bind_no_drafts(self) -> Call:
-        """What sets the next step's lengths where nothing was drafted: a look-up that wants no drafts."""
+        """Sets the next step's lengths without drafts: a look-up with K = 0."""
         args = self.state.args("ngram_match")
         args["draft_token_num"] = self.state.allocate("draft_token_num")
         attrs = {"token_budget": self.state.symbols["T_cap"], "match_policy": MatchPolicy.LATEST}
         return self.backend.bind("ngram_match", max_ngram_size=1, **attrs, **args)
 
     def propose(self, view: StepView) -> None:
-        """Let the proposer draft; plans are made again if it hands out other draft probabilities than before."""
+        """Let the proposer draft; rebuilds plans if its tensor of draft probabilities changes."""
         draft_probs = self.proposer.propose(view)
         if self.backend.debug:
             self._check_drafts()
@@ -540,7 +538,7 @@ class StepCompiler:
         self._plans.clear()
 
     def _check_drafts(self) -> None:
-        """PluginError for what the next step would feed, drafts and base tokens, if it is outside the vocabulary."""
+        """PluginError if the next step's drafts or base tokens are outside the vocabulary."""
         state, vocabulary = self.state, self.model.config.vocab_size
         lens = np.where(state.read("seq_lens_encoder") > 0, 0, state.read("seq_lens_this_time"))
         width = state.symbols["S"]
@@ -555,7 +553,7 @@ class StepCompiler:
 
     @property
     def exact_drafts(self) -> bool:
-        """Whether drafts are judged by the distribution that they were drawn from."""
+        """Whether verification uses the drafts' distributions."""
         return self._draft_probs is not None
 
     def _misbehaved(self, what: str) -> PluginError:
@@ -573,7 +571,7 @@ class StepCompiler:
         return lambda stream: compute(picked, logits, num_rows)
 
     def _of_part(self) -> Any:
-        """Where this rank's columns of the logits come out, at full capacity."""
+        """The buffer of this rank's columns of the logits, at full capacity."""
         assert self._parts is not None
         if "part" not in self._buffers.extra:
             shape = (self.state.symbols["R_cap"], self._parts.width)
@@ -587,13 +585,14 @@ class StepCompiler:
         return self._buffers.extra[name]
 
     def _sampling_scores(self, features: Features) -> bool:
-        """Whether `sample_target` can tell the log-probabilities: of emitted tokens alone, which all are their rows'
-        target tokens, from logits as the model gave them."""
+        """Whether `sample_target` can report the log-probabilities: only of emitted tokens, all target tokens of their
+        rows, from unmodified logits.
+        """
         verified_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
         return features.logprobs == 1 and verified_by_token and not (features.changes_logits or features.thinking)
 
     def _verify(self, logits: Any, parts: Hashable, step: StepBuilder, scores: Mapping[str, Any]) -> dict[str, Any]:
-        """What the strategy compares drafts with, if the state does not hold it: arguments of verify_draft_tokens.
+        """Additional arguments of verify_draft_tokens for the strategy.
 
         `scores`: outputs of `sample_target` for the log-probabilities of its tokens.
         """
@@ -643,7 +642,8 @@ class StepCompiler:
         return step.calls
 
     def _read_rows(self, bucket: Bucket, stream: int, record: StepRecord) -> Bucket:
-        """Run the head and the model of a step whose model wants its batch on the host; the bucket with its rows."""
+        """Run the first part and the model of a step for a model with host batches; returns the bucket with its
+        rows."""
         state, key = self.state, (bucket.slots, bucket.tokens)
         run_calls(self._heads.get(key) or self._bind_head(bucket), stream, record)
         with record.stage("prepare"):
@@ -662,7 +662,7 @@ class StepCompiler:
         return bucket._replace(rows=rows)
 
     def _in_vocabulary(self, ids: Any, segments: list[Segment], record: StepRecord) -> Any:
-        """The ids with another token in place of drafts outside the vocabulary, which no strategy accepts."""
+        """The ids with drafts outside the vocabulary replaced; no strategy accepts them."""
         wrong = (ids < 0) | (ids >= self.model.config.vocab_size)
         if not wrong.any():
             return ids
@@ -670,7 +670,7 @@ class StepCompiler:
         return np.where(wrong, 0, ids)
 
     def _segments(self) -> list[Segment]:
-        """Which slot each stretch of the packed tokens belongs to, in the backend's order."""
+        """The slot of each run of packed tokens, in the backend's order."""
         names = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder")
         lens, encoder, decoder = (self.state.read(name).tolist() for name in names)
         slots = [b for b, length in enumerate(lens) if length > 0]
@@ -699,7 +699,7 @@ def _release(plan: CompiledStep) -> None:
 
 
 def _columns(top: int, vocab_size: int) -> int:
-    """N for so many alternatives, -1 for no log-probabilities."""
+    """N for a number of alternatives (-1: no log-probabilities)."""
     return 1 + top if top < 1 else 1 + _round_up(top, 1, vocab_size - 1)
 
 

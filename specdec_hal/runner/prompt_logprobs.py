@@ -1,9 +1,8 @@
-"""Log-probabilities of prompts: what a chunk's rows say of the tokens after them.
+"""Log-probabilities of prompts, from the rows of chunks.
 
-A step gathers the rows that sampling needs, the last one of a chunk. For a request that wants its prompt scored, the
-other rows still stand in the step's hidden states when its plan has been launched. They are gathered, turned into
-logits and scored a block at a time after it, in memory that does not grow with the prompt. No plan knows of it, so that
-steps without such a request stay as they are.
+A step only gathers the last row of a chunk for sampling. For a request with prompt_logprobs, the other rows are still
+in the step's hidden states after its plan. They are gathered, turned into logits and scored in blocks, with memory
+independent of the prompt's length. Plans and other steps are not affected.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from specdec_hal.runner.state import DecodeState
 from specdec_hal.tensors.transfer import Fetched, Field, Outputs
 
 _LEAST_BLOCK, _MOST_BLOCK = 64, 256
-"""Rows that are turned into logits at once, where decode steps have fewer, and more. A model may need memory of their
-size besides; a block of many rows is no faster than one of a few hundred."""
+"""Rows per block, if decode steps have fewer or more. A model may need memory of this size; blocks beyond a few hundred
+rows are not faster.
+"""
 
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """The part of a prompt that a step scores: `count` tokens from position `first` on.
+    """A step's part of a prompt: `count` tokens from position `first` on.
 
     Their rows are those of the slot's tokens in the step from number `offset` on.
     """
@@ -42,7 +42,7 @@ class PromptChunk:
 
 
 def chunks_of(schedule: Schedule) -> list[PromptChunk]:
-    """What a step that has just been scheduled can score and nobody has scored yet, as before a preemption."""
+    """The unscored part of a newly scheduled step (a preempted request may be partly scored)."""
     chunks = []
     for slot, work in schedule.work.items():
         sequence = work.sequence
@@ -64,7 +64,7 @@ class ScoredPrompts:
     fetched: Fetched
 
     def read(self, send: Callable[[running.Sequence, list[TokenLogprobs]], None]) -> None:
-        """Wait for them, and give each request its own. `send` is called before a request has them."""
+        """Wait for the scores and add them to the requests, calling `send` first."""
         values, at = self.fetched(), 0
         for chunk in self.chunks:
             sequence, rows = chunk.sequence, slice(at, at + chunk.count)

@@ -1,8 +1,8 @@
-"""A step that fails, taken apart until it is known which request makes it fail.
+"""Find the request that makes a step fail.
 
-Tokens depend on nothing but prompt, parameters and seed, so a failed step needs no undoing: every running request goes
-back to the line and resumes later. The requests of the failed step are tried again in halves, until one that fails
-alone twice is the suspect; all others get the tokens that they would have had.
+Tokens depend only on prompt, parameters and seed, so a failed step needs no undo: all running requests return to the
+queue and resume later. The failed step's requests are retried in halves until one fails alone twice; all others get the
+same tokens as without the failure.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Sequence as SequenceOf
 from specdec_hal.runner.sequence import Sequence
 
 ATTEMPTS = 2
-"""Failures of a request alone before it is given up: the first may have been an accident of the machine."""
+"""Failures of a request alone before it is given up; the first may be accidental."""
 
 
 class Bisection:
-    """Groups of requests that are still under suspicion; the last one is on trial, alone in its steps."""
+    """Groups of suspected requests; the last group is tried alone."""
 
     def __init__(self) -> None:
         self._groups: list[dict[Sequence, int]] = []
 
     @property
     def on_trial(self) -> SequenceOf[Sequence] | None:
-        """Who may take part in the next step; None: everybody."""
+        """Requests allowed in the next step; None: all."""
         return tuple(self._groups[-1]) if self._groups else None
 
     def failed(self, suspects: SequenceOf[Sequence]) -> Sequence | None:
-        """A step of these failed. Returns the suspect if there is no doubt left."""
+        """Record a failed step of these. Returns the faulty request once identified."""
         if self._groups and set(suspects) <= self._groups[-1].keys():
             others = {s: length for s, length in self._groups.pop().items() if s not in suspects}
             if others:
@@ -48,7 +48,7 @@ class Bisection:
         self._groups.append({sequence: sequence.length for sequence in group})
 
     def passed(self) -> None:
-        """After a step was read: whoever gained a token, or has ended, is out of suspicion."""
+        """After a step, clear requests that gained a token or ended."""
         while self._groups:
             group = self._groups[-1]
             for sequence, length in list(group.items()):

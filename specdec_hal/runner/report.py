@@ -1,4 +1,4 @@
-"""What a step did, as the host reads it."""
+"""A step's results on the host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specdec_hal.tensors.transfer import Arrays
 Array = NDArray[Any]
 
 _entry = partial(tuple.__new__, TokenLogprobs)
-"""A TokenLogprobs of its three values, in half the time."""
+"""A fast constructor of TokenLogprobs."""
 
 
 class StepReport:
     """The values of :data:`specdec_hal.runner.state.REPORT` after one step, and its log-probabilities if it made any.
 
-    Those are what `token_logprobs` and `gather_accepted` wrote, or, by output row, `sample_target`. Everything is valid
-    until the next step is read. What is after the step's slots may be of an earlier step.
+    Those come from `token_logprobs` and `gather_accepted` or, by output row, from `sample_target`. All is valid until
+    the next step is read. Values beyond the step's slots are stale.
     """
 
     def __init__(self, values: Arrays) -> None:
@@ -36,7 +36,7 @@ class StepReport:
         self._counts: list[int] = values["accept_num"].tolist()
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
         self.fed: list[int] = np.diff(values["cu_seqlens_q"]).tolist()
-        """[M]: tokens that each slot gave the model."""
+        """[M]: tokens of each slot fed to the model."""
         self._first_row: list[int] = []  # where each slot's log-probabilities begin
         self._columns: list[list[Any]] = []
         self._entries: list[TokenLogprobs] | None = None  # of all rows at once, where there are no alternatives
@@ -54,15 +54,15 @@ class StepReport:
             self._columns = [column[:end].tolist() for column in (ids, logprobs, ranks)]
 
     def limit_status(self, slot: int) -> int:
-        """Where the slot's request is, if its thinking has a limit (`limit_thinking`)."""
+        """The slot's status under a limit of thinking (`limit_thinking`)."""
         return int(self._values["limit_status"][slot])
 
     def drafts(self, slot: int) -> tuple[int, ...]:
-        """The drafts of a decoding slot, which the step has judged."""
+        """The verified drafts of a decoding slot."""
         return tuple(self._inputs[self._offsets[slot] + 1 : self._offsets[slot + 1]])
 
     def tokens(self, slot: int) -> list[int]:
-        """What the slot emitted."""
+        """The slot's emitted tokens."""
         return self._accepted[slot][: self._counts[slot]]
 
     def from_draft(self, slot: int, tokens: list[int]) -> list[bool]:
@@ -79,7 +79,7 @@ class StepReport:
         return TokenLogprobs.rows(ids[start:end], values[start:end], ranks[start:end], top)
 
     def goes_on(self, slots: int, end_tokens: Array, vocab_size: int) -> bool:
-        """Whether all that the first `slots` slots emitted are tokens of the vocabulary other than `end_tokens` [E]."""
+        """Whether all emitted tokens of the first `slots` slots are in the vocabulary and not in `end_tokens` [E]."""
         emitted = self.emitted[:slots]
         ends = emitted.view(np.uint64) >= vocab_size  # negative ones are large
         for token in end_tokens:
@@ -131,7 +131,7 @@ class StepReport:
 
 
 def _by_token(values: Arrays) -> Arrays:
-    """`sample_target`'s log-probabilities of output rows as `token_logprobs` gives those of the accepted tokens."""
+    """`sample_target`'s log-probabilities of output rows in the form of `token_logprobs`."""
     counts = values["accept_num"].astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     slot = np.repeat(np.arange(len(counts)), counts)
@@ -146,10 +146,10 @@ def _by_token(values: Arrays) -> Arrays:
 
 
 class StepSink(Protocol):
-    """Takes what steps do to a place where text is made of it (:mod:`specdec_hal.serve.stream`)."""
+    """Receives steps' results, for detokenization elsewhere (:mod:`specdec_hal.serve.stream`)."""
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
-        """A step emitted ``len(from_draft)`` tokens for a request that had ``sequence.token_ids`` before.
+        """A step emitted ``len(from_draft)`` tokens after ``sequence.token_ids``.
 
         `drafted`: how many drafts it had; None after a chunk of its prompt.
         """
@@ -158,10 +158,10 @@ class StepSink(Protocol):
         """The next of the request's prompt tokens got these log-probabilities, after `sequence.prompt_logprobs`."""
 
     def resumes(self, sequence: Sequence, *, failed: bool) -> None:
-        """A request lost its slot, to an older one or because its step failed, and goes on later where it was."""
+        """A request lost its slot, to an older one or by a failed step, and resumes later."""
 
     def ended(self, sequence: Sequence) -> None:
-        """A request has ended. With what :meth:`gained` told before, if anything."""
+        """A request has ended, after its tokens from :meth:`gained`, if any."""
 
     def stepped(self, report: StepReport) -> None:
-        """All of the step was sent; its tokens and log-probabilities stand in `report`."""
+        """End of the step; its tokens and log-probabilities are in `report`."""

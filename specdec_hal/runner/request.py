@@ -1,4 +1,4 @@
-"""What a caller asks for, and what comes back."""
+"""Requests and their outputs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _Tokens = TypeVar("_Tokens", bound=Any)
 
 
 class SamplingParams(SamplingSettings):
-    """How one request is sampled and when it ends: the keys of the configuration's `sampling` section, per request.
+    """Sampling and stopping of one request: the keys of the configuration's `sampling` section.
 
-    `n`: how many choices to generate for a prompt, each a request of its own (:meth:`choices`).
+    `n`: choices per prompt, each a separate request (:meth:`choices`).
     `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's.
     `return_drafts`: report what was drafted, the rejected tokens too. `cache_salt`: only requests with equal salts
-    share KV blocks, so that response times tell nobody what others have asked. RequestError for a value out of range.
+    share KV blocks, so that response times reveal nothing about other requests. RequestError for a value out of range.
     """
 
     n: Annotated[int, Field(ge=1, le=1 << 14)] = 1
@@ -46,7 +46,7 @@ class SamplingParams(SamplingSettings):
 
     @classmethod
     def default(cls, config: Config) -> SamplingParams:
-        """What a request gets that gives no parameters: the section `sampling` of a configuration.
+        """Default parameters: the section `sampling` of a configuration.
 
         Keys that the section leaves out come from the checkpoint's generation_config.json, unless
         ``model.generation_config`` is "none". CheckpointError if that file is broken.
@@ -60,15 +60,14 @@ class SamplingParams(SamplingSettings):
     def seeded(self) -> SamplingParams:
         """The same with a fresh seed, if tokens are sampled and it has none.
 
-        Called where a request is admitted, once: its tokens depend on the seed, so whoever computes it again, or on
-        another rank, needs the one that was drawn.
+        Called once at admission: recomputation and other ranks need the same seed.
         """
         if self.seed is not None or self.temperature == 0:
             return self
         return self.model_copy(update={"seed": int(seeds.fresh(1)[0])})
 
     def choices(self) -> list[SamplingParams]:
-        """Those of each of the `n` choices, whose n is 1: choice i has `seed` + i (:func:`.seeds.derived`).
+        """Parameters of each of the `n` choices, with n = 1: choice i has `seed` + i (:func:`.seeds.derived`).
 
         Greedy choices without a seed have none, and are equal.
         """
@@ -87,7 +86,7 @@ class SamplingParams(SamplingSettings):
         return kept
 
     def copied(self) -> SamplingParams:
-        """A copy with lists of its own: what else it holds cannot be changed."""
+        """A copy with its own lists; the other fields are immutable."""
         copied, held = self.model_copy(), self.__dict__.items()
         lists = ((name, one) for name, one in held if isinstance(one, (list, dict)))
         copied.__dict__.update((name, deepcopy(one) if one else type(one)()) for name, one in lists)
@@ -111,12 +110,12 @@ class SamplingParams(SamplingSettings):
 
     @property
     def limits_tokens(self) -> bool:
-        """Whether some tokens are forbidden wherever they would stand."""
+        """Whether some tokens are always forbidden."""
         return self.allowed_token_ids is not None or bool(self.forbidden_token_ids)
 
     @property
     def forbids_sequences(self) -> bool:
-        """Whether some are after others."""
+        """Whether some are forbidden after others."""
         return any(len(tokens) > 1 for tokens in self.bad_sequences)
 
     @property
@@ -163,7 +162,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """What a step judged, after `start` generated tokens: the drafts, and how many of them the output accepted."""
+    """A step's drafts after `start` generated tokens, and the number accepted into the output."""
 
     start: int
     token_ids: tuple[int, ...]
@@ -171,7 +170,7 @@ class Drafts(NamedTuple):
 
 
 class StreamDelta(NamedTuple):
-    """What one step added to a request. `spans`: pieces of text, each with whether it came from an accepted draft.
+    """One step's addition to a request. `spans`: pieces of text, each with whether it came from an accepted draft.
 
     `logprobs`: of each token, if the request asks for them. `prompt_logprobs`: in the first delta of a request that
     asks for them, None for the first token of the prompt and the log-probability of each other one. `drafts`: of each
@@ -189,7 +188,7 @@ class StreamDelta(NamedTuple):
 
     @classmethod
     def joined(cls, deltas: Sequence[StreamDelta]) -> StreamDelta:
-        """One for several of a request, in their order."""
+        """Merge several deltas of a request, in order."""
         names = ("token_ids", "accepted_draft", "spans", "logprobs", "prompt_logprobs", "drafts")
         whole: dict[str, Any] = {
             name: tuple(chain.from_iterable(getattr(delta, name) for delta in deltas)) for name in names
@@ -198,7 +197,7 @@ class StreamDelta(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The new text. Text that may still turn out to be the start of a stop string is held back."""
+        """The new text. A possible start of a stop string is held back."""
         return "".join(text for text, _ in self.spans)
 
 
@@ -206,10 +205,10 @@ class StreamDelta(NamedTuple):
 class Request:
     """A prompt and how to continue it.
 
-    `callback` is called after every step that added to the request, and when it ends. In seconds from
-    :meth:`ModelRunner.add_request` on: `timeout_s` for the whole request, `ttft_timeout_s` to its first token. A
-    request that is late ends with what it has and the reason "timeout". `detokenize` False: the runner makes no text,
-    whoever reads the deltas does; for stop strings the runner needs it all the same.
+    `callback` is called after every step with new output, and at the end. In seconds from
+    :meth:`ModelRunner.add_request` on: `timeout_s` for the whole request, `ttft_timeout_s` to its first token. A late
+    request ends with its output so far and the reason "timeout". `detokenize` False: the reader of the deltas makes the
+    text; stop strings still need the runner's tokenizer.
     """
 
     request_id: str
@@ -226,11 +225,11 @@ class RequestOutput:
     """A finished request. `text` excludes the stop string and special tokens; `token_ids` include the end token.
 
     `steps` counts decode steps (prefill excluded), `num_drafts` those with drafts; `drafted` and `accepted` draft
-    tokens, accepted ones as far as they are in the output. `error` says what went wrong where `finish_reason` is
-    "error" or "timeout". `queue_s`: seconds until it had a slot; None if it never had.
-    `prompt_logprobs`: as a :class:`StreamDelta` has them; empty also where a request ended before its prompt was read.
-    `seed`: given or drawn, with which the request can be repeated; None where nothing was sampled and none was given.
-    `num_cached_tokens`: prompt tokens whose keys and values earlier requests had computed.
+    tokens, accepted ones only as far as they are in the output. `error`: the reason if `finish_reason` is "error" or
+    "timeout". `queue_s`: seconds until its first slot, or None. `prompt_logprobs`: as a :class:`StreamDelta` has them;
+    empty also where a request ended before its prompt was read. `seed`: given or drawn, with which the request can be
+    repeated; None where nothing was sampled and none was given. `num_cached_tokens`: prompt tokens whose keys and
+    values earlier requests had computed.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
-"""Which tokens the rows of a step may emit: one buffer of masks, and a map from rows to them.
+"""Allowed tokens of a step's rows: one buffer of masks, and a map from rows to masks.
 
-Whoever restricts tokens (a grammar, a list of words) writes into the mask of a row between the model and the sampler. A
-row that nobody writes to has no mask, and costs its entry of the map.
+Restrictions (a grammar, a list of words) are written to a row's mask between the model and the sampler. Other rows have
+no mask and only cost their entry of the map.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class RowMasks:
         self._used = 0
 
     def row(self, at: int) -> NDArray[Any]:
-        """The mask of output row `at`, int32 [ceil(V / 32)]; all ones where nobody has asked for it since
-        :meth:`forget`."""
+        """The mask of output row `at`, int32 [ceil(V / 32)], initially all ones after :meth:`forget`."""
         numbers, masks = self._group.host["bitmask_rows"], self._group.host["bitmask"]
         if numbers[at] < 0:
             masks[self._used] = -1

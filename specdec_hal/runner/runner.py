@@ -54,7 +54,7 @@ _log = logging.getLogger("specdec_hal")
 
 
 class ModelRunner:
-    """Decodes many requests at once, more than there are slots if need be, speculatively or not.
+    """Decodes many requests at once, even more than there are slots, with or without speculation.
 
     :func:`build_runner` makes one; ``runner.add_request(Request("a", ids)); outputs = runner.run()``. With a fixed seed
     a request's tokens do not depend on drafts, slot, batch, chunking, preemption or overlap (strategy TARGET_MATCH or
@@ -81,20 +81,20 @@ class ModelRunner:
         self.end_tokens = frozenset(parts.model.config.eos_token_ids)
         self._end_ids = np.array(sorted(self.end_tokens), np.int64)
         self._goes_on = False
-        """Whether no token of the step that is being read ends its request by itself."""
+        """Whether no token of the step being read ends a request."""
         self._undrafted = set[int]()
-        """Slots whose request the proposer failed to take."""
+        """Slots whose request the proposer refused."""
         self._launched: deque[LaunchedStep] = deque()
         self._masked = 0
-        """Requests that wait or run and have masks of their own in some rows."""
+        """Live requests with masks in some rows."""
         self._bisection = Bisection()
         self._finished: dict[str, Sequence] = {}
         self._guard = Guard()
         self.resources = ExitStack()
-        """What ends with this runner, by :meth:`close`."""
+        """Resources released by :meth:`close`."""
         self._delivery = Delivery(partial(self._end, "error"))
         self.sink: StepSink | None = None
-        """Who has text made of the tokens elsewhere, and minds stop strings; such a runner needs no tokenizer."""
+        """Receiver of steps that makes text and checks stop strings elsewhere; the runner then needs no tokenizer."""
         self._journal = None if settings.journal is None else Journal(settings.journal, settings.journal_interval)
         self._deadlines = Deadlines(settings, time.monotonic)
         names = {"forward": "model", "logits": "model", "propose": f"proposer '{config.speculative.method}'"}
@@ -105,14 +105,14 @@ class ModelRunner:
     def add_request(self, request: Request) -> None:
         """Queue a copy of a request.
 
-        RequestError, with nothing changed, if it cannot be served as asked; QueueFullError if too many wait.
+        RequestError, with nothing changed, if it cannot be served; QueueFullError if too many wait.
         """
         self.add_requests([request])
 
     def add_requests(self, requests: Iterable[Request]) -> None:
         """Queue copies of requests as :meth:`add_request` does, all or none.
 
-        They take one place in the line: `n` choices of a prompt are admitted wherever one is.
+        They count as one in the queue: `n` choices of a prompt are admitted together.
         """
         self._guard.check("add_request")
         sequences: dict[str, Sequence] = {}
@@ -126,9 +126,9 @@ class ModelRunner:
             self._admit(sequence)
 
     def compile_grammars(self, requests: Iterable[Request]) -> list[Grammar]:
-        """Compile what requests have as `structured`, which :meth:`add_requests` would wait for. On any thread.
+        """Compile the grammars of requests (`structured`) before :meth:`add_requests`, on any thread.
 
-        To be held until they are added. RequestError for a grammar that is none, or that is too large.
+        Hold the result until they are added. RequestError for an invalid or too large grammar.
         """
         wanted = (request.params.structured for request in requests)
         return [self.grammars.get(one) for one in wanted if one is not None]
@@ -151,10 +151,9 @@ class ModelRunner:
         return sequence
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
-        """End a waiting or running request with what it has; False if there is none of that id.
+        """End a live request with its output so far; False for an unknown id.
 
-        Its callback gets one last delta, with the text that was held back: at once, or where a callback cancels, when
-        that has returned.
+        Its callback gets a last delta with held-back text: at once or, if a callback cancels, after that returns.
         """
         self._guard.check("cancel")
         sequence = self._scheduler.find(request_id)
@@ -166,39 +165,38 @@ class ModelRunner:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anything waits, runs, or has still to be delivered."""
+        """Whether anything is waiting, running or undelivered."""
         return self._scheduler.live > 0 or len(self._delivery) > 0
 
     def run(self) -> dict[str, RequestOutput]:
-        """Step until nothing is left; every finished output not taken before, by request id."""
+        """Step until idle; returns untaken finished outputs by request id."""
         self._guard.outside("run")
         while self.has_requests:
             self.step()
         return self.take_finished()
 
     def take_finished(self, request_ids: Collection[str] | None = None) -> dict[str, RequestOutput]:
-        """The outputs finished since the last call, or those of them that are named; their ids are free again."""
+        """Take finished outputs, all or the named ones; their ids become free."""
         names = list(self._finished) if request_ids is None else [n for n in request_ids if n in self._finished]
         return {name: self._finished.pop(name).output() for name in names}
 
     def find(self, request_id: str) -> Sequence | None:
-        """The request of that id whose output nobody has taken, if there is one: it waits, runs, or has ended."""
+        """The live or finished request of that id, if its output was not taken."""
         return self._scheduler.find(request_id) or self._finished.get(request_id)
 
     @property
     def streams(self) -> list[Sequence]:
-        """Every request whose output nobody has taken: those that have ended, then the others, the oldest first."""
+        """All requests with untaken outputs: finished ones, then the others, oldest first."""
         return [*self._finished.values(), *self._scheduler.sequences]
 
     def snapshot(self) -> list[Record]:
-        """What is needed to go on with all :attr:`streams`; see :mod:`.journal`."""
+        """Records to resume all :attr:`streams`; see :mod:`.journal`."""
         return [record_of(sequence) for sequence in self.streams]
 
     def restore(self, records: list[Record]) -> None:
-        """Go on with the requests of a :meth:`snapshot`, or of a file (:func:`specdec_hal.runner.journal.read`).
+        """Resume the requests of a :meth:`snapshot` or a file (:func:`specdec_hal.runner.journal.read`).
 
-        Each streams from its first token on. JournalError or RequestError, with nothing changed, if one of them cannot
-        be served here.
+        Each streams from its first token. JournalError or RequestError, with nothing changed, if one cannot be served.
         """
         self._guard.outside("restore")
         sequences = revive(records, self._sequence, self.end_tokens, self._vocab_size)
@@ -211,7 +209,7 @@ class ModelRunner:
                 self._retire(sequence)
 
     def load(self) -> Load:
-        """How full it is now. Any thread may ask."""
+        """Its current load. Thread-safe."""
         scheduler, pool = self._scheduler, self._scheduler.pool
         running = len(scheduler.running)
         usage = running / self.state.symbols["M"] if pool is None else 1 - pool.free / pool.num_blocks
@@ -221,11 +219,11 @@ class ModelRunner:
         )  # fmt: skip
 
     def counts(self) -> Counts:
-        """What it has counted so far. Any thread may ask."""
+        """Its counts so far. Thread-safe."""
         return Counts.of(self.metrics, self.load(), self.backend.fallback_calls, self._compiler.late)
 
     def summary(self) -> dict[str, Any]:
-        """The metrics, with preemptions, captured graphs, and what fell back to another backend."""
+        """The metrics, with preemptions, captured graphs and fallbacks."""
         return {
             **self.metrics.summary(),
             "failed_proposals": self.metrics.failed_proposals + self._compiler.failed_proposals,
@@ -241,14 +239,13 @@ class ModelRunner:
         }
 
     def forget(self) -> None:
-        """Forget what ended requests have left: metrics, acceptance, responses that the proposer remembers,
-        and prefixes in the KV cache.
+        """Forget finished requests: metrics, acceptance, the proposer's cached responses, and prefixes in the KV cache.
 
-        What was compiled, captured and measured of the step's cost stays: measurements of a warm runner begin here.
-        RequestError while requests are live or their outputs have not been taken.
+        Compiled and captured steps and their measured cost are kept, so benchmarks of a warm runner start here.
+        RequestError while requests are live or outputs untaken.
         """
         with self._guard.driving("forget"), self.state.device.working():
-            self._read_down_to(0)  # a step that was launched before the last request's end was known
+            self._read_down_to(0)  # a step launched before the last request's end was known
         if self.has_requests or self._finished:
             found = f"{self._scheduler.live} live and {len(self._finished)} finished ones"
             raise RequestError(
@@ -262,13 +259,12 @@ class ModelRunner:
         self._hook.forget()
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
-        """Compile and capture every step of requests that ask for what the section `sampling` says, or for nothing, and
-        of those with a grammar if a library for these is installed.
+        """Compile and capture all steps of requests with the defaults of the section `sampling`, without options, and
+        with a grammar if a library is installed.
 
-        What else requests ask for (log-probabilities, penalties, ...) is bound when they come: `late` of
-        :meth:`summary` counts that. Where steps are not launched on a device, there is nothing to do. `progress(done,
-        all)` is called before each step and at the end; what it raises ends the warm-up. RequestError while requests
-        are live.
+        Other options (log-probabilities, penalties, ...) are bound on first use, counted by `late` of :meth:`summary`.
+        Nothing to do without device launches. `progress(done, all)` is called before each step and at the end; raising
+        ends the warm-up. RequestError while requests are live.
         """
         with self._guard.driving("warm_up"), self.state.device.working():
             self._read_down_to(0)
@@ -298,11 +294,12 @@ class ModelRunner:
         return self._structured.grammars
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
-        """Have `ended` called, from any thread, once what the runner computes with is lost, though a step may never
-        return. What is in one process is not."""
+        """Register `ended`, called from any thread when the runner's ranks are lost, even if a step hangs. Never called
+        within one process.
+        """
 
     def close(self) -> None:
-        """Free captured steps and :attr:`resources`. It takes no more steps; outputs can be taken. Twice is once."""
+        """Free captured steps and :attr:`resources`. No more steps; outputs can still be taken. Idempotent."""
         if self._guard.close():
             self._compiler.release()
         self.resources.close()
@@ -310,17 +307,16 @@ class ModelRunner:
     # ---- one step
 
     def step(self) -> list[StreamDelta]:
-        """Launch a step, and read the one that is due; what requests gained, or ended with, since the last call.
+        """Launch a step and read the due one; returns deltas since the last call.
 
-        Callbacks have been called. Without overlap the two are the same step. A step that fails is taken apart
-        (:mod:`.recovery`), and is not raised. With a :attr:`sink`, which receives all of this, only requests with a
-        callback have deltas.
+        Callbacks have been called. Without overlap the two are the same step. A failed step is handled by
+        :mod:`.recovery` and does not raise. With a :attr:`sink`, only requests with a callback have deltas.
         """
         with self._guard.driving("step"):
             for sequence, late in self._deadlines.passed():
                 self._end("timeout", sequence, late)
             with self.state.device.working():
-                if self._masked:  # whose next masks need the tokens of the step before
+                if self._masked:  # the next masks need the previous step's tokens
                     self._read_down_to(0)
                 scheduled = self._launch()
                 self._read_down_to(int(self.overlap and scheduled and not self._masked))
@@ -345,7 +341,7 @@ class ModelRunner:
         try:
             step = self._enqueue(schedule, record)
         except (EngineDeadError, PluginError):
-            raise  # nobody's request is at fault
+            raise  # no request is at fault
         except Exception as error:
             self._failed(schedule, error)
             return False
@@ -376,7 +372,7 @@ class ModelRunner:
         return LaunchedStep(schedule, record, plan, report, prompts, () if masked is None else masked.forced)
 
     def _plan_masks(self, schedule: Schedule) -> MaskedStep | None:
-        """Write what rows of a step may not emit, but for grammars, whose part it gives; None if all may emit all."""
+        """Write masks of bad words, and return the grammars' part; None without masks."""
         if not any(work.sequence.wants.masked for work in schedule.work.values()):
             return None
         self._masks.forget()
@@ -392,7 +388,9 @@ class ModelRunner:
         self._end("error", sequence, f"structured: {error}")
 
     def _reset_proposer(self, slots: list[int]) -> bool:
-        """Give new requests to the proposer. One that it fails on goes on without drafts; whether there are any."""
+        """Pass new requests to the proposer; those that it fails on continue without drafts. Returns whether there are
+        any.
+        """
         try:
             self._proposer.reset(slots)
         except PluginError:
@@ -408,7 +406,7 @@ class ModelRunner:
         return False
 
     def _read(self, step: LaunchedStep) -> None:
-        """Take over what a step did."""
+        """Process a step's results."""
         record = step.record
         with record.stage("wait"):
             values = step.report()
@@ -455,9 +453,9 @@ class ModelRunner:
             self.sink.scored(sequence, entries)
 
     def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
-        """Take over what one slot's request gained; None if it has ended meanwhile, or gained nothing to show.
+        """Process one slot's tokens; None if the request has ended or has nothing to show.
 
-        Gives how many drafts the model accepted, those after the request's end too.
+        Returns the number of drafts accepted by the model, including those after the request's end.
         """
         self._hook.took(self.metrics.steps, slot, report)
         sequence, fed = work.sequence, report.fed[slot]
@@ -518,7 +516,7 @@ class ModelRunner:
         return judged if gained else None
 
     def _commit(self, sequence: Sequence, grammar: GrammarState) -> None:
-        """Take over a request's new tokens into its grammar, which may leave nothing to go on with."""
+        """Advance a request's grammar by its new tokens, which may end it."""
         try:
             if not grammar.commit(sequence.token_ids, sequence.limit_status):
                 sequence.finish("stop")
@@ -526,12 +524,12 @@ class ModelRunner:
             sequence.finish("error", f"structured: {error}")
 
     def _show(self, sequence: Sequence) -> None:
-        """Queue what is new of a request, where somebody reads it; a sink already has it."""
+        """Queue a request's delta if it has a reader; a sink already has it."""
         if self.sink is None or sequence.request.callback is not None:
             self._delivery.add(sequence)
 
     def _failed(self, schedule: Schedule, error: Exception) -> None:
-        """A step could not be launched: read what is under way, send everybody back, and find out whose fault it is."""
+        """After a failed launch: read pending steps, requeue all requests, and find the faulty one."""
         _log.exception("a step of %d requests failed; they are computed again", len(schedule.work))
         self.metrics.failed_steps += 1
         self._read_down_to(0)
@@ -546,13 +544,13 @@ class ModelRunner:
             self._end("error", suspect, f"its step raised {describe(error)}")
 
     def _adapt(self, decoded: list[Drafted], record: StepRecord) -> None:
-        """Choose every request's draft length again, after a step that only decoded."""
+        """Update every request's draft length after a pure decode step."""
         assert self._lengths is not None
         self._lengths.stepped(decoded, float(record.seconds.total()))
         self._set_limits(one.sequence for one in decoded)
 
     def _set_limits(self, sequences: Iterable[Sequence]) -> None:
-        """Tell a proposer on the device how many drafts these requests get at most."""
+        """Send a device proposer the most drafts of these requests."""
         wanted = self.state.request.host["draft_token_num"]
         before = wanted.copy()
         for sequence in sequences:
@@ -562,7 +560,7 @@ class ModelRunner:
             self.state.request.upload()
 
     def _draft_limit(self, sequence: Sequence) -> int:
-        """The most drafts that a request gets: the runner's K, its own, and what pays."""
+        """The most drafts of a request: by the runner's K, its own limit, and adaptation."""
         if sequence.slot in self._undrafted:
             return 0
         wanted = sequence.request.params.num_speculative_tokens
@@ -570,7 +568,7 @@ class ModelRunner:
         return most if self._lengths is None else min(most, self._lengths.limit(sequence))
 
     def _draft(self, plan: CompiledStep, report: StepReport, record: StepRecord) -> int:
-        """Drafts of a proposer on the host. Returns the most that it was asked for."""
+        """Drafts of a host proposer. Returns the largest limit."""
         views = slot_views(self._scheduler.running, report, self._draft_limit)
         self.metrics.failed_proposals += propose(self._compiler, plan, views, record)
         return max((view.max_drafts for view in views), default=0)
@@ -580,7 +578,7 @@ class ModelRunner:
         self._retire(sequence)
 
     def _retire(self, sequence: Sequence) -> None:
-        """A request has ended: its place is free, its output can be taken, its stream gets its last delta."""
+        """End a request: free its slot, keep its output, and send the last delta."""
         assert sequence.finish_reason is not None
         self._scheduler.release(sequence)
         self._masked -= sequence.wants.masked

@@ -1,13 +1,11 @@
-"""Which request sits in which slot, and what each slot does in the next step.
+"""Assigns requests to slots, and work to each slot of the next step.
 
-First come, first served. A step has a budget of tokens: decoding slots take theirs first, what is left goes to chunks
-of prompts, the oldest request first. KV blocks are taken as contexts grow; when there are none, the youngest request
-gives its blocks back and waits, and later computes its context again (recompute on resume). A request that takes a slot
-begins after the blocks that hold the beginning of its context already (prefix caching), whoever computed them.
+First come, first served. A step has a token budget: decoding slots first, then prompt chunks, oldest request first. KV
+blocks are allocated as contexts grow; without free blocks, the youngest request is preempted and later recomputes its
+context. A request that takes a slot starts after the blocks found for its context (prefix caching).
 
-The scheduler runs ahead of what the host knows: a step is scheduled before the step before it has been read. So it goes
-by bounds (a decoding slot may have gained S tokens in every step that is under way), and a slot that has stopped on the
-device meanwhile costs nothing, since the device knows.
+A step is scheduled before the previous one is read. So the scheduler uses bounds (a decoding slot may gain S tokens in
+each pending step); slots that have already stopped on the device cost nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from specdec_hal.runner.state import DecodeState
 
 
 class Work(NamedTuple):
-    """What a slot does in a step. `chunk`: prompt tokens that it takes, 0 if it decodes; `end`: where those end.
+    """A slot's work in a step. `chunk`: its prompt tokens, 0 if it decodes; `end`: their end.
 
-    `emits`: whether its emitted tokens count. A chunk inside the prompt emits none; one that ends inside the generated
-    tokens of a resumed request draws a token that is known already.
+    `emits`: whether its emitted tokens count. A chunk inside the prompt emits none; one that ends inside a resumed
+    request's generated tokens redraws a known token.
     """
 
     sequence: Sequence
@@ -43,8 +41,9 @@ class Work(NamedTuple):
 
 @dataclass
 class Schedule:
-    """One step. `slots`: how many take part (B); `tokens`, `context`: bounds on its tokens, and on any slot's cache.
-    `stops`: slots that the device hears have ended."""
+    """One step. `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's
+    cache. `stops`: ended slots to report to the device.
+    """
 
     work: dict[int, Work] = field(default_factory=dict)
     filled: list[int] = field(default_factory=list)
@@ -56,21 +55,23 @@ class Schedule:
 
 
 LONG_PROMPT = 512
-"""Tokens from which a prompt gets its slot a step later, if others decode: a step does not both take it over, which
-costs the host time for each token, and admit it, which does so too. What decodes would wait for both at once."""
+"""Prompts of at least this length get their slot a step later if others decode: queueing and admission both cost host
+time per token, and decoding requests would wait for both in one step.
+"""
 
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """How requests share KV blocks. `draft_rows`: the proposer has a row for every position of a context; `lookahead`:
-    its cache_lookahead, see :class:`~specdec_hal.plugin.proposer.Proposer`."""
+    """Settings of prefix caching. `draft_rows`: the proposer has a row per position of a context; `lookahead`: its
+    cache_lookahead, see :class:`~specdec_hal.plugin.proposer.Proposer`.
+    """
 
     draft_rows: bool = False
     lookahead: int | None = 0
 
 
 class Scheduler:
-    """The waiting line, the slots, and the KV blocks (`pool` None: the model keeps a cache for every slot).
+    """The queue, the slots, and the KV blocks (`pool` None: the model has a cache per slot).
 
     `headroom`: positions that padded drafts may take beyond a request's limit. `draft_positions`: those that the
     proposer's cache takes after a step's tokens, in the same blocks. `prefixes` None: every request computes its whole
@@ -88,13 +89,13 @@ class Scheduler:
         self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
         self._slots, self._prefixes = SlotWriter(state), prefixes
         self.prefix_queries = self.prefix_hits = 0
-        """Tokens of requests that took their first slot, and those of them that were found in the KV cache."""
+        """Tokens of requests at their first slot, and those found in the KV cache."""
         self.budget = state.symbols["T_cap"]
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0
         self._decoding: dict[int, Work] = {}
-        """What a running request's slot does after its prompt."""
+        """A running request's work after its prompt."""
         self._preempted: list[Sequence] = []
         self._free_slots = list(range(state.symbols["M"]))
         self._by_id: dict[str, Sequence] = {}
@@ -124,16 +125,16 @@ class Scheduler:
 
     @property
     def has_room(self) -> bool:
-        """Whether a request more would find a free slot in the next step."""
+        """Whether one more request would get a slot in the next step."""
         return len(self.waiting) < len(self._free_slots)
 
     @property
     def line(self) -> int:
-        """Requests that wait and will not find a free slot in the next step."""
+        """Waiting requests that will not get a slot in the next step."""
         return max(len(self.waiting) - len(self._free_slots), 0)
 
     def release(self, sequence: Sequence) -> None:
-        """A request has ended: take it out of the line or out of its slot."""
+        """Remove an ended request from the queue or its slot."""
         del self._by_id[sequence.request.request_id]
         if sequence.slot is None:
             self.waiting.remove(sequence)
@@ -143,7 +144,7 @@ class Scheduler:
         self._vacate(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Put a running request back at the head of the line; it resumes with the tokens that it has by then."""
+        """Requeue a running request at the head; it resumes with its tokens so far."""
         self._vacate(sequence)
         self.waiting.appendleft(sequence)
 
@@ -154,7 +155,7 @@ class Scheduler:
         self.preemptions += 1
 
     def take_preempted(self) -> list[Sequence]:
-        """Who gave its blocks to an older request since the last call."""
+        """Requests preempted since the last call."""
         preempted, self._preempted = self._preempted, []
         return preempted
 
@@ -171,9 +172,9 @@ class Scheduler:
     # ---- one step
 
     def schedule(self, only: Collection[Sequence] | None = None) -> Schedule | None:
-        """Decide the next step and tell the device; None if no slot has anything to do.
+        """Schedule the next step and send it to the device; None if all slots are idle.
 
-        `only`: requests that may take part, where a failed step is being taken apart.
+        `only`: allowed requests during recovery.
         """
         step = Schedule()
         host = self.state.schedule.host
@@ -211,11 +212,11 @@ class Scheduler:
         self._dirty = True
 
     def launched(self, step: Schedule) -> None:
-        """The device will do what :meth:`schedule` has decided. A step that fails may not have come so far."""
+        """Commit the decision of :meth:`schedule`; a failed step may not get here."""
         self._stops -= step.stops
 
     def _decode(self, step: Schedule, only: Collection[Sequence] | None) -> list[tuple[int, Sequence]]:
-        """Let everybody decode whose context is computed; slots and requests of which some is not."""
+        """Schedule decoding for complete contexts; returns slots and requests with incomplete ones."""
         width, unfinished, context = self.state.symbols["S"], list[tuple[int, Sequence]](), 0
         block_size = 0 if self.pool is None else self.pool.block_size
         beyond, headroom = self.draft_positions - 1, self.headroom
@@ -225,7 +226,7 @@ class Scheduler:
             if sequence.cached < sequence.target:  # or preempted for an older one, just now
                 unfinished.append((slot, sequence))
                 continue
-            # As _reach, of `length`; written out, since every step does it for every request.
+            # As _reach of `length`, inlined for speed.
             reach = sequence.prompt_len + len(sequence.token_ids) + (sequence.in_flight + 1) * width + beyond
             most = sequence.prompt_len + sequence.max_new_tokens + headroom
             if reach > most:
@@ -263,7 +264,7 @@ class Scheduler:
             step.filled.append(slot)
 
     def _next(self, only: Collection[Sequence] | None) -> Sequence | None:
-        """Who comes next; None if the next in line has to wait for KV blocks, or for results of its own."""
+        """The next request; None if it must wait for KV blocks or its own results."""
         first = self.waiting[0] if only is None else next((s for s in self.waiting if s in only), None)
         if first is None or first.in_flight:
             return None
@@ -273,7 +274,7 @@ class Scheduler:
         pool, found = self.pool, self._find(first)
         wanted = pool.needed(self._reach(first, first.target + self.state.symbols["S"])) - len(found)
 
-        def short() -> bool:  # a block to grow into for everybody, or the youngest would be sent back at once
+        def short() -> bool:  # a spare block for everyone, or the youngest would be preempted at once
             return wanted + pool.idle(found) + len(self.running) > pool.free
 
         if only is not None:  # those who sit out this step end nothing, and so free no block
@@ -283,7 +284,7 @@ class Scheduler:
         return None if self.running and short() else first
 
     def _chunk(self, step: Schedule, slot: int, sequence: Sequence) -> bool:
-        """Give a slot the next chunk of its context; False if there is no room for it in this step."""
+        """Schedule the next chunk of a slot; False if the step is full."""
         start, prompt = sequence.cached, sequence.prompt_len
         count = min(sequence.target - start, self.state.symbols["I_cap"], self.budget - step.tokens)
         end = start + count
@@ -302,13 +303,13 @@ class Scheduler:
     # ---- KV blocks
 
     def _reach(self, sequence: Sequence, positions: int) -> int:
-        """How far the caches of a request may come to reach in a step that feeds the model up to `positions`."""
+        """Upper bound on a request's cache after a step with inputs up to `positions`."""
         most = sequence.prompt_len + sequence.max_new_tokens + self.headroom
         reach = positions + self.draft_positions
         return reach if reach < most else most
 
     def _reserve(self, sequence: Sequence, positions: int) -> bool:
-        """Let a request's cache reach `positions`, at the cost of younger requests; False if it had to go itself."""
+        """Grow a request's cache to `positions`, preempting younger requests; False if it was preempted itself."""
         if self.pool is None:
             return True
         slot, before = sequence.slot, len(sequence.blocks)
@@ -326,7 +327,7 @@ class Scheduler:
     # ---- blocks that hold a known text
 
     def _find(self, sequence: Sequence) -> list[int]:
-        """The blocks that hold the beginning of a request's context; its last token is computed in any case."""
+        """Known blocks of a request's context, except its last token, which is always computed."""
         pool, prefixes = self.pool, self._prefixes
         if pool is None or prefixes is None or sequence.scores_prompt:
             return []
@@ -337,7 +338,7 @@ class Scheduler:
         return pool.find(keys, drafts)
 
     def _share(self, slot: int, sequence: Sequence) -> None:
-        """Let a request that takes a slot begin after the blocks that are found of its context."""
+        """Start a request after its known blocks."""
         if self.pool is None or self._prefixes is None:
             return
         found = self._find(sequence)
@@ -350,15 +351,14 @@ class Scheduler:
         sequence.draft_rows = self._keeps_draft_rows(sequence)
 
     def _count(self, sequence: Sequence) -> None:
-        """Count what a request has found that takes its first slot."""
+        """Count the found tokens of a request at its first slot."""
         if self._prefixes is not None and not sequence.scores_prompt:
             self.prefix_queries += sequence.target
             self.prefix_hits += sequence.cached
         sequence.num_cached_tokens = min(sequence.cached, sequence.prompt_len)
 
     def computed(self, sequence: Sequence, positions: int) -> None:
-        """A step was read, with which the caches hold the first `positions` of a request's context: others may share
-        the blocks that it has filled."""
+        """After a step with `positions` of a request's context in the caches, register its full blocks for sharing."""
         if positions < sequence.shares_at or sequence.slot is None or sequence.finish_reason == "error":
             return
         pool = self.pool
@@ -372,7 +372,7 @@ class Scheduler:
         sequence.registered, sequence.shares_at = len(keys), (len(keys) + 1) * pool.block_size
 
     def forget_prefixes(self) -> None:
-        """No later request finds the blocks of those so far."""
+        """Forget all known blocks."""
         if self.pool is not None:
             self.pool.reset()
 
@@ -393,7 +393,7 @@ class Scheduler:
     # ---- a new owner
 
     def _install(self, slot: int, sequence: Sequence) -> None:
-        """What the device goes on from: the context, and how far the limits of thinking are."""
+        """Set the device's state for a resumed request: context and limits of thinking."""
         prompt = sequence.prompt
         self._slots.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
         self.state.write("token_ids_all", (slot, slice(len(prompt))), prompt)

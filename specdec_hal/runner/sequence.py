@@ -1,7 +1,6 @@
-"""A request while it runs: its output, its place, and what has been scheduled of it.
+"""A running request: output, slot and scheduled work.
 
-The device ends a request at an end token of the model, at a stop sequence or at its length limit; what only the host
-can see is in :mod:`.stream`.
+The device ends a request at an end token, a stop sequence or its length limit; other stop rules are in :mod:`.stream`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from specdec_hal.structured.state import GrammarState
 
 
 class Wants(NamedTuple):
-    """What a request asks for beyond tokens. `top`: alternatives with each log-probability, -1 for none of either.
+    """A request's needs besides tokens. `top`: alternatives per log-probability, -1 without log-probabilities.
 
     `bias`: how many tokens' logits it changes. `answer`: whether its answer's first token is constrained. `allowed`:
     whether some tokens are forbidden wherever they would stand, `masked`: by the tokens before.
@@ -48,43 +47,43 @@ class Sequence(OutputStream):
         super().__init__(request, len(request.prompt_token_ids), max_new_tokens, detokenizer)
         params = request.params
         self.prompt = np.array(request.prompt_token_ids, np.int64) if prompt is None else prompt
-        """The prompt's tokens once more, as the device gets them."""
+        """A copy of the prompt's tokens for the device."""
         top = -1 if params.logprobs is None else params.logprobs
         stops, bias = bool(self.stop_sequences), len(params.logit_bias)
         thinks, allowed = params.limits_thinking, params.limits_tokens
         masked, answer = params.forbids_sequences or params.structured is not None, params.constrains_answer
         self.wants = Wants(params.penalised, stops, thinks, answer, top, bias, allowed, masked)
         self.plain = top < 0 and not (stops or params.stop or thinks or params.return_drafts)
-        """Whether the host wants nothing of a step but its tokens, and end tokens alone can end it."""
+        """Whether the host only needs a step's tokens, and only end tokens can end the request."""
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, after the tokens that the host knows."""
         self.slot: int | None = None
         self.blocks: list[int] = []
         self.block_keys: list[bytes] = []
-        """Of the blocks that its text fills, see :func:`specdec_hal.runner.blocks.block_keys`."""
+        """Keys of its full blocks, see :func:`specdec_hal.runner.blocks.block_keys`."""
         self.registered = 0
-        """Its first blocks that are full, which others may share."""
+        """Number of its full blocks registered for sharing."""
         self.shares_at = INT32_MAX
         """Positions that fill one more."""
         self.draft_rows = False
-        """Whether the drafter has its rows for all that is computed of the context."""
+        """Whether the drafter has all rows of the computed context."""
         self.cached = 0
         """Tokens of its context that chunks have been scheduled for since it took its slot."""
         self.target = 0
         """Tokens of its context when it took its slot: where prefill ends and decoding begins."""
         self.arrived_s = time.monotonic()
         self.in_flight = 0
-        """Steps with it that have been launched and not read."""
+        """Its launched but unread steps."""
         self.grammar: GrammarState | None = None
-        """Where its tokens are in its grammar, if it has one."""
+        """Its state in its grammar, if any."""
         self.left_once = False
-        """Whether a step has left it waiting that it could have been in."""
+        """Whether a step has deferred it."""
         self.failures = 0
         """Steps that failed with it alone."""
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and output that the host knows."""
+        """Number of tokens of prompt and output known to the host."""
         return self.prompt_len + len(self.token_ids)
 
     def tokens(self, start: int, end: int) -> NDArray[np.int64]:
@@ -106,7 +105,7 @@ class Sequence(OutputStream):
         return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
 
     def leave_once(self, long: int) -> bool:
-        """Whether a step is to leave it waiting: once, for `long` tokens and more."""
+        """Whether a step should defer it: once, for `long` or more tokens."""
         leave = not self.left_once and self.prompt_len >= long
         self.left_once = True
         return leave

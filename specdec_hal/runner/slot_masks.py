@@ -1,8 +1,7 @@
-"""Which tokens each slot's request may generate at all (vLLM's `allowed_token_ids`, and `bad_words` of one token): a
-mask a slot.
+"""Allowed tokens of each slot (vLLM's `allowed_token_ids`, and `bad_words` of one token): a mask per slot.
 
-The rows of a slot share its mask, drafted or not, so `apply_token_bitmask` takes the slot of a row as the number of its
-mask, and nothing is read or written on the host while a request runs.
+A slot's rows share its mask, so `apply_token_bitmask` uses a row's slot as its mask number, and the host does nothing
+while a request runs.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class SlotMasks:
         return self._tensor
 
     def fill(self, slot: int, allowed: Sequence[int] | None, forbidden: Sequence[int] = ()) -> None:
-        """Write what a slot's new request may generate (`allowed` None: everything) but for what is `forbidden`, in the
-        order of the current stream."""
+        """Set a slot's mask to `allowed` (None: all) without `forbidden`, in the order of the current stream."""
         masked = allowed is not None or bool(forbidden)
         if not masked and slot not in self._masked:
             return

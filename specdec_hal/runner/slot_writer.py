@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specdec_hal.runner.request import SamplingParams
 
 _REASONED = 3
-"""The `reasoning_status` of a request that nothing constrains."""
+"""The `reasoning_status` of an unconstrained request."""
 
 
 class SlotWriter:
@@ -53,7 +53,7 @@ class SlotWriter:
         return self.feed(slot, 0)
 
     def start_reasoning(self, slot: int, params: SamplingParams) -> None:
-        """Let `reasoning_constraint` follow a request from its first token on, if it asks for that where it can."""
+        """Enable `reasoning_constraint` for a request from its first token, if requested and supported."""
         spared = self.state.symbols["H"] and not params.constrains_answer
         self.state.write("reasoning_status", slot, _REASONED if spared else 0)
         self.state.write("reasoning_seen", slot, -1)
@@ -66,25 +66,25 @@ class SlotWriter:
         return start + count
 
     def free(self, slot: int) -> None:
-        """Let the next step make a slot idle, whatever it was doing."""
+        """Make a slot idle in the next step."""
         self._decide()
         self.state.schedule.host["slot_actions"][slot] = SlotAction.STOP
 
     def _decide(self) -> None:
-        """What was decided for the step before does not count for the next one."""
+        """Reset the previous step's decisions."""
         if self._uploaded:
             self.state.schedule.host["slot_actions"][:] = SlotAction.KEEP
             self._uploaded = False
 
     def upload(self) -> None:
-        """Before every step, ahead of `schedule_slots`: send what was decided since the step before."""
+        """Before every step and `schedule_slots`: send new decisions."""
         self._decide()
         self.upload_requests()
         self.state.schedule.upload()
         self._uploaded = True
 
     def upload_requests(self) -> None:
-        """Send what requests ask for."""
+        """Send request parameters."""
         self.state.request.upload()
         if self._lists_changed:
             self.state.request_lists.upload()
@@ -92,8 +92,7 @@ class SlotWriter:
         self.state.bias.upload()
 
     def fill_request(self, slot: int, prompt_len: int, params: SamplingParams, max_new_tokens: int) -> None:
-        """Write what a request asks for into the host's side of `request`, `request_lists` and `bias`, and into
-        `slot_masks`."""
+        """Write a request's parameters to the host's `request`, `request_lists` and `bias`, and to `slot_masks`."""
         host, k = self.state.request.host, self.state.symbols["S"] - 1
         wanted, (max_think, max_reply) = params.num_speculative_tokens, params.thinking_limits
         values = {
@@ -143,7 +142,7 @@ class SlotWriter:
 
 
 def room(state: DecodeState, request: str, prompt: Sequence[int] | NDArray[Any], params: SamplingParams) -> int:
-    """The most tokens that a slot lets this request generate; RequestError, which names `request`, if none."""
+    """The most tokens that the request can generate in a slot; RequestError, naming `request`, if none."""
     length, width, k = state.symbols["L"], state.symbols["W"], state.symbols["S"] - 1
     tokens = prompt_array(request, prompt)
     if len(tokens) >= length:
@@ -178,7 +177,7 @@ def room(state: DecodeState, request: str, prompt: Sequence[int] | NDArray[Any],
 def prompt_array(request: str, prompt: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
     """A prompt as an array; RequestError, which names `request`, if it is not a flat list of token ids.
 
-    The memory is the prompt's own where that is an array, else new.
+    An array prompt is not copied.
     """
     if len(prompt) == 0:
         raise RequestError(f"{request}: empty prompt; give at least one token (the model's bos token, say)")

@@ -43,11 +43,11 @@ REQUEST = (
     "frequency",
     "presence",
 )
-"""What a request asks for, by slot: written when a request takes the slot."""
+"""Request parameters by slot, written when a request takes the slot."""
 REQUEST_LISTS = ("bad_tokens", "stop_seqs")
-"""The same: what is nearly all of the bytes, and what few requests have."""
+"""The same for large, rarely used ones."""
 SCHEDULE = ("slot_actions", "chunk_lens", "chunk_starts", "chunk_step_idx", "block_tables")
-"""What the scheduler decides for a step."""
+"""The scheduler's decisions for a step."""
 REPORT = (
     "accept_tokens",
     "accept_num",
@@ -57,7 +57,7 @@ REPORT = (
     "cu_seqlens_q_output",
     "ids_remove_padding",
 )
-"""What the host learns of a step."""
+"""Results read by the host."""
 ROW_SCORES = {"row_logprobs": "logprobs", "row_ranks": "ranks"}
 """What it learns besides where `sample_target` writes log-probabilities [R_cap], by that op's names for them."""
 _ELSEWHERE = (
@@ -73,13 +73,13 @@ _ELSEWHERE = (
     "pre_ids",
     "bitmask_rows",
 )
-"""What those allocate that need it: the proposer, the strategy, a caller with a loop of its own."""
+"""Tensors allocated by their users: the proposer, the strategy, or a custom loop."""
 _BASE_MODEL = "base_model_"
-"""How the names of the target's tensors begin in the ops of a draft model."""
+"""Prefix of the target's tensors in ops of a draft model."""
 
 
 class OpTensors:
-    """Tensors by their names in the op vocabulary, of which ops get their operands."""
+    """Tensors by their names in the op vocabulary, used as operands."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._tensors = dict(tensors)
@@ -118,9 +118,9 @@ class DecodeState(OpTensors):
     M = `max_num_seqs`, S = `num_speculative_tokens` + 1, L = `max_model_len`, I_cap = `prefill_chunk`, T_cap =
     `max_num_batched_tokens`, W = `max_bad_tokens`. Q and Z = `max_stop_sequences` (how many, how long), J and H =
     the lengths of `think_end_text` and `answer_start_ids`, G = `max_blocks` (KV blocks a slot; 0 where the model
-    keeps no block tables). No tensors of ops are what requests add to logits, :attr:`bias` (`max_logit_bias` tokens a
-    slot), and :attr:`slot_masks` (which tokens they may generate, of `vocab_size`). `ids_remove_padding` is a column
-    [T_cap, 1], which ops take for [T_cap] as well as for rows of width 1.
+    keeps no block tables). Outside the vocabulary: :attr:`bias` on logits (`max_logit_bias` tokens per slot), and
+    :attr:`slot_masks` (allowed tokens of `vocab_size`). `ids_remove_padding` is a column [T_cap, 1], which ops take for
+    [T_cap] as well as for rows of width 1.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class DecodeState(OpTensors):
         self.write("stop_flags", slice(None), True)
 
     def _device_names(self) -> list[str]:
-        """What only the device writes: all tensors whose sizes the state knows that are in no other group."""
+        """Tensors written by the device: all of known size in no other group."""
         known, others = {None, *self.symbols}, {*REQUEST, *REQUEST_LISTS, *SCHEDULE, *REPORT, *_ELSEWHERE}
         return [
             name

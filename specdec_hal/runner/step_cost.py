@@ -13,16 +13,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PRIOR_SLOPE, PRIOR_SLOPE_STRENGTH = 0.05, 2.0
-"""What a token more costs of a request's share of a step before steps with other numbers of drafts were seen, and what
-that counts for: as steps would whose squared distances from their mean are as large together."""
+"""Prior cost of one more token relative to a request's share of a step, and its weight as a sum of squared distances
+from the mean size.
+"""
 LEAST_SLOPE = PRIOR_SLOPE / 4
 """What it costs at least, of that share: not nothing, or nobody would try fewer and find out."""
 COST_DECAY = 0.97
-"""What a measured step still counts for after the next one with as many requests."""
+"""Decay of a measured step per later step with as many requests."""
 SLOPE_DEADBAND = 0.5
 """A size as far as this from the mean says nothing of the slope, which is then not forgotten either."""
 OUTLIER_LIMIT = 1.5
-"""A step counts as having taken so many times what was expected at most: whatever disturbs steps makes them longer."""
+"""Cap on a step's time relative to the expected time, since disturbances only lengthen steps."""
 COMPILING = 1 / 3
 """A step as much quicker than the first few shows that these compiled: they are forgotten."""
 FIRST_STEPS = 5
@@ -30,7 +31,7 @@ FIRST_STEPS = 5
 
 
 class _Group:
-    """Decayed sums of what was measured with one number of requests: weight, sizes, seconds."""
+    """Decayed sums of measurements with one number of requests: weight, sizes, seconds."""
 
     def __init__(self) -> None:
         self.weight = self.size = self.seconds = 0.0
@@ -50,10 +51,9 @@ class Line(NamedTuple):
 class Cost:
     """Seconds by size: along a line for each group of measurements, all lines parallel.
 
-    Groups are steps with as many requests, whose number costs more than its tokens do. What was measured last counts
-    most, since requests differ: the lines touch the curve, if it is one, at the sizes that are used. `spread`: what
-    :data:`PRIOR_SLOPE` counts for. `of_steps`: size 0 takes time too, and measurements that are out of all proportion
-    do not count as such.
+    Steps are grouped by batch size, which costs more than the number of tokens. Recent measurements count most, so the
+    lines follow the curve near the sizes in use. `spread`: weight of :data:`PRIOR_SLOPE`. `of_steps`: size 0 takes time
+    too, and outliers are capped.
     """
 
     def __init__(self, spread: float = PRIOR_SLOPE_STRENGTH, *, of_steps: bool = True) -> None:
@@ -106,7 +106,7 @@ class Cost:
         return self.line(group)(size)
 
     def line(self, group: int) -> Line:
-        """The expected seconds of so many requests: of the group that is nearest to this one, if it was not measured.
+        """The expected seconds for this many requests, from the nearest measured group.
 
         0 before the first measurement.
         """

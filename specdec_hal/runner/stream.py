@@ -1,8 +1,8 @@
-"""What a request has gained: its tokens, its text, and the stop rules that end it.
+"""A request's output: tokens, text, and the host's stop rules.
 
-Stop strings are known to the host alone: they take effect when a step is read, and what was emitted after them is
-dropped. The kept tokens are therefore the same however many of them a step emitted, and however far the device is
-ahead. A runner with a tokenizer and a token processor in another process make the same streams of the same steps.
+Only the host knows stop strings: they take effect when a step is read, and later tokens are dropped. So the kept tokens
+do not depend on tokens per step or on how far the device is ahead. A runner with a tokenizer and a separate token
+processor produce the same streams.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from specdec_hal.runner.request import (
 Span = tuple[str, bool]
 
 PROMPT_TAIL = 32
-"""Tokens of a prompt that the text after it may depend on: a space, or the rest of a character."""
+"""Prompt tokens that may affect the following text: a space, or the rest of a character."""
 
 _delta = partial(tuple.__new__, StreamDelta)
-"""A StreamDelta of its values, in half the time."""
+"""A fast constructor of StreamDelta."""
 
 
 class Detokenizer(Protocol):
     """Turns token ids into text one by one, never yielding half a character."""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain after one more token."""
+        """The text that one more token completes."""
 
     def finish(self) -> str:
         """The rest."""
 
 
 def detokenizer_for(make: Callable[..., Detokenizer], params: SamplingParams, prompt: Sequence[int]) -> Detokenizer:
-    """A request's own. `make`: ``Tokenizer.detokenizer``; `prompt`: the prompt's last tokens, :data:`PROMPT_TAIL`."""
+    """A request's detokenizer. `make`: ``Tokenizer.detokenizer``; `prompt`: the prompt's last :data:`PROMPT_TAIL`
+    tokens.
+    """
     return make(
         prompt,
         skip_special_tokens=params.skip_special_tokens,
@@ -52,7 +54,7 @@ def detokenizer_for(make: Callable[..., Detokenizer], params: SamplingParams, pr
 
 
 class _NoText:
-    """Stands in where the runner has no tokenizer."""
+    """For a runner without a tokenizer."""
 
     def push(self, token_id: int) -> str:
         return ""
@@ -62,7 +64,7 @@ class _NoText:
 
 
 class _StopString:
-    """A stop string, and how many of its characters the text ends with (Knuth, Morris, Pratt: linear in the text)."""
+    """A stop string and its matched length at the end of the text (Knuth, Morris, Pratt: linear in the text)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -71,7 +73,7 @@ class _StopString:
         """Of the first n characters: how many of them they both begin and end with, as far as it was needed."""
 
     def feed(self, piece: str, at: int = 0) -> int:
-        """Where in a piece of the text that follows, from `at` on, the stop string is complete; 0 if it is not."""
+        """The end of the stop string in the next piece of text, from `at` on; 0 if incomplete."""
         text, matched = self.text, self.matched
         while at < len(piece):
             if not matched and (at := piece.find(text[0], at)) < 0:
@@ -98,7 +100,7 @@ class _StopString:
 
 
 class TextStream:
-    """Text of a request, with stop strings cut off, and what may be the beginning of one held back.
+    """Text of a request without stop strings; possible starts of them are held back.
 
     `include_stop`: the text ends with the stop string rather than before it.
     """
@@ -164,7 +166,7 @@ class TextStream:
             count -= min(len(piece), count)
 
     def release(self, final: bool) -> tuple[Span, ...]:
-        """The spans that can be shown now: all if the request has ended, else all but what may begin a stop string."""
+        """The spans to show now: all after the end, else without a possible start of a stop string."""
         begun = max([stop.matched for stop in self.stop]) if self.stop else 0
         if final or not begun:
             if not self._held:
@@ -186,7 +188,7 @@ class TextStream:
         return tuple(out)
 
     def finish(self) -> None:
-        """Decode what is left, unless the text has ended at a stop string."""
+        """Decode the rest, unless a stop string has ended the text."""
         if not self._stopped:
             self._add(self._finish(), False)
 
@@ -202,27 +204,27 @@ class OutputStream:
         self.max_new_tokens = max_new_tokens
         self.stop_sequences = request.params.stop_token_sequences
         self.queue_s: float | None = None
-        """How long it waited for its first slot; None if it has never had one."""
+        """Seconds until its first slot, or None."""
         self.num_cached_tokens = 0
-        """Prompt tokens that its first slot found in the KV cache."""
+        """Prompt tokens found in the KV cache at its first slot."""
         self.token_ids: list[int] = []
         self.accepted_draft: list[bool] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs | None] = [] if request.params.prompt_logprobs is None else [None]
-        """Of the prompt's tokens so far, None for the first; empty if nobody asks for them."""
+        """Of the prompt's tokens so far, None for the first; empty unless requested."""
         self.drafts: list[Drafts] = []
-        """What was judged, if the request asks for it."""
+        """Verified drafts, if requested."""
         self.finish_reason: FinishReason | None = None
         self.error = ""
         self.steps = self.drafted = self.accepted = self.num_drafts = 0
         self.reported = 0
-        """Tokens that deltas have shown."""
+        """Number of tokens sent in deltas."""
         self._text = TextStream(detokenizer, request.params.stop, request.params.include_stop_str_in_output)
 
     def count(self, before: int, drafted: int) -> int:
-        """Count a decode step with `drafted` drafts, whose tokens stand after the first `before`.
+        """Count a decode step with `drafted` drafts and tokens after the first `before`.
 
-        Gives how many of the drafts were accepted and kept: those after the request's end do not count.
+        Returns the number of accepted and kept drafts, excluding those after the request's end.
         """
         accepted = sum(self.accepted_draft[before:])
         self.steps += 1
@@ -252,7 +254,7 @@ class OutputStream:
         logprobs: list[TokenLogprobs],
         end_tokens: AbstractSet[int],
     ) -> None:
-        """Take over a step's tokens up to the first that ends the request."""
+        """Append a step's tokens up to the request's end."""
         if (
             len(self.token_ids) + len(token_ids) < self.max_new_tokens
             and not self._text.stop
@@ -285,7 +287,7 @@ class OutputStream:
                 return
 
     def advance(self, token_ids: list[int], from_draft: list[bool], drafted: int, accepted: int) -> None:
-        """Take over, and count, a decode step of a request without log-probabilities that none of its tokens ends."""
+        """Append and count a decode step without log-probabilities or an end."""
         self.token_ids += token_ids
         self.accepted_draft += from_draft
         self._text.extend(token_ids, from_draft)
@@ -300,11 +302,11 @@ class OutputStream:
         self._text.finish()
 
     def _scored_prompt(self) -> tuple[TokenLogprobs | None, ...]:
-        """Once all of the prompt has been read."""
+        """After the whole prompt was processed."""
         return tuple(self.prompt_logprobs) if len(self.prompt_logprobs) == self.prompt_len else ()
 
     def delta(self) -> StreamDelta | None:
-        """What is new since the last call, or None."""
+        """The delta since the last call, or None."""
         start, end = self.reported, len(self.token_ids)
         self.reported = end
         name, reason = self.request.request_id, self.finish_reason

@@ -1,8 +1,7 @@
 """Requests with a grammar, between the scheduler and the sampler.
 
-A step in which one of them draws a token is not overlapped. The host must know its tokens and drafts: it cuts the
-drafts that the grammar refuses, adds those that it forces, and makes the masks of the step's rows while the model
-computes.
+Steps in which one of them draws a token do not overlap, since the host needs its tokens and drafts: it removes refused
+drafts, adds forced ones, and writes the rows' masks while the model computes.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from specdec_hal.structured.state import GrammarState, Thought
 _log = logging.getLogger("specdec_hal")
 
 Failed = Callable[[Sequence, str], None]
-"""Ends a request whose grammar cannot go on."""
+"""Ends a request whose grammar failed."""
 
 
 @dataclass
 class MaskedStep:
-    """What a step verifies for requests with a grammar: their drafts, and the first of their output rows. `forced`:
-    slots with drafts that the grammar put in. `known`: tokens that are drawn again where a request resumes, with their
-    rows: a proposer takes what is drawn for what comes next."""
+    """A step's drafts and first output rows of requests with a grammar. `forced`: slots with drafts from the grammar.
+    `known`: redrawn tokens of resumed requests, with their rows, which a proposer continues.
+    """
 
     rows: list[tuple[Sequence, list[int], int]] = field(default_factory=list)
     known: list[tuple[int, int]] = field(default_factory=list)
@@ -47,13 +46,13 @@ class MaskedStep:
 
 
 def draws(work: Work) -> bool:
-    """Whether a slot draws a token by a grammar."""
+    """Whether a slot draws a token with a grammar."""
     sequence = work.sequence
     return sequence.grammar is not None and (work.emits or sequence.cached >= sequence.prompt_len)
 
 
 class StructuredRequests:
-    """Those of one runner."""
+    """Requests with grammars of one runner."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class StructuredRequests:
         self.grammars = Grammars(settings, partial(Vocabulary.of, tokenizer, vocab_size, end_tokens))
 
     def begin(self, params: SamplingParams, name: str) -> GrammarState | None:
-        """The state of a new request, if it has a grammar. RequestError if that cannot be served."""
+        """The grammar state of a new request, if any. RequestError if unsupported."""
         wanted = params.structured
         if wanted is None:
             return None
@@ -102,10 +101,10 @@ class StructuredRequests:
         return GrammarState(matcher, thought, len(first), self._ends, lambda position: not banned and position >= least)
 
     def plan(self, schedule: Schedule, exact_drafts: bool, failed: Failed) -> MaskedStep:
-        """Bring the grammars of a step up to date, and its drafts in line with them. Nothing may be under way.
+        """Update the grammars of a step and adapt its drafts. No step may be running.
 
-        `exact_drafts`: which drafts are verified must not depend on what they are, as they are judged by the
-        distribution that they were drawn from: one that the grammar refuses stays, and is rejected.
+        `exact_drafts`: keep refused drafts, which are then rejected, since under verification by distribution the
+        choice of drafts must not depend on their values.
         """
         step, changed, first = MaskedStep(), dict[int, list[int]](), 0
         if not any(map(draws, schedule.work.values())):
@@ -157,7 +156,7 @@ class StructuredRequests:
             self._state.write("draft_tokens", (slots, slice(1, None)), rows)
 
     def fill(self, step: MaskedStep, masks: RowMasks, failed: Failed) -> None:
-        """Leave what the grammars allow in the masks of a step's rows, while the model computes it."""
+        """Write the grammars' masks of a step's rows while the model computes."""
         for sequence, drafts, first in step.rows:
             if sequence.grammar is None or sequence.finish_reason is not None:
                 continue

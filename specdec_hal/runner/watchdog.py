@@ -1,7 +1,7 @@
-"""Names the op, model or proposer that has not returned.
+"""Logs the op, model or proposer that has not returned.
 
-One thread for the process looks at all runners that ask for it, and only logs: what hangs in a driver or in somebody's
-code cannot be stopped from outside, but whoever reads the log knows where to look.
+One thread per process watches all runners with a limit and only logs: a hang in a driver or foreign code cannot be
+stopped, but the log names it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _log = logging.getLogger("specdec_hal")
 
 
 class Activity:
-    """What a runner is doing now. `names`: what stages other than ops stand for; `limit_s` None: unwatched."""
+    """A runner's current activity. `names`: descriptions of stages other than ops; `limit_s` None: unwatched."""
 
     def __init__(self, limit_s: float | None = None, names: Mapping[str, str] | None = None) -> None:
         self.limit_s, self.names = limit_s, names or {}
         self.doing: tuple[str, object, float] | None = None
-        """Stage, call, and since when (:func:`time.perf_counter`). Assigned as a whole, since another thread looks."""
+        """Stage, call and start time (:func:`time.perf_counter`), assigned atomically for the other thread."""
         self._reported: object = None
         if limit_s is not None:
             _watch(self)
 
     def overdue(self, now: float) -> str | None:
-        """What has not returned in time; once for each time."""
+        """A message about an overdue call, once per call."""
         doing = self.doing
         if doing is None or self.limit_s is None or doing is self._reported or now - doing[2] < self.limit_s:
             return None

@@ -1,4 +1,4 @@
-"""Tensors on a device, in the framework that already holds memory there: what a runner's state is made of.
+"""Tensors of a runner's state on a device, in the framework that already holds memory there.
 
 Host backends work on NumPy arrays. On a GPU, tensors come from the model's framework (PyTorch, Paddle or CuPy), so that
 there is one allocator and one current stream. Each has a module of its own beside this one. Nothing here knows an op.
@@ -21,7 +21,7 @@ from specdec_hal.tensors.views import ON_CUDA, Stream, download, framework, modu
 
 
 class DeviceGraph:
-    """A captured step; a call enqueues it again, on the current stream."""
+    """A captured step; a call enqueues it on the current stream."""
 
     def __init__(self, replay: Callable[[], None], free: Callable[[], None] | None = None) -> None:
         self._replay, self._free = replay, free
@@ -31,7 +31,7 @@ class DeviceGraph:
         self._replay()
 
     def release(self) -> None:
-        """Free it, which the communicators of its collectives wait for. A later call is a CaptureError."""
+        """Free it, as required by communicators of its collectives. Later calls raise CaptureError."""
         free, self._free, self._replay = self._free, None, _refuse_released
         if free is not None:
             free()
@@ -62,7 +62,7 @@ class Device(ABC):
         return self._stream()
 
     def free_bytes(self) -> int | None:
-        """Memory that can still be allocated here; None where that cannot be asked."""
+        """Free memory; None if unknown."""
         return None
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Device(ABC):
 
     @abstractmethod
     def upload(self, array: NDArray[Any]) -> Any:
-        """A tensor with the array's values, in memory of its own."""
+        """A new tensor with the array's values."""
 
     def download(self, tensor: Any) -> NDArray[Any]:
         """The tensor's values on the host; on a host, the tensor's own memory. Waits for the current stream."""
@@ -87,7 +87,7 @@ class Device(ABC):
 
     @abstractmethod
     def copy(self, tensor: Any) -> Any:
-        """A tensor with the same values in memory of its own."""
+        """A copy."""
 
     @abstractmethod
     def add_entries(self, tensor: Any, slots: Any, columns: Any, values: Any) -> None:
@@ -105,29 +105,29 @@ class Device(ABC):
         """
 
     def inputs(self, fields: Fields) -> Inputs:
-        """Tensors that the host writes together."""
+        """A group of tensors written by the host."""
         return TensorInputs(self, fields)
 
     def outputs(self, fields: Fields) -> Outputs:
-        """Tensors that the host reads together."""
+        """A group of tensors read by the host."""
         return TensorOutputs(self, fields)
 
     def working(self) -> AbstractContextManager[Any]:
-        """Entered around everything that an engine enqueues: the stream that its steps run on is the current one."""
+        """Context that makes an engine's stream current, around all of its launches."""
         return nullcontext()
 
     def capture(self, launch: Callable[[], None]) -> DeviceGraph | None:
-        """What `launch` enqueues as one device graph to be replayed; None where this place has no graphs.
+        """The launches of `launch` as one device graph; None without graphs.
 
-        Runs inside :meth:`working`. Nothing is executed, and `launch` must have run before, so that whatever compiles
-        or allocates on first use has done so. The current stream is the captured one while `launch` runs; a read or
-        write of a tensor by the host in it, and an op on another stream, is refused. Other threads go on meanwhile.
+        Runs inside :meth:`working`. Nothing is executed; `launch` must have run once before, to compile and allocate.
+        The captured stream is current during `launch`; host reads and writes of tensors, and ops on other streams, are
+        refused. Other threads are not affected.
         """
         return None
 
 
 def get_device(name: str, held_by: str) -> Device:
-    """The memory of a place, held by a framework; UnsupportedError if that framework holds none there."""
+    """The device of a place in a framework; UnsupportedError if the framework does not support it."""
     if name != "cpu" and not (name.startswith("cuda:") and held_by in ON_CUDA):
         raise UnsupportedError(
             f"expected a framework that holds memory on {name} ({', '.join(ON_CUDA)}), got '{held_by}'; choose "

@@ -1,8 +1,7 @@
-"""Whether this thread captures a step in a device graph, and what may not happen meanwhile.
+"""Captures of device graphs by this thread, and checks of forbidden operations.
 
-An op launched on another stream than the captured one raises nothing by itself and silently stays out of the graph; a
-read waits for work that has not been submitted. Both are refused by name instead. Other threads go on as before: they
-launch, allocate, read, and capture steps of their own.
+An op on another stream would silently stay out of the graph, and a read would wait for unsubmitted work. Both are
+refused by name. Other threads may launch, allocate, read and capture.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Graph(Protocol):
 
 
 class Capture:
-    """A capture under way. `users`: where its graph has to be noted, by those who must outlive it."""
+    """A running capture. `users`: sets that must record its graph, since their owners must outlive it."""
 
     def __init__(self, stream: int) -> None:
         self.stream = stream
@@ -46,10 +45,9 @@ _collecting = False
 
 @contextmanager
 def capturing(stream: int) -> Iterator[Capture]:
-    """Mark that this thread captures the work on `stream`.
+    """Mark that this thread captures `stream`.
 
-    The collector of cycles rests until no thread captures: a graph that it found could not be released, and would stay
-    forever.
+    Disables the garbage collector while any thread captures: a graph collected meanwhile could never be released.
     """
     before, _here.capture = _here.capture, Capture(stream)
     _pause(1)
@@ -77,7 +75,7 @@ def current_capture() -> Capture | None:
 
 
 def refuse_in_capture(what: str) -> None:
-    """CaptureError if this thread captures a step: the host neither reads nor writes tensors then."""
+    """CaptureError if this thread captures a step, for host reads and writes."""
     if current_capture() is not None:
         raise CaptureError(
             f"expected launches only while a step is captured, got a tensor {what} by the host; do it before the step"
@@ -85,7 +83,7 @@ def refuse_in_capture(what: str) -> None:
 
 
 def check_stream(op: str, stream: int) -> None:
-    """CaptureError if this thread captures a step on another stream than the one that `op` is launched on."""
+    """CaptureError if this thread captures another stream than that of `op`."""
     if _under_way and (capture := _here.capture) is not None and stream != capture.stream:
         raise CaptureError(
             f"{op}: expected a launch on the captured stream {capture.stream:#x}, got stream {stream:#x}; launch it on "

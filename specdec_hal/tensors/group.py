@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel model tell each other."""
+"""Communication between the ranks of a tensor-parallel model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specdec_hal.text import describe
 
 _log = logging.getLogger("specdec_hal")
 _LEAVE_S = 3.0
-"""Within which a group is left."""
+"""Time limit to leave a group."""
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-"""PyTorch ends the process where it finds that a collective fails; here whoever waits hears of it first."""
+"""Keep PyTorch from ending the process after a failed collective, so that callers are notified."""
 
 
 class Shared(NamedTuple):
-    """Memory of every rank that the kernels of all ranks reach.
+    """Memory of every rank, accessible to all ranks' kernels.
 
     `mine` [count] is this rank's, zeros at first; `places`, int64 [size] on its device, are all ranks' addresses.
     """
@@ -32,28 +32,28 @@ class Shared(NamedTuple):
 
 
 class Group(Protocol):
-    """One rank's view of its group. Every call is made by all ranks, in the same order."""
+    """One rank's view of its group. All ranks make the same calls in the same order."""
 
     rank: int
     size: int
     capturable: bool
-    """Whether a gather of tensors on a GPU only launches work, which a CUDA graph can hold."""
+    """Whether gathers of GPU tensors only launch work, so that CUDA graphs can capture them."""
 
     def gather(self, tensor: Any) -> Any:
-        """The tensors of all ranks, which are of one shape and dtype, in memory of their own: [size, ...], by rank."""
+        """The ranks' tensors, of one shape and dtype, in new memory: [size, ...]."""
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Values of all ranks, by rank; for what is seldom told."""
+        """Values of all ranks, by rank; for rare exchanges."""
 
     def share(self, count: int, dtype: Any, *, stops: bool = False) -> Shared | None:
-        """Memory of `count` elements on each rank; None where kernels of one rank cannot reach another's.
+        """Shared memory of `count` elements per rank; None if kernels cannot access other ranks' memory.
 
-        `stops`: whoever waits there for another rank ends when the last element is not 0, which a lost rank makes it.
+        `stops`: a nonzero last element, set for a lost rank, ends all waiting.
         """
 
 
 class ProcessGroup:
-    """A group of processes, by torch.distributed: gloo for what is on the host, NCCL for tensors of a GPU."""
+    """A group of processes by torch.distributed: gloo on the host, NCCL for GPU tensors."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ProcessGroup:
     ) -> None:
         """`rendezvous`: a path where no file is, the same for all ranks. `timeout_s`: the longest wait for a rank.
 
-        `device`: where this rank's tensors are, "cpu" or "cuda:N". `nccl`: false where ranks share a GPU, which NCCL
-        refuses; gathered tensors then go through the host.
+        `device`: where this rank's tensors are, "cpu" or "cuda:N". `nccl`: false if ranks share a GPU, which NCCL
+        refuses; gathers then go through the host.
         """
         import torch
         import torch.distributed as distributed
@@ -80,7 +80,7 @@ class ProcessGroup:
         self._aborting: threading.Thread | None = None
         self._rendezvous, self._shared = rendezvous, 0
         self._kept: list[Any] = []
-        """What has to live as long as memory that is shared."""
+        """Objects that must outlive shared memory."""
         self._stops: list[Any] = []
         self.capturable = device != "cpu" and nccl
         # Its name from PyTorch 2.13 on, and the one before.
@@ -101,20 +101,20 @@ class ProcessGroup:
         )
 
     def _on(self, device: str) -> Any:
-        """What of PyTorch's moves tensors of a kind of device."""
+        """PyTorch's process group for a kind of device."""
         import torch
 
         return self._distributed.distributed_c10d._get_default_group()._get_backend(torch.device(device))
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Wait no longer from now on for what is on the host. On a GPU, NCCL waits until :meth:`abort`."""
+        """Stop waiting for host collectives. On a GPU, NCCL waits until :meth:`abort`."""
         self._on("cpu")._set_default_timeout(timedelta(seconds=timeout_s))
 
     def gather(self, tensor: Any) -> Any:
         """See Group.gather. RankLostError if a rank has ended, or does not answer.
 
-        Of tensors on a GPU it is enqueued, and can be captured in a CUDA graph; the GPU waits for a rank that has ended
-        until :meth:`abort` is called.
+        For GPU tensors it is enqueued and can be captured in a CUDA graph; the GPU waits for a dead rank until
+        :meth:`abort`.
         """
         if (capture := current_capture()) is not None:
             capture.users.append(self._graphs)
@@ -132,7 +132,7 @@ class ProcessGroup:
     def share(self, count: int, dtype: Any, *, stops: bool = False) -> Shared | None:
         """See Group.share. On a GPU by PyTorch's symmetric memory, between GPUs that reach each other's.
 
-        On the host for two ranks: whoever waits there takes a core.
+        On the host only for two ranks, as waiting occupies a core.
         """
         if self.size > 2 if self._device == "cpu" else not self.capturable:
             return None
@@ -183,9 +183,9 @@ class ProcessGroup:
             ) from error
 
     def abort(self) -> None:
-        """End what waits for a rank on the GPU, from any thread; :attr:`lost` says so of everything that comes out.
+        """Abort GPU waits for a rank, from any thread; :attr:`lost` marks later results as invalid.
 
-        Returns at once: NCCL waits for captured steps with its collectives to be released.
+        Returns at once; NCCL waits for the release of captured steps with its collectives.
         """
         self.lost = True
         if self.capturable and self._aborting is None:
@@ -200,7 +200,7 @@ class ProcessGroup:
             _log.error("tensor-parallel rank %d of %d: NCCL was not aborted (%s)", self.rank, self.size, error)
 
     def _stop(self) -> None:
-        """By a copy, for which a GPU that is full of waiting programs has room."""
+        """By a copy, which works even if waiting programs fill the GPU."""
         import torch
 
         with torch.cuda.stream(torch.cuda.Stream(self._device)):
@@ -208,9 +208,9 @@ class ProcessGroup:
                 cell.copy_(torch.ones(1, dtype=cell.dtype).pin_memory(), non_blocking=True)
 
     def close(self) -> None:
-        """Leave the group, within some seconds: :attr:`left` says whether NCCL has let this process go.
+        """Leave the group within some seconds; :attr:`left`: whether NCCL has released this process.
 
-        Captured steps with its gathers are released first, since NCCL waits for that; twice is once.
+        Releases captured steps with its gathers first, which NCCL waits for. Idempotent.
         """
         if self.left:
             return

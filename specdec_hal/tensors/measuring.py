@@ -1,4 +1,4 @@
-"""A device that allocates nothing and counts what would have been."""
+"""A device that only counts allocations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_hal.tensors.transfer import Field
 
 
 class MeasuringDevice(Device):
-    """Counts the bytes of what is allocated on it, and allocates nothing: its tensors are one element each."""
+    """Counts the bytes of allocations; its tensors are views of one element."""
 
     framework = "numpy"
 

@@ -1,4 +1,4 @@
-"""How much memory is free, a refusal of what needs more, and what the collector of cycles looks at."""
+"""Free memory, checks against it, and the garbage collector."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def as_text(size: int) -> str:
 
 
 def freeze_heap() -> None:
-    """Keep what exists now out of sight of the collector of cycles.
+    """Exclude existing objects from garbage collection.
 
-    For processes that serve, once they are ready: a full collection visits every object of the frameworks, which takes
-    tens of milliseconds, in the middle of a step. Called again, it first collects what has become garbage since.
+    For servers when ready: a full collection visits all objects of the frameworks, which takes tens of milliseconds in
+    the middle of a step. Later calls first collect new garbage.
     """
     gc.unfreeze()
     gc.collect()
@@ -49,7 +49,7 @@ def freeze_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Give memory that C libraries have freed back to the system, which glibc keeps otherwise; takes milliseconds."""
+    """Return freed memory from glibc to the system; takes milliseconds."""
     if (trim := getattr(_libc(), "malloc_trim", None)) is not None:
         trim(0)
 
@@ -60,7 +60,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def host_free() -> int | None:
-    """Bytes that this process can still take: the machine's, or its control group's where that has fewer."""
+    """Free bytes for this process: of the machine or its control group, whichever is less."""
     known = [free for free in (_machine_free(), _group_free()) if free is not None]
     return min(known, default=None)
 

@@ -1,4 +1,4 @@
-"""Finding and loading the native libraries that the build puts into ``specdec_hal/lib``."""
+"""Find and load the native libraries in ``specdec_hal/lib``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specdec_hal.errors import BackendUnavailableError
 def library_path(name: str) -> Path | None:
     """Where ``lib<name>.so`` is installed, or None. Imports nothing, so a backend's probe may call it.
 
-    The import system is asked rather than this file's folder, because in an editable install the libraries are not next
-    to the Python sources; asking it also triggers the rebuild of installs made with ``editable.rebuild=true``.
+    Uses the import system, because an editable install separates libraries from sources; this also triggers the rebuild
+    of installs with ``editable.rebuild=true``.
     """
     try:
         spec = importlib.util.find_spec(f"specdec_hal.lib.lib{name}")

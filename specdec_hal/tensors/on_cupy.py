@@ -35,7 +35,7 @@ class CupyFramework(Framework):
 
 
 class CupyDevice(Device):
-    """CuPy, which has no bfloat16: uint16 stands for it, as in NumPy."""
+    """CuPy, with uint16 for bfloat16, as in NumPy."""
 
     framework = "cupy"
 
@@ -47,7 +47,7 @@ class CupyDevice(Device):
         self._device = cupy.cuda.Device(self.index)
 
     def free_bytes(self) -> int | None:
-        """Of the GPU, and what CuPy's pool holds and nobody uses."""
+        """Free memory of the GPU and in CuPy's pool."""
         with self._device:
             pool = self._cupy.get_default_memory_pool()
             return int(self._cupy.cuda.runtime.memGetInfo()[0] + pool.free_bytes())

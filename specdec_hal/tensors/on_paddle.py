@@ -58,7 +58,7 @@ class PaddleDevice(Device):
         self._place = paddle.CUDAPlace(self.index)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
-        """Through the host: paddle.zeros knows no place."""
+        """Through the host: paddle.zeros takes no place."""
         return self.upload(np.zeros(shape, numpy_dtype(dtype)))
 
     def upload(self, array: NDArray[Any]) -> Any:

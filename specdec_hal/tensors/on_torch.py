@@ -19,10 +19,11 @@ from specdec_hal.tensors.views import Framework, Stream, TensorInfo, dtype_name
 _ALIGNMENT = 256
 """Bytes that the tensors of a group lie at multiples of in their buffer."""
 _capture_lock = threading.RLock()
-"""PyTorch keeps books of graphs that it does not guard against captures and ends of graphs on several threads."""
+"""PyTorch's bookkeeping of graphs is not thread-safe."""
 _working: defaultdict[tuple[int, int], threading.RLock] = defaultdict(threading.RLock)
-"""By device and stream. PyTorch hands out 32 streams in turn, so that engines may share one: what one of them launched
-while another captures would be part of that graph."""
+"""Locks by device and stream. PyTorch reuses 32 streams in turn, so engines may share one, and launches of one would
+enter a graph captured by another.
+"""
 
 
 class TorchFramework(Framework):
@@ -76,7 +77,7 @@ class TorchDevice(Device):
         self._pool: Any = None
 
     def free_bytes(self) -> int | None:
-        """Of the GPU, and what PyTorch's allocator holds and nobody uses."""
+        """Free memory of the GPU and in PyTorch's allocator."""
         cuda = self._torch.cuda
         unused = cuda.memory_reserved(self._device) - cuda.memory_allocated(self._device)
         return int(cuda.mem_get_info(self._device)[0] + unused)
@@ -86,14 +87,13 @@ class TorchDevice(Device):
         return self._torch.zeros(tuple(shape), dtype=getattr(self._torch, dtype), device=self._device)
 
     def upload(self, array: NDArray[Any]) -> Any:
-        """Waits for nothing: from pageable memory, the copy to the device starts when the array has been read."""
+        """Does not wait: for pageable memory, the call returns once the array was read."""
         if array.dtype == np.uint16:
             return self.upload(array.view(np.int16)).view(self._torch.bfloat16)
         return self._torch.tensor(array).to(self._device, non_blocking=True)
 
     def write(self, tensor: Any, index: Any, values: Any) -> None:
-        """A number is an argument of the kernel that writes it. An array goes right to a part that is a view, and is
-        copied first for any other."""
+        """A number is a kernel argument. An array is copied directly to a view, otherwise through a temporary."""
         refuse_in_capture("written")
         if isinstance(values, self._torch.Tensor):
             values = values.to(tensor)
@@ -134,7 +134,7 @@ class TorchDevice(Device):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A stream of the engine's own, since the default one cannot be captured; no gradients."""
+        """The engine's own stream, since the default one cannot be captured; no gradients."""
         with self._torch.inference_mode():
             if self._device.type != "cuda":
                 yield
@@ -146,7 +146,7 @@ class TorchDevice(Device):
                 yield
 
     def capture(self, launch: Callable[[], None]) -> DeviceGraph | None:
-        """One CUDA graph, of the model's kernels and the ops' alike."""
+        """One CUDA graph of the model's kernels and the ops."""
         if self._device.type != "cuda":
             return None
         torch = self._torch
@@ -183,7 +183,7 @@ class TorchInputs(Inputs):
         self._last, self._row_bytes = _layout(fields)[0][last], field.nbytes // max(field.shape[0], 1)
 
     def upload(self, rows: int | None = None) -> None:
-        """One asynchronous copy. Waits only if RING uploads are still under way."""
+        """One asynchronous copy. Waits only if RING uploads are pending."""
         turn, part = self._copies.take(), slice(None if rows is None else self._last + rows * self._row_bytes)
         self._copies.bytes[turn][part] = self._bytes[part]
         self._copies.buffer[part].copy_(self._copies.pinned[turn][part], non_blocking=True)
@@ -212,7 +212,7 @@ class TorchOutputs(Outputs):
 
 
 class _TorchRing:
-    """A device buffer for a group's tensors, and pinned buffers of the same layout that take turns."""
+    """A device buffer for a group's tensors, and alternating pinned buffers of the same layout."""
 
     def __init__(self, device: str, fields: Fields) -> None:
         import torch
@@ -237,7 +237,7 @@ class _TorchRing:
         return tensors
 
     def take(self) -> int:
-        """Whose turn it is among the pinned buffers; waits until its copy before is done."""
+        """The next pinned buffer, after its previous copy."""
         turn = self._next
         self._next = (turn + 1) % RING
         if self._events[turn] is not None:
@@ -245,7 +245,7 @@ class _TorchRing:
         return turn
 
     def enqueued(self, turn: int) -> Callable[[], None]:
-        """To be called once the copy of this buffer is enqueued: returns how to wait for it."""
+        """Called after the copy was enqueued: returns a function that waits for it."""
         if not self._cuda:
             return lambda: None
         event = self._events[turn] = self._events[turn] or self._torch.cuda.Event()

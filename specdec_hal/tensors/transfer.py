@@ -1,9 +1,8 @@
-"""Tensors that the host writes, and tensors that it reads, as groups: one copy each way, and no wait in between.
+"""Groups of tensors written or read by the host: one copy each way, without waiting.
 
 The host fills :attr:`Inputs.host` and calls :meth:`Inputs.upload`; the device's tensors change in the order of the
-stream. :meth:`Outputs.fetch` starts a copy of what the device wrote, and :meth:`Fetched.wait` returns it, one step
-later where steps overlap. On a host both sides are the same memory, and nothing is copied but a snapshot of the
-outputs.
+stream. :meth:`Outputs.fetch` starts a copy from the device, and :meth:`Fetched.wait` returns it, one step later if
+steps overlap. On a host both sides share memory, and only outputs are copied.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RING = 4
-"""Copies that may be under way at the same time; an engine one step ahead has two."""
+"""Most concurrent copies; an engine one step ahead has two."""
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -47,25 +46,25 @@ class Field:
 Fields = Mapping[str, Field]
 Arrays = Mapping[str, NDArray[Any]]
 Fetched = Callable[[], Arrays]
-"""Waits for a copy and returns its values, which hold until RING - 1 further copies of the group were started."""
+"""Waits for a copy and returns its values, valid until RING - 1 more copies of the group were started."""
 
 
 class Inputs(ABC):
-    """A group that the host writes. `host` are its NumPy arrays, `tensors` what ops are bound to."""
+    """A group written by the host: NumPy arrays `host`, and `tensors` for ops."""
 
     tensors: Mapping[str, Any]
     host: Arrays
 
     @abstractmethod
     def upload(self, rows: int | None = None) -> None:
-        """Make the device see `host` as it is now, in the order of the current stream. `host` may change at once.
+        """Copy `host` to the device in the order of the current stream. `host` may change at once.
 
-        `rows`: how many of the last tensor's are to be seen; all by default.
+        `rows`: rows of the last tensor to copy; default: all.
         """
 
 
 class Outputs(ABC):
-    """A group that the host reads. `tensors` are what ops are bound to."""
+    """A group read by the host: `tensors` for ops."""
 
     tensors: Mapping[str, Any]
 
@@ -75,7 +74,7 @@ class Outputs(ABC):
 
 
 class Memory(Protocol):
-    """What a group needs of a :class:`~specdec_hal.tensors.device.Device`."""
+    """The part of :class:`~specdec_hal.tensors.device.Device` that groups use."""
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """A new tensor of zeros."""
@@ -88,7 +87,7 @@ class Memory(Protocol):
 
 
 class TensorInputs(Inputs):
-    """For frameworks without views into one buffer: a copy a tensor."""
+    """For frameworks without views into a buffer: one copy per tensor."""
 
     def __init__(self, device: Memory, fields: Fields) -> None:
         self._device = device
@@ -105,7 +104,7 @@ class TensorInputs(Inputs):
 
 
 class TensorOutputs(Outputs):
-    """For frameworks without copies that can be waited for: a fetch waits."""
+    """For frameworks without asynchronous copies: a fetch waits."""
 
     def __init__(self, device: Memory, fields: Fields) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Looking at tensors of any framework without importing one.
+"""Inspect tensors of any framework without importing one.
 
 NumPy, Paddle and PyTorch are recognised by their type; anything else that speaks DLPack is read through tvm-ffi.
 NumPy has no bfloat16: an array of dtype uint16 is read as one (Paddle's convention too; no op takes unsigned 16-bit).
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from specdec_hal.tensors.graph_capture import refuse_in_capture
 
 Stream = Callable[[], int]
-"""Asks for the current stream, as the integer that a launch takes."""
+"""Returns the current stream as an integer handle."""
 
 
 class TensorInfo(NamedTuple):
-    """What validation needs to know of a tensor. `device` is "cpu" or, say, "cuda:0"; `address` is in bytes."""
+    """A tensor's properties for validation. `device` is "cpu" or, for example, "cuda:0"; `address` is in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class TensorInfo(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether elements lie at multiples of their size, as processors want them."""
+        """Whether elements are aligned to their size."""
         return self.address % _ITEMSIZE.get(self.dtype, 1) == 0
 
 
@@ -45,7 +45,7 @@ _ITEMSIZE = {name: dtype.itemsize for dtype, name in _NUMPY_DTYPES.items()}
 
 
 def numpy_dtype_name(dtype: np.dtype[Any]) -> str:
-    """The contract's name for a NumPy dtype, byte order included if it is foreign."""
+    """The contract's name for a NumPy dtype, with a foreign byte order."""
     return _NUMPY_DTYPES.get(dtype) or dtype.str
 
 
@@ -77,7 +77,7 @@ def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 class _Unsynchronised:
-    """Exports a CUDA tensor without a stream to wait for: launches go to a stream that the caller names."""
+    """Exports a CUDA tensor without synchronisation; the caller names the stream of launches."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -93,7 +93,7 @@ _CUDA = 2  # kDLCUDA
 
 
 def dlpack_view(tensor: Any) -> Any:
-    """The memory of any DLPack tensor as a tvm_ffi.Tensor. Synchronises nothing, so that it works in graph captures."""
+    """The memory of any DLPack tensor as a tvm_ffi.Tensor, without synchronisation, so it works in captures."""
     import tvm_ffi
 
     on_device = hasattr(tensor, "__dlpack_device__") and tensor.__dlpack_device__()[0] == _CUDA
@@ -165,11 +165,11 @@ _DISGUISED = {
     "matrix": "pass numpy.asarray(x).ravel(), or what else has the declared shape",
     "MaskedArray": "pass x.filled(value); no op reads a mask",
 }
-"""NumPy's subclasses whose shape or values are not those of their memory, and what to pass instead."""
+"""NumPy's subclasses whose shape or values differ from their memory, and hints."""
 
 
 def disguised(kind: type) -> str | None:
-    """How to get a plain array from tensors of this type; None if they are plain."""
+    """A hint for tensors of this type, or None if they are plain."""
     names = (base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "numpy")
     return next((_DISGUISED[name] for name in names if name in _DISGUISED), None)
 
@@ -179,7 +179,7 @@ _DESCRIBE: dict[type, Callable[[Any], TensorInfo]] = {np.ndarray: _numpy_info}
 
 
 def describe(tensor: Any) -> TensorInfo | None:
-    """Facts about a tensor of any framework, or None if it is no tensor."""
+    """Properties of a tensor of any framework; None for other objects."""
     kind = type(tensor)
     adapter = _DESCRIBE.get(kind)
     if adapter is None:
@@ -199,7 +199,7 @@ def download(tensor: Any) -> NDArray[Any]:
 
 
 def as_numpy(tensor: Any) -> NDArray[Any]:
-    """A NumPy view of a CPU tensor: the same memory, bfloat16 as uint16. Writes are seen by the owner."""
+    """A NumPy view of a CPU tensor: shared memory, bfloat16 as uint16."""
     if isinstance(tensor, np.ndarray):
         return tensor if type(tensor) is np.ndarray else tensor.view(np.ndarray)
     if getattr(tensor, "requires_grad", False) or not getattr(tensor, "stop_gradient", True):
@@ -216,7 +216,7 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
 
 
 class _Writable:
-    """Says of an array's memory that it may be written; keeps the array alive."""
+    """Declares an array's memory writable; keeps the array alive."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -225,5 +225,5 @@ class _Writable:
 
 
 def shareable(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, or if it is read-only a view that DLPack can express: for inputs, which nobody writes."""
+    """The array or, if read-only, a view that DLPack can express, for inputs."""
     return array if array.flags.writeable else np.asarray(_Writable(array))
