@@ -21,7 +21,7 @@ from specdec_hal.runner.step_cost import Cost
 
 
 class Prior(NamedTuple):
-    """An acceptance that is expected, and for how many observations that counts.
+    """An expected acceptance, and its weight as a number of observations.
 
     Estimated: (accepted + strength * acceptance) / (judged + strength), of `judged` drafts that many `accepted`.
     """
@@ -36,24 +36,25 @@ class Prior(NamedTuple):
 
 
 FIRST_PRIORS, LATER_PRIORS = (Prior(0.6, 4.0), Prior(0.9, 4.0)), (Prior(0.85, 20.0), Prior(0.92, 20.0))
-"""Acceptance of the first draft, and of one after an accepted one, before anything was seen: that of n-gram look-ups
-in code and prose. The second of each is for steps after one whose drafts were all accepted."""
+"""Priors of the first draft and of one after an accepted one: those of n-gram look-ups in code and prose. The second of
+each is for steps after a fully accepted one.
+"""
 POOLED_STRENGTH = 8.0
-"""What all requests' acceptance counts for in a new one's, as observations of the first draft or of the others."""
+"""Weight of all requests' acceptance in a new one's, as observations of the first draft or of the others."""
 SHARED_STRENGTH = 24.0
-"""What is seen at all positions after the first counts for at each of them."""
+"""Weight of all later positions' acceptance at each of them."""
 REQUEST_DECAY, POOLED_DECAY = 0.98, 0.99
-"""What an observation of a request still counts for after the next one (some fifty of them decide), and one of all
-requests together, from whose acceptance a new one starts."""
+"""Decay of observations per step: of one request (some fifty count), and of all requests together."""
 FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
-"""Steps without drafts before a retry, and its number of drafts. A pause that comes to nothing is twice
-as long the next time, one that pays half as long."""
+"""Steps without drafts before a retry, and its number of drafts. An unsuccessful retry doubles the next pause, a
+successful one halves it.
+"""
 MAX_UPDATES = 16
-"""Requests whose chances are estimated again in a step: the others keep theirs for some steps."""
+"""Requests whose estimates are updated per step; the others keep theirs for some steps."""
 RESCALE_WEIGHT = 1e9
 """Weight of a step above which the sums are rescaled."""
 PROPOSAL_SPREAD = 0.05
-"""What :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` counts for in the cost of a proposer on the host."""
+"""Weight of :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` in the cost of a host proposer."""
 
 
 class Drafted(NamedTuple):
@@ -76,7 +77,7 @@ class _Counts:
         self.asked = self.found = 0.0
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Count a step that was allowed to draft. A position after a rejected draft says nothing."""
+        """Count a step with drafts allowed. Positions after a rejected draft carry no information."""
         self.unit /= self._keep
         if self.unit > RESCALE_WEIGHT:
             self._rescale()

@@ -1,11 +1,11 @@
-"""Seconds of a step by its size, as measured while decoding: what a draft more costs.
+"""Seconds of a step by its size, measured while decoding: the cost of one more draft.
 
 With weights that decay by COST_DECAY a step, a group of steps with as many requests has a mean size and mean seconds.
 All groups share one slope, by least squares with a prior:
 
     slope = (sum of sizes' offsets * seconds' offsets + PRIOR_SLOPE * share * s) / (sum of sizes' offsets^2 + s)
 
-where `share` is what one request takes of a step, and `s` the strength of the prior.
+where `share` is one request's share of a step, and `s` the strength of the prior.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ PRIOR_SLOPE, PRIOR_SLOPE_STRENGTH = 0.05, 2.0
 from the mean size.
 """
 LEAST_SLOPE = PRIOR_SLOPE / 4
-"""What it costs at least, of that share: not nothing, or nobody would try fewer and find out."""
+"""Least cost, relative to that share: above 0, so that fewer drafts are tried too."""
 COST_DECAY = 0.97
 """Decay of a measured step per later step with as many requests."""
 SLOPE_DEADBAND = 0.5
-"""A size as far as this from the mean says nothing of the slope, which is then not forgotten either."""
+"""Steps within this distance of the mean size carry no information on the slope; they do not decay it."""
 OUTLIER_LIMIT = 1.5
 """Cap on a step's time relative to the expected time, since disturbances only lengthen steps."""
 COMPILING = 1 / 3
-"""A step as much quicker than the first few shows that these compiled: they are forgotten."""
+"""A step faster than the first few by this factor shows that these compiled; they are dropped."""
 FIRST_STEPS = 5
-"""Weight of the first few."""
+"""Number of these first steps."""
 
 
 class _Group:

@@ -1,4 +1,4 @@
-"""How a FastDeploy op is served: :class:`Adaptor`, the decorators that make one, and the backend all of them use."""
+"""Adaptors of FastDeploy's ops: :class:`Adaptor`, its decorators, and the common backend."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = ["ADAPTORS", "Adaptor", "Plan", "Tensor", "adaptor", "older", "refused
 
 PLATFORMS = ("gpu", "xpu")
 ADAPTORS: dict[str, dict[str, Adaptor]] = {platform: {} for platform in PLATFORMS}
-"""FastDeploy's op names, by the package of its ops that has them."""
+"""Adaptors by FastDeploy's op package and name."""
 
 _MOST_PLANS = 64
-"""Plans kept per op; then all are forgotten."""
+"""Most plans kept per op; then all are dropped."""
 
 _backend: Backend | None = None
 
 
 def use_backend(backend: str | Backend | None = None, *, config: str | os.PathLike[str] | None = None) -> None:
-    """Choose what serves the ops: a backend, its name, or that of a YAML configuration.
+    """Choose the backend of the ops: an object, a name, or a YAML configuration.
 
-    Without either, SPECDEC_HAL_BACKEND, else the best backend for the device of the first tensors that come.
+    By default SPECDEC_HAL_BACKEND, else the best backend for the device of the first tensors.
     """
     global _backend
     if config is not None:
@@ -92,7 +92,7 @@ class _Form:
         return self.least <= count <= self.most
 
     def fits(self, args: tuple[Any, ...], ints: bool) -> bool:
-        """Whether tensors of its dtypes stand where it has tensors, and nowhere else; with `ints`, or numbers."""
+        """Whether the arguments match its tensors and dtypes; with `ints`, tensors may be numbers."""
         return all(
             is_tensor if wanted and not optional else wanted or not is_tensor or (ints and number)
             for is_tensor, wanted, optional, number in zip(
@@ -123,7 +123,7 @@ def _picked(positions: list[int]) -> Callable[[tuple[Any, ...]], Any]:
 
 
 class _Look:
-    """Calls whose arguments are of the same types: what form they have, and where their tensors are."""
+    """Calls with the same argument types: their form, and the positions of tensors."""
 
     def __init__(self, form: _Form, args: tuple[Any, ...]) -> None:
         tensors = [i for i, arg in enumerate(args) if _is_tensor(arg)]
@@ -132,7 +132,7 @@ class _Look:
         self.repeats = len(tensors) > 1  # else `itemgetter` gives no tuple
         self.tensors, self.others = _picked(tensors), _picked(others)
         self.numbers = [i for i in tensors if form.is_int[i]]
-        """Where a tensor of one element stands for an int."""
+        """Positions of one-element tensors used as ints."""
 
 
 class Adaptor:
@@ -149,7 +149,7 @@ class Adaptor:
         self.decide()
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the op; what it returns is FastDeploy's, None for ops that work in place."""
+        """Run the op; returns FastDeploy's result, None for in-place ops."""
         if named:
             args = self._positional(args, named)
         key = tuple(map(id, args))
@@ -168,7 +168,7 @@ class Adaptor:
         return form.function(plan, *args)
 
     def decide(self) -> None:
-        """Find the places whose dtypes tell forms apart."""
+        """Find the positions whose dtypes distinguish forms."""
         self._deciding = tuple(sorted({i for form in self.forms for i in form.dtypes}))
 
     def forget(self) -> None:
@@ -194,7 +194,7 @@ class Adaptor:
         return result
 
     def _look(self, args: tuple[Any, ...], kinds: tuple[Any, ...]) -> _Look:
-        """Of a call whose types have not come before; ArgumentError if no form of the op takes it."""
+        """The shape of a call with new types; ArgumentError if no form of the op matches."""
         form = self._form(args)
         self._check(form, args, Plan(self.__name__, self.platform, backend_of(args), form.names, args))
         look = self._looks[kinds] = _Look(form, args)
@@ -204,7 +204,7 @@ class Adaptor:
         self._plans.pop(key, None)
 
     def _form(self, args: tuple[Any, ...]) -> _Form:
-        """The signature that a call is written for: by the number of arguments, then by which of them are tensors."""
+        """The signature of a call: by the number of arguments, then by which of them are tensors."""
         forms = [form for form in self.forms if form.takes(len(args))]
         if not forms:
             counts = sorted({n for form in self.forms for n in range(form.least, form.most + 1)})
@@ -218,7 +218,7 @@ class Adaptor:
         return next(fitting, forms[0])
 
     def _numbers(self, form: _Form, args: tuple[Any, ...], plan: Plan, positions: list[int]) -> tuple[Any, ...]:
-        """Arguments with the values of tensors that stand for ints; such a plan is not kept, as they may change."""
+        """Arguments with tensors used as ints replaced by values; such a plan is not kept, as they may change."""
         plan.keep, values = False, list(args)
         for i in positions:
             if math.prod(args[i].shape) != 1 or dtype_of(args[i]) not in ("int32", "int64"):

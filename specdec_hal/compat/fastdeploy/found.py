@@ -12,7 +12,7 @@ from pathlib import Path
 from specdec_hal.errors import ConfigError
 
 META_VARIABLE = "SPECDEC_HAL_FASTDEPLOY_META"
-"""What the second word of a message with scores is: "packed", "flag", or "auto", the default."""
+"""Form of the second word of a message with scores: "packed", "flag", or "auto" (default)."""
 
 
 def folders() -> list[str] | None:

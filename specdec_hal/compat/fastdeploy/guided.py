@@ -1,5 +1,5 @@
 """FastDeploy's `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar` and `structural_tag` with drafts, which
-FastDeploy itself refuses: a mask for each row that its sampler gets, and for the drafts of each slot.
+FastDeploy itself refuses: masks for the sampler's rows and the slots' drafts.
 
     guided = GuidedDecoding(tokenizer, vocab_size, end_tokens, max_num_seqs, num_speculative_tokens)
     guided.begin(slot, guided_json=schema)                              # when a request takes a slot
@@ -8,7 +8,7 @@ FastDeploy itself refuses: a mask for each row that its sampler gets, and for th
     lens = guided.cut(draft_tokens, seq_lens_this_time, seq_lens_encoder, cu_seqlens_q_output)   # for the verifier
     guided.commit(accept_tokens, accept_num, seq_lens_decoder, prompt_lens)   # after unified_update_model_status
 
-No name of FastDeploy's is replaced: its interface of guided decoding has one row a request and cannot roll back.
+No name of FastDeploy's is replaced: its interface for guided decoding has one row per request and no rollback.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _FORMS = {
 class GuidedDecoding:
     """The grammars of a runner's slots.
 
-    Tensors are FastDeploy's, [N] or [N, 1]. Lengths and drafts are read on the host, by :meth:`prepare` and
-    :meth:`commit` alone, and not where no slot has a grammar.
+    Tensors are FastDeploy's, [N] or [N, 1]. Only :meth:`prepare` and :meth:`commit` read lengths and drafts on the
+    host, and only if a slot has a grammar.
     """
 
     def __init__(
@@ -71,13 +71,12 @@ class GuidedDecoding:
         self._masked = False
 
     def compile(self, **guided: Any) -> Grammar | None:
-        """What :meth:`begin` compiles for a request, ahead of it and on any thread; to be held until then."""
+        """Compile for :meth:`begin` in advance, on any thread; hold the result until then."""
         output = wanted(**guided)
         return None if output is None else self._grammars.get(output)
 
     def begin(self, slot: int, **guided: Any) -> None:
-        """A new request has the slot, with those of FastDeploy's keys that it has. RequestError for a grammar that is
-        none, or for two."""
+        """Start a request in the slot, with its FastDeploy keys. RequestError for an invalid grammar, or two."""
         grammar = self.compile(**guided)
         self.end(slot)
         if grammar is not None:
@@ -86,7 +85,7 @@ class GuidedDecoding:
             self._tokens[slot] = []
 
     def prepare(self, draft_tokens: Tensor, seq_lens_this_time: Tensor, seq_lens_encoder: Tensor) -> None:
-        """Make the masks of the step's rows, as `speculate_pre_process` packs them."""
+        """Build the masks of the step's rows, as packed by `speculate_pre_process`."""
         self._masked = False
         if not self._states:
             return
@@ -105,7 +104,7 @@ class GuidedDecoding:
             masks.upload()
 
     def apply(self, logits: Tensor) -> None:
-        """Forbid in the packed rows [R, V] what their grammars refuse, in place."""
+        """Mask the packed rows [R, V] by their grammars, in place."""
         if self._masked:
             backend_of((logits,)).bind("apply_token_bitmask", logits, **self._operands(logits.shape[0]))()
 
@@ -130,9 +129,9 @@ class GuidedDecoding:
     def commit(
         self, accept_tokens: Tensor, accept_num: Tensor, seq_lens_decoder: Tensor, prompt_lens: Tensor
     ) -> dict[int, str]:
-        """Take over what the step emitted, but for prompts that are not finished; what went wrong, by slot.
+        """Process the step's tokens, except of unfinished prompts; returns errors by slot.
 
-        Such a request cannot go on. Tokens after an end token are none.
+        Such a request cannot continue. Tokens after an end token are ignored.
         """
         failed: dict[int, str] = {}
         if not self._states:
@@ -165,7 +164,7 @@ class GuidedDecoding:
 
 
 def wanted(**guided: Any) -> StructuredOutput | None:
-    """What a request with these keys of FastDeploy's wants; None where all are None. RequestError for two."""
+    """The structured output for these FastDeploy keys; None if all are None. RequestError for two."""
     given = {key: value for key, value in guided.items() if value is not None}
     if unknown := [key for key in given if key not in _FORMS]:
         raise RequestError(f"expected {', '.join(_FORMS)}, got {', '.join(unknown)}; leave it out")

@@ -1,4 +1,4 @@
-"""Putting the layer where FastDeploy looks for its ops, and taking it away again."""
+"""Install the layer in FastDeploy's op packages, and remove it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("specdec_hal.fastdeploy")
 
 @dataclass
 class Installed:
-    """What :func:`install` did: `taken` names by op package, and `left` with the reasons."""
+    """Result of :func:`install`: `taken` names by op package, and `left` ones with reasons."""
 
     taken: dict[str, list[str]] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ def install(
     config: str | os.PathLike[str] | None = None,
     platforms: tuple[str, ...] = ("gpu", "xpu"),
 ) -> Installed:
-    """Serve FastDeploy's ops from now on; :func:`uninstall` undoes it. A second call changes the backend alone.
+    """Serve FastDeploy's ops; :func:`uninstall` undoes it. A second call only changes the backend.
 
     Where FastDeploy has no compiled ops, the layer becomes ``fastdeploy.model_executor.ops.gpu.fastdeploy_ops`` (and
     ``.xpu``), and where there is no FastDeploy at all, its op packages too. Otherwise the names that are served are
@@ -88,7 +88,7 @@ def install(
 def register() -> None:
     """FastDeploy's plug-in of this package: :func:`install`, on the backend of SPECDEC_HAL_BACKEND.
 
-    Without that variable nothing happens: FastDeploy calls all plug-ins that it finds.
+    Does nothing without that variable, since FastDeploy calls all plug-ins.
     """
     if os.environ.get(ENV_BACKEND):
         install()
@@ -97,7 +97,7 @@ def register() -> None:
 
 
 def uninstall() -> None:
-    """Put back what was there, also in FastDeploy's modules that were imported meanwhile; forget backend and plans.
+    """Restore the original names, also in modules imported since; drop backend and plans.
 
     A name that FastDeploy does not have goes from them. Does nothing if nothing is installed.
     """
@@ -139,7 +139,7 @@ def _set(namespace: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _install(platform: str, roots: list[str] | None) -> tuple[str, dict[str, str]]:
-    """How the names came where they are, and those that FastDeploy keeps, with the reasons."""
+    """How the names were installed, and those that FastDeploy keeps, with reasons."""
     package = f"{PACKAGE}.{platform}"
     name = f"{package}.{COMPILED}"
     folders = [Path(root, "model_executor", "ops", platform) for root in roots or ()]
@@ -178,7 +178,7 @@ def _build_packages(package: str, platform: str) -> None:
 
 
 def _put(name: str, module: ModuleType) -> None:
-    """Make a module importable under a name, with packages above it where there are none."""
+    """Make a module importable under a name, creating missing parent packages."""
     above, _, own = name.rpartition(".")
     if above and above not in sys.modules:
         holder = ModuleType(above, "Made by specdec_hal: there is no FastDeploy here.")

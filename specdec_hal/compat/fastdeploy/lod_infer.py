@@ -40,7 +40,7 @@ class _Slots:
         self.cu_q = _offsets(self.lens)
 
     def operands(self) -> dict[str, Tensor]:
-        """As our ops take them."""
+        """In our ops' form."""
         named = {"cu_seqlens_q": self.cu_q, "seq_lens_this_time": self.lens, "seq_lens_encoder": self.enc}
         return {name: paddle.to_tensor(array) for name, array in named.items()}
 

@@ -1,4 +1,4 @@
-"""The messages that FastDeploy's runner sends to its token processor, and reads back: layout, writing, reading.
+"""Messages from FastDeploy's runner to its token processor: layout, writing, reading.
 
 Two layouts of 32-bit words after the queue's 64-bit type. Plain: stop flag, slots B, a count for each of 256 slots,
 then 6 tokens of each. With scores: stop flag, meta, B, a count for each of 512 slots, then for each slot 6 rows of 21
@@ -7,8 +7,8 @@ in its low 8 bits and N, the columns that are filled, above them (PR #7883). Bef
 all 21 columns are read; those that are not filled hold -1 and 0. A count is that of a slot's tokens, 0 for none, or -9
 where its request was preempted. The stop flag is a number of the queue's users, negative once nothing runs any more.
 
-FastDeploy sends 530,448 bytes each time. Nobody reads anything of the slots after the first B, and so a message ends
-after slot B - 1 here: its reader takes shorter messages, and the system more of them.
+FastDeploy sends 530,448 bytes each time. Slots after the first B are not read, so a message here ends after slot B - 1:
+readers accept shorter messages, and the queue holds more of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from specdec_hal.serve.stream.frame import PREEMPTED, FrameKind
 Array = NDArray[Any]
 
 WIDTH = 6
-"""Tokens of a slot, at most."""
+"""Most tokens of a slot."""
 COLUMNS = 21
-"""The emitted token and the 20 most likely, at most."""
+"""At most the emitted token and the 20 most likely."""
 PLAIN_SLOTS, SCORED_SLOTS = 256, 512
 NOTHING_RECEIVED = -2
 
@@ -56,7 +56,7 @@ SCORED = np.dtype(
 
 
 def pack_meta(kind: int, columns: int) -> int:
-    """meta of `kind` and N = `columns`; FrameError for what its bits or a row do not hold."""
+    """meta of `kind` and N = `columns`; FrameError if they do not fit its bits or a row."""
     if kind not in tuple(FrameKind):
         raise FrameError(f"message_flag: expected 3 (target tokens) or 4 (draft tokens), got {kind}")
     if not 1 <= columns <= COLUMNS:
@@ -66,7 +66,7 @@ def pack_meta(kind: int, columns: int) -> int:
 
 
 def unpack_meta(meta: int) -> tuple[FrameKind, int]:
-    """Kind and N, which is 21 where the kind stands alone; FrameError for what no sender writes."""
+    """Kind and N, which is 21 for a bare kind; FrameError for an invalid meta."""
     if meta in tuple(FrameKind):
         return FrameKind(meta), COLUMNS
     kind, columns = meta & 0xFF, meta >> 8
@@ -76,7 +76,7 @@ def unpack_meta(meta: int) -> tuple[FrameKind, int]:
 
 
 def sent_counts(given: Array, decoder: Array, prompts: Array, preempted: Array, most: int, drafts: int = 0) -> Array:
-    """What a message says of each slot: its tokens, none inside the prompt, or that it was preempted.
+    """Counts per slot: its tokens, none inside the prompt, or the mark of a preemption.
 
     `drafts` more where there are any.
     """
@@ -92,7 +92,7 @@ def sent_counts(given: Array, decoder: Array, prompts: Array, preempted: Array, 
 
 
 class PlainMessage:
-    """Memory of a message of emitted tokens, written again for each."""
+    """Reused memory of a message of emitted tokens."""
 
     def __init__(self) -> None:
         self._memory = np.zeros(1, PLAIN)
@@ -110,7 +110,7 @@ class PlainMessage:
 
 
 class ScoredMessage:
-    """Memory of a message of tokens with N scores each, written for each again; `packed`: N stands in meta."""
+    """Reused memory of a message of tokens with N scores each; `packed`: N is in meta."""
 
     def __init__(self, packed: bool = True) -> None:
         self._memory = np.zeros(1, SCORED)
@@ -130,7 +130,7 @@ class ScoredMessage:
         slot b has the rows from starts[b] on of `ids` [A, N], `scores` [A, N] and `ranks` [A], but for its last
         `unscored` tokens.
 
-        FrameError, and nothing is written, if they do not fit.
+        FrameError, without writing, if they do not fit.
         """
         slots, columns = len(counts), ids.shape[1]
         meta = pack_meta(kind, columns) if self._packed else pack_meta(kind, columns) & 0xFF
@@ -173,7 +173,7 @@ def _check_width(counts: Array, width: int) -> None:
 
 @dataclass(frozen=True)
 class Scored:
-    """A message with scores as its reader sees it, cut to the slots and columns that it has; views of its memory.
+    """The reader's view of a message with scores, limited to its slots and columns.
 
     Of both kinds: one whose meta is the kind alone has all 21 columns.
 
@@ -192,7 +192,7 @@ class Scored:
 def read_scored(memory: Array, size: int) -> Scored:
     """The message in `memory` (SCORED [1]), of which `size` bytes were received after the type.
 
-    FrameError for what is none, or ends before its last slot.
+    FrameError for an invalid or truncated message.
     """
     message = memory[0]
     kind, columns = unpack_meta(int(message["meta"]))

@@ -1,4 +1,4 @@
-"""Ops that send emitted tokens to FastDeploy's token processor, and that read them there."""
+"""Ops that send emitted tokens to FastDeploy's token processor and receive them there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from specdec_hal.tensors.views import as_numpy
 
 QUEUE_VARIABLE, USER_VARIABLE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 PLAIN_PATH, SCORED_PATH = "./", "/dev/shm"
-"""What the keys of the queues are made of, with the number of the queue."""
+"""Input of the queues' keys, with the number of the queue."""
 
 
 @cache
@@ -46,7 +46,7 @@ def queue_number() -> int:
 
 
 def stop_flag(runs: Tensor) -> int:
-    """What a message says of the batch: the user's number, negative once nothing runs."""
+    """The stop flag of a message: the user's number, negative once nothing runs."""
     user = int(os.environ.get(USER_VARIABLE, "1"))
     if user < 0 or user == -NOTHING_RECEIVED:
         raise ConfigError(
@@ -194,7 +194,7 @@ def speculate_get_output_topk(
 
 
 def fill_buffers(message: Scored, tokens: Any, scores: Any, ranks: Any, packed: bool = True) -> None:
-    """Write a message where FastDeploy's token processor looks: what the message has, in rows of 21 columns.
+    """Write a message to the token processor's buffers, in rows of 21 columns.
 
     Without `packed`, for a token processor that knows a kind alone, and reads all columns.
     """

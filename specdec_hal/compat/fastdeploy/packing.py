@@ -10,7 +10,7 @@ from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
 from specdec_hal.ops import TokenOrder
 
 WIDEST_STEP = 32
-"""Columns of drafts that stand in where FastDeploy hands over lengths alone, and the most that an op is given."""
+"""Columns of placeholder drafts if FastDeploy only passes lengths, and the most for an op."""
 
 
 def pack(

@@ -1,4 +1,4 @@
-"""What one call of a FastDeploy op does, worked out once for given tensors: :class:`Plan`."""
+"""The steps of one call of a FastDeploy op, planned once for given tensors: :class:`Plan`."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Plan:
         self.op, self.platform, self.backend = op, platform, backend
         self.steps: list[Launch] = []
         self.keep: bool = not backend.debug and backend.shadow is None
-        """Whether the plan may be run again. Debug checks and shadows need tensors, which a kept plan must not own."""
+        """Whether the plan may be reused. Debug checks and shadows need tensors, which a kept plan must not own."""
         self.stream: Callable[[], int] = int
-        """Asks for the stream of the launches; operations of Paddle find theirs."""
+        """Returns the stream of launches; Paddle's operations use its own."""
         self._call = self._now = names, args
         self._given: dict[str, Any] | None = None
         self._origins: dict[int, Tensor] = {}
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def device(self) -> str:
-        """Where the call's tensors are, in Paddle's words."""
+        """The place of the call's tensors, in Paddle's form."""
         if self.backend.device == "cpu":
             return "cpu"
         return next((_device_of(arg) for arg in self._call[1] if isinstance(arg, paddle.Tensor)), "cpu")
@@ -90,7 +90,7 @@ class Plan:
         self._alive.append(arguments)
 
     def given(self, *same: str, **renamed: str) -> dict[str, Any]:
-        """Arguments of the call by our operands' names: those that are called alike, and ``operand="argument"``."""
+        """Arguments of the call by our operands' names: equal names, and ``operand="argument"``."""
         known = self._known()
         found = {name: known[name] for name in same}
         for operand, name in renamed.items():
@@ -118,13 +118,13 @@ class Plan:
         return self._derived(tensor, tensor[:count]) if shape and shape[0] > count else tensor
 
     def flat(self, tensor: Tensor | None) -> Tensor:
-        """All elements in one axis, not copied, for what FastDeploy's callers shape in several ways."""
+        """All elements in one axis, not copied, for arguments of varying shape."""
         if not isinstance(tensor, paddle.Tensor) or tensor.ndim == 1 or not tensor.is_contiguous():
             return tensor
         return self._derived(tensor, tensor.reshape([-1]) if tensor.ndim else tensor.unsqueeze(0))  # reshape copies 0-D
 
     def alias(self, tensor: Tensor) -> Tensor:
-        """The same memory as another tensor: steps hold it, while a kept plan ends with the caller's own."""
+        """A tensor over the same memory for steps, which does not keep the caller's tensor alive."""
         return self._derived(tensor, tensor.detach())
 
     def contiguous(self, tensor: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Plan:
         return self._derived(tensor, tensor.astype(dtype))
 
     def columns(self, tensor: Tensor, width: int) -> tuple[Tensor, Callable[[], None]]:
-        """A buffer [rows, any] as one of `width` columns, and what to call after the launch that changes it.
+        """A buffer [rows, any] as one of `width` columns, and a function to call after its change.
 
         The buffer itself if it is so wide; else a copy, which steps fill from it, and write back to it.
         """
@@ -163,18 +163,18 @@ class Plan:
         return self.hold(_filled(value, tuple(shape), dtype, self.device))
 
     def scratch(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """Memory for what one step of the plan hands to the next."""
+        """Memory passed from one step of the plan to the next."""
         return self.hold(paddle.zeros(list(shape), dtype))
 
     def expect(self, dtype: str, *arguments: str) -> None:
-        """Refuse tensors of another dtype, where operations of Paddle alone take them."""
+        """Refuse tensors of another dtype, if only Paddle's operations use them."""
         for argument in arguments:
             got = dtype_of(self._known()[argument])
             if got != dtype:
                 self.fail(argument, f"dtype {dtype}", got, "cast it; nothing is converted silently")
 
     def within(self, argument: str, indices: Tensor, count: int) -> None:
-        """Refuse indices that are not below `count`, each time before what follows; on a GPU nobody reads them."""
+        """Refuse indices not below `count`, on every run; not checked on a GPU."""
         if self.device != "cpu" or not isinstance(indices, paddle.Tensor):
             return
         values, op, backend = self.alias(self.flat(indices)), self.op, self.backend.name
@@ -222,7 +222,7 @@ class Plan:
         return view
 
     def _renamed(self, error: ArgumentError, arguments: Mapping[str, Any]) -> ArgumentError:
-        """The same error in FastDeploy's words: its op, its name of the argument."""
+        """The same error with FastDeploy's names of the op and argument."""
         tensor = arguments.get(error.argument)
         while id(tensor) in self._origins:
             tensor = self._origins[id(tensor)]
@@ -240,7 +240,7 @@ class Plan:
 
 
 class KeptPlan:
-    """A plan for tensors that are the caller's: it ends when one of them does."""
+    """A plan for the caller's tensors, which ends with any of them."""
 
     __slots__ = ("addresses", "attributes", "held", "pick", "references", "run")
 
@@ -253,7 +253,7 @@ class KeptPlan:
         self.addresses = tuple(map(data_ptr, tensors))
         self.references = list(map(weakref.ref, tensors, repeat(end)))
         self.attributes = others(args)
-        """Held, so that no other object can have their ids."""
+        """Keep references, so that ids stay unique."""
 
 
 def _together(steps: Sequence[Launch]) -> Launch:

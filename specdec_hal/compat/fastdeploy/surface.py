@@ -1,4 +1,4 @@
-"""The names of an op package of FastDeploy as this project has them: the ops served, and a refusal of all others."""
+"""The names of a FastDeploy op package: served ops, and refusals of all others."""
 
 from __future__ import annotations
 

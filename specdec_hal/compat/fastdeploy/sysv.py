@@ -1,4 +1,4 @@
-"""Message queues of System V, by which FastDeploy's runner and token processor talk: :class:`MessageQueue`."""
+"""System V message queues between FastDeploy's runner and token processor: :class:`MessageQueue`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def queue_key(path: str, number: int) -> int:
 
 
 class MessageQueue:
-    """The queue of a key, made if there is none. Messages are NumPy arrays of bytes that begin with the type.
+    """The queue of a key, created if missing. Messages are NumPy arrays of bytes that begin with the type.
 
     QueueError if the system refuses.
     """
@@ -66,7 +66,7 @@ class MessageQueue:
         return int(got)
 
     def remove(self) -> None:
-        """Drop the queue with what is in it; senders and readers that wait get an error."""
+        """Remove the queue and its messages; waiting senders and readers get an error."""
         self._libc.msgctl(self._id, _IPC_RMID, None)
 
     def _too_long(self, size: int) -> QueueError:

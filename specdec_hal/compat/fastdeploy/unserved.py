@@ -1,4 +1,4 @@
-"""FastDeploy's op names that the layer leaves alone, and why. Those that it serves say so themselves: `ADAPTORS`."""
+"""FastDeploy's ops that the layer does not serve, with reasons. `ADAPTORS` has the served ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNKNOWN = "an op of speculative decoding whose arguments this layer does not kn
 _IMAGES = "part of models that see images"
 
 FAMILIES = ("speculate_", "spec_", "mtp_", "eagle_", "draft_model_", "ngram_", "hybrid_mtp_", "suffix_", "verify_")
-"""How FastDeploy's names of ops of speculative decoding begin."""
+"""Prefixes of FastDeploy's speculative decoding ops."""
 
 _BOTH = {
     "update_inputs": _PLAIN,

@@ -1,4 +1,4 @@
-"""Ops that judge drafts and advance the slots."""
+"""Ops that verify drafts and advance the slots."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _beside(plan: Plan, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
 
 
 def _judged(plan: Plan, slots: int, number: int, targets: Tensor | None, zeros: Tensor) -> dict[str, Any]:
-    """What a strategy compares drafts with, and seeds: FastDeploy's are no request's, but differ by slot and call."""
+    """A strategy's inputs and seeds: FastDeploy's seeds differ by slot and call, not by request."""
     if not 0 <= number < len(_STRATEGIES):
         plan.fail("verify_strategy", "0 TOPP | 1 GREEDY | 2 TARGET_MATCH", str(number), "pass one of them")
     strategy = _STRATEGIES[number]
