@@ -38,7 +38,7 @@ def test_a_table_of_what_passed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_and_junit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     status, report = document(
-        capsys, "--backend", "xpu_sim", "--op", OP, "--seed", "7", "--coverage", "--junit", str(path)
+        capsys, "--backend", "xpu_sim", "--op", OP, "--seed", "7", "--coverage", "--junit", str(path), "--jobs", "1"
     )
     assert status == 0 and report["ok"]
     assert (report["backend"], report["level"], report["seed"], report["device"]) == ("xpu_sim", "quick", 7, "cpu")
@@ -53,7 +53,7 @@ def test_json_and_junit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 def test_a_failure_is_shrunk_and_can_be_pasted(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     status, report = document(
-        capsys, "--backend", faulty, "--option", "fault=value", "--op", "gather_accepted", "--junit", str(junit)
+        capsys, "--backend", faulty, "--option=fault=value", "--op", "gather_accepted", "--junit", str(junit), "--jobs=1"
     )
     assert status == 1 and not report["ok"]
     failure = next(r for r in report["results"] if r["case"].startswith("generated:") and r["reproduction"])
@@ -85,7 +85,7 @@ def test_failures_are_grouped_by_cause(faulty: str, capsys: pytest.CaptureFixtur
 
 
 def test_expected_failures(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    args = ("--backend", faulty, "--option", "fault=value", "--op", "gather_accepted")
+    args = ("--backend", faulty, "--option", "fault=value", "--op", "gather_accepted", "--jobs", "1")
     path = tmp_path / "xfail.txt"
     path.write_text("gather_accepted/* # issue 9: the third row is one too large\n")
     status, report = document(capsys, *args, "--xfail", str(path))
@@ -222,12 +222,12 @@ def test_a_process_that_never_starts(faulty: str, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_soak_runs_rounds_with_fresh_seeds(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     args = ("--level", "soak", "--rounds", "2", "--op", OP, "--jobs", "2", "--save", str(tmp_path))
-    assert call("--backend", "reference", *args) == 0
-    progress = capsys.readouterr().err
-    assert "round 1 (seed 0)" in progress and "round 2 (seed 1)" in progress
     passed = [0]
     for rounds in ("1", "2"):
-        _, report = document(capsys, "--backend", "reference", *args, "--rounds", rounds)
+        assert call("--json", "--backend", "reference", *args, "--rounds", rounds) == 0
+        out, progress = capsys.readouterr()
+        report = json.loads(out)
+        assert "round 1 (seed 0)" in progress and ("round 2 (seed 1)" in progress) is (rounds == "2")
         assert report["rounds"] == int(rounds) and report["totals"]["passed"] > passed[-1]
         assert report["totals"]["passed"] == sum(row["passed"] for row in report["table"])
         passed.append(report["totals"]["passed"])
@@ -237,8 +237,8 @@ def test_soak_runs_rounds_with_fresh_seeds(faulty: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_soak_runs_until_it_is_told_to_stop(told: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("told", "when"), [(signal.SIGINT, "round 2"), (signal.SIGTERM, "round 1")])
+def test_soak_runs_until_it_is_told_to_stop(told: signal.Signals, when: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "specdec_hal.cli", "conformance", "--json", "--backend", "xpu_sim"]
     soak = [*command, "--level", "soak", "--op", OP, "--jobs", "1"]
     # A shell starts jobs in the background with SIGINT ignored, and their children inherit that.
@@ -246,7 +246,7 @@ def test_soak_runs_until_it_is_told_to_stop(told: signal.Signals, tmp_path: Path
     pipe = subprocess.PIPE
     with subprocess.Popen(soak, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, preexec_fn=listen) as process:
         shown = ""
-        while "round 2" not in shown:
+        while when not in shown:
             shown = process.stderr.readline()
             assert shown, "it ended by itself"
         process.send_signal(told)

@@ -78,8 +78,8 @@ def test_large(op):
 @pytest.mark.parametrize("style", wide_rows.STYLES)
 def test_wide_rows(style, dtype):
     """Rows that clusters of blocks share, in shared memory and not; of whole chunks and not, aligned and not."""
-    widest = FLOATS[wide_rows.STYLES.index(style) % len(FLOATS)] == dtype  # each style in one dtype
-    for number, v in enumerate((1025, 4096, 20_011) if widest else (1025, 4096)):
+    at = (wide_rows.STYLES.index(style) + FLOATS.index(dtype)) % len(FLOATS)  # each style in one dtype by one width
+    for number, v in ((0, 1025), (1, 4096), (2, 20_011))[at : at + 1]:
         inputs = wide_rows.sampling(style, dtype, v, number, some=8)
         # Each width in another order, on the newer compute capability for the one op and on the older for the other.
         check("sample_target", inputs, 2 * number + 1, (style, v))

@@ -130,7 +130,7 @@ class Model:
 
     @cached_property
     def loaded(self) -> TargetModel:
-        return load_model(self.path, self.framework, threads=1, batch_invariant=True)
+        return load_model(self.path, self.framework, threads=1, batch_invariant=False)
 
     @cached_property
     def template(self) -> ChatTemplate:

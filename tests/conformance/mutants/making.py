@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
-import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,8 @@ from specdec_hal.plugin.backend import Backend, Launch
 from tests.conformance.mutants.editing import Edit
 
 Arrays = dict[str, Any]
-_PACKAGE = reference.__name__
+_PACKAGE = "edited_reference"
 _FOLDER = Path(inspect.getfile(reference)).parent
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -46,39 +45,51 @@ def judge(mutant: Mutant) -> Report:
     return run(mutant.make(), ops=mutant.ops, level="quick", stop_at_failure=True, shrink_failures=False, samples=8192)
 
 
+@functools.cache
+def _text(name: str) -> str:
+    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8").replace(reference.__name__, _PACKAGE)
+
+
+@functools.cache
+def _unedited(name: str) -> CodeType:
+    return compile(_text(name), f"<{_PACKAGE}.{name}>", "exec")
+
+
 class _EditedReference(MetaPathFinder, Loader):
     """Imports a second reference package from the first one's sources."""
 
-    def __init__(self, package: str, edits: Sequence[Edit]) -> None:
-        self.package, self.edits = package, edits
+    def __init__(self, edits: Sequence[Edit]) -> None:
+        self.edits = edits
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        is_package = fullname == self.package
-        if not is_package and not fullname.startswith(f"{self.package}."):
+        is_package = fullname == _PACKAGE
+        if not is_package and not fullname.startswith(f"{_PACKAGE}."):
             return None
         return ModuleSpec(fullname, self, is_package=is_package)
 
     def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ == self.package:
+        if module.__name__ == _PACKAGE:
             return
         name = module.__name__.rpartition(".")[2]
-        text = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
-        tree = ast.parse(text.replace(_PACKAGE, self.package))
-        for edit in self.edits:
-            if edit.module == name:
+        edits = [edit for edit in self.edits if edit.module == name]
+        code = _unedited(name)
+        if edits:
+            tree = ast.parse(_text(name))
+            for edit in edits:
                 edit.apply(tree)
-        exec(compile(ast.fix_missing_locations(tree), f"<{module.__name__}>", "exec"), module.__dict__)
+            code = compile(ast.fix_missing_locations(tree), f"<{module.__name__}>", "exec")
+        exec(code, module.__dict__)
 
 
 def edited_reference(edits: Sequence[Edit]) -> Backend:
-    """The reference backend built from edited sources, under module names of its own."""
-    finder = _EditedReference(f"edited_reference_{next(_numbers)}", edits)
+    """The reference backend built from edited sources, whose modules are forgotten again."""
+    finder = _EditedReference(edits)
     sys.meta_path.insert(0, finder)
     try:
-        module = importlib.import_module(f"{finder.package}.backend")
+        module = importlib.import_module(f"{_PACKAGE}.backend")
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] == finder.package]:
+        for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
             del sys.modules[name]
     backend: Backend = module.ReferenceBackend()
     return backend

@@ -14,7 +14,7 @@ from specdec_hal.ops import OPS
 from tests.support.redzone import RedZones
 from tests.support.running import assert_same, searched, written
 
-SCHEDULES = [(seed, dma) for seed in (0, 1, 2, 3, 4) for dma in ("eager", "deferred")] + [(5, "random")]
+SCHEDULES = [(seed, dma) for seed in (0, 1, 2) for dma in ("eager", "deferred")] + [(5, "random")]
 SHAPES = [("auto", "auto"), (1, 1), (1, 16), (3, 5), (12, 64), (255, 2)]
 """Launches: clusters and cores. All are used under every schedule."""
 COUNT = 2  # cases per schedule and shape
