@@ -31,13 +31,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_DATA_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
 
 
-def run(*args: str) -> dict[str, object]:
-    done = subprocess.run(args, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    document: dict[str, object] = json.loads(done.stdout)
-    return document
-
-
 def prompts(path: Path, rows: int, new_tokens: int) -> Path:
     texts = [file.read_text() for file in PROMPTS]
     params = [{"max_new_tokens": new_tokens + row % 5, "temperature": float(row % 2)} for row in range(rows)]
@@ -67,7 +60,7 @@ def kill_some(args: list[str], kills: int, seed: int) -> dict[str, object]:
 @pytest.mark.parametrize(("rows", "kills"), [(12, 1), pytest.param(160, 20, marks=pytest.mark.slow)])
 def test_killed_replicas_change_nothing(tmp_path: Path, rows: int, kills: int) -> None:
     source = prompts(tmp_path / "prompts.jsonl", rows, 60)
-    run(*command(source, tmp_path / "alone"))
+    assert main(command(source, tmp_path / "alone")[3:]) == 0
     on_ray = command(source, tmp_path / "ray", "--ray", "--replicas", "2", "--block-size", "4", "--max-crashes", "20")
     document = kill_some(on_ray, kills, seed=kills)
     assert document["rows"] == rows

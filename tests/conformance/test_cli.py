@@ -53,7 +53,15 @@ def test_json_and_junit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 def test_a_failure_is_shrunk_and_can_be_pasted(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     status, report = document(
-        capsys, "--backend", faulty, "--option=fault=value", "--op", "gather_accepted", "--junit", str(junit), "--jobs=1"
+        capsys,
+        "--backend",
+        faulty,
+        "--option=fault=value",
+        "--op",
+        "gather_accepted",
+        "--junit",
+        str(junit),
+        "--jobs=1",
     )
     assert status == 1 and not report["ok"]
     failure = next(r for r in report["results"] if r["case"].startswith("generated:") and r["reproduction"])

@@ -109,7 +109,7 @@ def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
     folder, reference = write(tmp_path / "model", kind)
     case = Case(folder)
     tokens = np.random.default_rng(1).integers(3, VOCABULARY, 25)
-    for place in ("host", "device"):
+    for place in ("host", "device") if kind in ("DeepseekV3", "Ernie4_5_Moe") else ("host",):
         model = load(folder, place)
         assert model.capabilities.mtp_modules == 1
         model.allocate(2, 64)

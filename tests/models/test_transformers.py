@@ -122,5 +122,5 @@ def test_half_precision_of_the_gpu_model(tmp_path: Path, triton_device: str) -> 
     config = read_config(tmp_path)
     model = LlamaCuda(config, load_weights(tmp_path, config, device=triton_device))
     assert model.capabilities.hidden_dtype == "float16"
-    got = Paged(model, 1, LENGTH).step({0: (0, text())})[0].cpu().numpy()
-    assert np.sqrt(((got - want) ** 2).mean()) < 0.01 * want.std()
+    got = Paged(model, 1, 40).step({0: (0, text()[:40])})[0].cpu().numpy()
+    assert np.sqrt(((got - want[:40]) ** 2).mean()) < 0.01 * want.std()

@@ -65,6 +65,8 @@ def test_linear(make_launcher: MakeLauncher, dtype: str, rows: int, columns: int
     import torch
 
     launcher = make_launcher(dtype)
+    if dtype == "float16" and rows * columns * depth > 10**6 and launcher.arena.device.type == "cpu":
+        pytest.skip("takes seconds in Triton's interpreter and covers nothing that float32 does not")
     x, weight = random(launcher, rows + 3, depth), random(launcher, columns, depth, seed=1)
     want = doubles(x)[:rows] @ doubles(weight).T
     out = torch.full((rows + 3, columns), float("nan"), dtype=torch.float32, device=x.device)
