@@ -1,8 +1,8 @@
 """Ops of several builds of the CUDA library on one card: checked against the reference, and timed in turns.
 
 ``python benchmarks/before_after.py OUT.json --only PART ...``: `libspecdec_cuda_BUILD.so` for each of `--builds` lies
-beside `libspecdec_cuda.so`, which is the build "after", in specdec_hal/lib. Figures of others are those that the suites
-state, from runs of their own; what PyTorch has is timed here.
+beside `libspecdec_cuda.so`, which is the build "after", in specdec_hal/lib. Figures of other implementations are those
+of the suites, from other runs; PyTorch's are measured here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def build(name: str) -> CudaBackend:
 
 
 def chosen(parts: list[str]) -> Iterator[Case]:
-    """The cases of all suites whose group or label has one of the parts."""
+    """Cases of all suites whose group or label contains one of the parts."""
     for suite in SUITES:
         for part in parts:
             try:

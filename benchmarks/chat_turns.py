@@ -1,8 +1,8 @@
 """Ten turns of a chat, each with all that came before in its prompt, with the prefix cache and without.
 
 ``python benchmarks/chat_turns.py --out FILE``: the embedded model and a Llama of 1.2 B random parameters on a GPU,
-plain and with n-gram drafts. `alone`: a request whose prompt is the last turn's new tokens, which is the least that the
-turn can take. Tokens with the cache and without have to be the same.
+plain and with n-gram drafts. `alone`: a request with only the last turn's new tokens as its prompt, a lower bound.
+Tokens must not depend on the cache.
 """
 
 from __future__ import annotations

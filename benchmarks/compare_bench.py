@@ -1,4 +1,4 @@
-"""Compare two folders that benchmarks/gpu_bench.sh wrote on one machine: compare_bench.py BEFORE AFTER [SHARE].
+"""Compare two folders of benchmarks/gpu_bench.sh from one machine: compare_bench.py BEFORE AFTER [SHARE].
 
 Prints every case whose warm time changed by more than SHARE (0.02), and the geometric mean of all ratios. Exits with 1
 if that mean is beyond SHARE, or cases are missing.

@@ -1,12 +1,12 @@
-"""The engine on a CPU beside an older commit, `transformers` and vLLM's CPU build, in turns, in processes of their own.
+"""The engine on a CPU, an older commit, `transformers` and vLLM's CPU build, in turns, in separate processes.
 
 ``python benchmarks/cpu_engine.py --before FOLDER --vllm PYTHON --out benchmarks/results/NAME.json``. FOLDER is a clone
 of the older commit with an environment in `.venv`, PYTHON that of an environment with vLLM (`make engine-test` makes
 one: build/engine-venv); either may be left out. Greedy, on all cores. The embedded model takes the four example
 prompts: one after the other for 1 request at once, together for 4, four times with different ends for 16;
 SmolLM2-135M-Instruct, which is downloaded and converted, the first two, alone. Tokens per second of the fastest of
-several rounds, prefill included; loading and one round to warm up are not. What has been measured of the same commit
-stands in the output and is not measured again, so that a run can be taken in parts (`--minutes`).
+several rounds, prefill included; loading and one round to warm up are not. Rows of the same commit in the output are
+not measured again, so a run can be split (`--minutes`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Case:
 
 
 def texts(model: str, requests: int) -> list[str]:
-    """Prompts, more than one at least: those that come again end earlier."""
+    """Prompts; repeated ones are shortened."""
     known = [(ROOT / f"examples/prompts/{name}.txt").read_text().removesuffix("\n") for name in PROMPTS]
     if model == SMOLLM2:
         return known[:2]
@@ -59,7 +59,7 @@ def texts(model: str, requests: int) -> list[str]:
 
 
 def ours(case: Case) -> Decode:
-    """A function that decodes a group of prompts, by the package that is in the working directory."""
+    """A function that decodes a group of prompts with the package in the working directory."""
     from specdec_hal import load
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
@@ -160,7 +160,7 @@ def measure(folder: Path, python: str, case: Case) -> Any:
 
 
 def row_of(engines: dict[str, tuple[Path, str]], case: tuple[str, int, int], paths: Any, args: Any) -> dict[str, Any]:
-    """Every engine that can, in turns."""
+    """All available engines, in turns."""
     model, requests, drafts = case
     found: dict[str, Any] = {}
     for _ in range(args.rounds):

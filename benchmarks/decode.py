@@ -1,6 +1,6 @@
-"""The issue's end-to-end figures: plain against speculative decoding on the demo prompts, start-up times, memory.
+"""End-to-end figures: plain against speculative decoding on the demo prompts, start-up times, memory.
 
-Everything is measured through the installed command line, in processes of its own. Run:
+Everything is measured through the installed command line, in separate processes. Run:
 ``python benchmarks/decode.py --out benchmarks/results/NAME.json``
 """
 
@@ -64,7 +64,7 @@ def first_text() -> dict[str, Any]:
 
 
 def _read(terminal: int) -> bytes:
-    """What a terminal shows next; nothing once its last writer is gone, which Linux reports as an I/O error."""
+    """A terminal's next output; empty after its last writer, which Linux reports as an I/O error."""
     try:
         return os.read(terminal, 4096)
     except OSError as error:

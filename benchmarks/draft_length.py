@@ -1,11 +1,10 @@
-"""The draft length that adapts beside every fixed one, and what drafts of the MTP module take. Warm engines, in turns.
+"""Adaptive against fixed draft lengths, and the cost of MTP drafts. Warm engines, in turns.
 
 ``python benchmarks/draft_length.py --out benchmarks/results/NAME.json [--turns N] [PART...]``. Parts: lengths (each
 example prompt by itself and four times at once, greedy and sampled: plain decoding, K = 1 to 8, adaptive), mtp (seconds
 of a draft over those of a plain step, with 1 slot and with 4, and of the products with weights in both). Every engine
-has a model of its own, decodes a prompt untimed before the turns, and forgets it before each of them. Ratios are
-medians over the turns, each within one turn. ``--clock cpu`` counts the processor time of the process, for a machine
-that does other work too.
+has its own model, decodes a prompt untimed before the turns, and forgets it before each of them. Ratios are medians
+over the turns, each within one turn. ``--clock cpu`` counts the process's CPU time, for a machine with other work.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MTP_DRAFTS = 4
 
 
 class Bench:
-    """One run: its settings, and what it has measured."""
+    """One run: settings and results."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.clock = args, CLOCKS[args.clock]
@@ -186,7 +185,7 @@ def _keeping(records: list[Any]) -> Callable[..., None]:
 
 
 def main() -> None:
-    """Run the parts that are asked for, or all."""
+    """Run the named parts, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="lengths, mtp; all if none is named")
     parser.add_argument("--config", default="configs/reference.yaml")

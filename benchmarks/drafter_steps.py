@@ -2,8 +2,8 @@
 
 usage: python3 benchmarks/drafter_steps.py OUT.json
 
-Needs a CUDA GPU that nobody else uses, PyTorch and Triton. Random weights accept next to nothing: the figures of the
-3.2 B target say what a step costs, and so how many tokens a step has to give for drafts to pay.
+Needs an idle CUDA GPU, PyTorch and Triton. Random weights accept almost nothing: the 3.2 B target only shows the cost
+of a step, and so the break-even tokens per step.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def embedded() -> list[Row]:
 
 
 def main() -> None:
-    """Write all figures, those that there are if a part fails."""
+    """Write all figures, even if a part fails."""
     found: list[Row] = []
     out = Path(sys.argv[1])
     model = target()

@@ -32,7 +32,7 @@ TURNS = 3
 
 
 class Bench:
-    """One run of the benchmark: its settings, its model objects, and what it has measured."""
+    """One run: settings, models and results."""
 
     def __init__(self, device: str, new_tokens: int, out: Path | None) -> None:
         self.cuda, self.new_tokens, self.out = device == "cuda", new_tokens, out
@@ -196,7 +196,7 @@ class Bench:
             self.note(part="needs", requests=slots, run=name, **row)
 
     def latency(self) -> None:
-        """First token of a long prompt alone, and beside decoding requests; what these wait meanwhile, and for what."""
+        """First token of a long prompt alone and beside decoding requests, and the delays of these by cause."""
         slots = 64 if self.cuda else 4
         for chunk in (128, 256, 512):
             for run, more in (("overlap", []), ("no overlap", ["runner.overlap=false"])):
@@ -257,7 +257,7 @@ def device_time(events: Any) -> tuple[float, float]:
 
 
 def in_turns(runs: dict[str, Callable[[], dict[str, Any]]], turns: int) -> dict[str, dict[str, Any]]:
-    """Every run `turns` times, one after the other; of each the fastest, with the spread of all."""
+    """All runs in turn, `turns` times; the fastest of each, with the spread."""
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     for _ in range(turns):
         for name, run in runs.items():
@@ -312,7 +312,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Run the parts that are named, or all that the device can."""
+    """Run the named parts, or all that the device supports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -1,8 +1,8 @@
 """The part `latency` of `engine.py`: a long prompt beside decoding requests, step by step.
 
-What a request that decodes sees is the time between two ends of `step()`. A call launches one step and, with overlap,
-reads the one before; the stages told here are those of the step that it read (`wait`: the device was behind), `rest` is
-what the call did besides: schedule and launch the next step, callbacks. Without overlap, `wait` is the device's time.
+A decoding request's latency is the time between two ends of `step()`. A call launches one step and, with overlap, reads
+the previous one; stages are those of the step read (`wait`: for the device), and `rest` is the other work: scheduling
+and launching the next step, callbacks. Without overlap, `wait` is the device's time.
 """
 
 from __future__ import annotations

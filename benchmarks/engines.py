@@ -3,7 +3,7 @@
 ``python benchmarks/engines.py transformers --out benchmarks/results/cpu-engines-transformers.json``, and ``vllm`` in an
 environment that holds vLLM (`make engine-test` makes one: build/engine-venv), and ``llama.cpp``. Tokens per second over
 a set of prompts, one request at a time and four together; greedy, and every token compared with the engine's plain
-decoding. ``--sets HumanEval --at-a-time 4`` measures one of these alone, for a machine that is quiet only for minutes.
+decoding. ``--sets HumanEval --at-a-time 4`` measures one of these alone.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
 def vllm(path: Path, new_tokens: int, threads: int, suffix: bool) -> Iterator[Opened]:
     """vLLM plain, with its n-gram look-up, and with this project's proposers: an engine each, one of which runs.
 
-    The processes of the others are stopped: their threads would take turns with its on the same cores. The prompts come
-    again in every turn, hence nobody may draft from earlier requests. vLLM asks for Intel's OpenMP in LD_PRELOAD.
+    The other engines' processes are suspended to free the cores. Prompts repeat in every turn, so drafting from earlier
+    requests is off. vLLM needs Intel's OpenMP in LD_PRELOAD.
     """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")

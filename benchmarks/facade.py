@@ -1,7 +1,7 @@
 """Host cost of `Drafter.propose` beyond the ops it launches, for histories of 200 tokens that grow by 3 a call.
 
 ``python benchmarks/facade.py --out benchmarks/results/cpu-facade.json``. Microseconds per call; the ops are timed in
-the same calls and taken off.
+the same calls and subtracted.
 """
 
 from __future__ import annotations

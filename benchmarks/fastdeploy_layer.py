@@ -1,4 +1,4 @@
-"""What a call through FastDeploy's names costs beside our own, on Paddle CPU tensors.
+"""Cost of calls through FastDeploy's names compared with ours, on Paddle CPU tensors.
 
 ``python benchmarks/fastdeploy_layer.py [backend]`` prints, in microseconds and best of many runs: `bound`, a launch of
 our plan; `again`, what the layer adds to that for the same tensors; `bind`, our checked call of new tensors; `first`,

@@ -1,4 +1,4 @@
-"""What a step's message to FastDeploy's token processor costs, with one column of scores and with all 21.
+"""Cost of a step's message to FastDeploy's token processor, with one column of scores and with all 21.
 
 ``python benchmarks/fastdeploy_messages.py --out benchmarks/results/cpu-fastdeploy-messages.json``. Microseconds a
 message, writer and reader in one process over a real queue: `send` fills the message and hands it to the system,

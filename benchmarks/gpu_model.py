@@ -1,4 +1,4 @@
-"""Check and time the decoders for CUDA GPUs on one that nobody else uses: exactness, bits, graphs, kernel times, tiles.
+"""Check and time the decoders for CUDA GPUs on an idle GPU: exactness, bits, graphs, kernel times, tiles.
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 def mine(cases: Iterable[Any]) -> Iterator[Any]:
-    """The cases that this process is here for: all, unless it compiles."""
+    """This process's cases: all, unless it compiles."""
     index, count = map(int, os.environ.get("COMPILE", "0/1").split("/"))
     return (case for i, case in enumerate(cases) if i % count == index)
 
@@ -240,7 +240,7 @@ def replayed(model: LlamaCuda) -> bool:
 
 
 def part_bits() -> list[Row]:
-    """One text in every way in which it may come: all logits must have the bits of the text that comes at once."""
+    """One text in every division: all logits must have the bits of the undivided text."""
     rows = []
     for dtype in mine(DTYPES):
         config = read_config(TINY)

@@ -1,4 +1,4 @@
-"""Tokens per step of n-gram drafts that end with the text and of those that go on in cycles, greedy, embedded model.
+"""Tokens per step of n-gram drafts that end with the text and of cyclic ones, greedy, embedded model.
 
 Counts, not times: they do not depend on the machine. Over the example prompts, the first twenty of HumanEval
 (`engine_inputs.py`) and a text that repeats itself.

@@ -1,8 +1,8 @@
-"""How long a process takes from its start until it is ready, and to its first token: caches empty, and again.
+"""Time from the start of a process until it is ready and to its first token, with cold and warm caches.
 
 ``python benchmarks/ready.py --out FILE``: `LLM(warm_up=True)` of the embedded model under configs/cuda.yaml, each
-time in a new process, whose caches (Triton's and CUDA's) are in a folder of their own. `late`: what the first requests
-waited for, though the engine was ready.
+time in a new process, whose caches (Triton's and CUDA's) are in a folder of their own. `late`: compilations and
+captures that the first requests still waited for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batch generation by several replicas of one machine's processors: rows and tokens per second, beside one replica.
 
-``python benchmarks/replicas.py --replicas 1 2 4 --threads 4 --out FILE``. A replica is what an actor of Ray holds, here
-a process that takes blocks from a queue: what Ray adds is not measured. All numbers of replicas answer the same input,
-and have to give the same bytes; the clock starts when every replica has answered a block for itself.
+``python benchmarks/replicas.py --replicas 1 2 4 --threads 4 --out FILE``. A replica here is a process that takes blocks
+from a queue, without Ray's overhead. Any number of replicas must give the same bytes; the clock starts after every
+replica has answered a warm-up block.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 
 - `load`: 1, 4 and 16 clients (`--load-clients`) that ask one request after the other, plainly and with n-gram drafts.
 - `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
-- `output_path`: 8 requests at once in the engine alone, which makes neither text nor frames, in one process with HTTP,
-  and in three processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
+- `output_path`: 8 requests at once in the engine alone (without text or frames), in one process with HTTP, and in three
+processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
   --client-processes 8 --http-workers 6``, and ``--large`` for a model that a GPU has to work for.
-- `stages`: what each stage of that path costs by itself (`serving_stages.py`), for as many requests.
+- `stages`: the cost of each stage of that path (`serving_stages.py`), for as many requests.
 - `frames`: encoding and decoding of one step's output for 256 slots, in microseconds; `frame_writer`: what making the
   frame takes of the engine's step, encoding included.
 """
@@ -58,7 +58,8 @@ def bodies(count: int, new_tokens: int, **more: Any) -> list[dict[str, Any]]:
 def uneven(count: int, new_tokens: int) -> list[dict[str, Any]]:
     """As `bodies`, but for so many tokens on average, from half to one and a half times as many.
 
-    Requests that all end in the same step let the engine alone read the next prompts in one step too, as no server can.
+    If all requests ended in the same step, the engine alone could also prefill the next prompts in one step, unlike a
+    server.
     """
     lengths = np.random.default_rng(0).integers(new_tokens // 2, 3 * new_tokens // 2, count, endpoint=True)
     return [{**body, "max_tokens": int(most)} for body, most in zip(bodies(count, new_tokens), lengths, strict=True)]

@@ -1,8 +1,8 @@
-"""The way of a step's tokens from the engine to a client, stage by stage: no model, one thread, microseconds of work.
+"""The path of a step's tokens from the engine to a client, by stage: no model, one thread, microseconds of work.
 
-A stage takes what the one before made, in the processes' own code: `frame` (told and encoded), `zeromq`, `processor`
-(frame decoded, text made, stop strings looked for), `update` (news encoded and decoded), `stream` (HTTP's end, to
-what a client's stream reads), `event` (the bytes of an event), `http` (ASGI and HTTP/1.1, without the kernel).
+Each stage runs the processes' code on the previous stage's output: `frame` (collected and encoded), `zeromq`,
+`processor` (decoding, detokenization, stop strings), `update` (deltas encoded and decoded), `stream` (HTTP's side, up
+to a client's stream), `event` (the bytes of an event), `http` (ASGI and HTTP/1.1, without the kernel).
 """
 
 from __future__ import annotations

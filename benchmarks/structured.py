@@ -1,13 +1,13 @@
-"""Structured output on a CPU: what a step with grammars costs, and the same answers beside vLLM's CPU build.
+"""Structured output on a CPU: the cost of a step with grammars, and answers compared with vLLM's CPU build.
 
 ``python benchmarks/structured.py --vllm PYTHON --out benchmarks/results/cpu-structured.json``. PYTHON is that of an
 environment with vLLM (`make engine-test` makes one: build/engine-venv); it may be left out.
 
 `steps`: 8 requests at once with a JSON schema and without, in turns in one process, plain and drafted: microseconds of
-a decode step (a round's median; of all rounds the median), and of this process's processors, which other processes
-matter less to. `answers`: SmolLM2-135M-Instruct, greedy, 8 prompts at once, three schemas: how many answers are JSON by
-their schema, and tokens per second of the fastest of several rounds, prefill included; loading, compiling grammars and
-one round to warm up are not.
+a decode step (a round's median; of all rounds the median), and of CPU time, which depends less on other processes.
+`answers`: SmolLM2-135M-Instruct, greedy, 8 prompts at once, three schemas: how many answers are JSON by their schema,
+and tokens per second of the fastest of several rounds, prefill included; loading, compiling grammars and one round to
+warm up are not.
 """
 
 from __future__ import annotations

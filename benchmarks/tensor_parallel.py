@@ -1,10 +1,9 @@
 """Decoding of Llamas of 1.2 and 8 B random parameters over ranks, a GPU each: step times and tokens per second.
 
 ``python benchmarks/tensor_parallel.py --out FILE`` measures 1 rank and ``--ranks`` of them with 1, 8 and 64 requests,
-plain and with n-gram drafts, in captured steps. Ranks give each other what they compute by gathers (NCCL), in memory
-that all kernels reach, and from parts of the vocabulary, in one run. `alone`: steps in which each rank takes its own
-tensors for the others', so that the difference is what communication takes, the wait for the other ranks included.
-Every rank holds a runner, in lock-step.
+plain and with n-gram drafts, in captured steps. Ranks exchange results by gathers (NCCL), through shared memory, and by
+parts of the vocabulary, in one run. `alone`: each rank uses its own tensors instead of the others', so the difference
+is the cost of communication, including waits. Every rank holds a runner, in lock-step.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ WAYS = ("alone", "gathered", "shared", "parts")
 
 
 class Alone:
-    """A group that tells nobody anything: each rank has its own tensors in place of the others'."""
+    """A group without communication: each rank uses its own tensors instead of the others'."""
 
     capturable = True
 
@@ -66,7 +65,7 @@ class Alone:
 
 
 class Gathering(Alone):
-    """A group whose ranks gather, though their kernels reach each other's memory."""
+    """A group that gathers although kernels could share memory."""
 
     def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group.rank, group.size)
@@ -74,7 +73,7 @@ class Gathering(Alone):
 
 
 def random_weights(config: LlamaConfig, device: str, dtype: str, part: WeightsPart | None) -> dict[str, Any]:
-    """What a rank has of weights that do not depend on the number of ranks."""
+    """A rank's part of weights that do not depend on the number of ranks."""
     weights = {}
     for name, shape in expected_shapes(config).items():
         generator = torch.Generator(device).manual_seed(crc32(name.encode()))
@@ -146,7 +145,7 @@ def measure(config: LlamaConfig, args: argparse.Namespace, device: str, backend:
 
 
 def compile_kernels(model: Any, backend: Any, ways: Any, requests: int, drafts: list[int], group: Any) -> None:
-    """What all steps need, in many processes at once."""
+    """Compile the kernels of all steps in parallel."""
     for way, exchange in ways.items():
         model.exchange = exchange
         with model.compiling():

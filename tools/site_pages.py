@@ -182,7 +182,7 @@ def results() -> str:
             file.write(path.read_bytes())
         if _drawn(path):
             plots.append(f"## {path.stem}\n\n{command}\n\n![{path.stem}]({path.stem}.png)\n")
-    head = "# Recorded results\n\nEach file has command, commit, machine and versions beside its figures.\n"
+    head = "# Recorded results\n\nEach file has command, commit, machine, versions and figures.\n"
     return "\n".join([head, table(("file", "command", "machine", "date", "commit"), rows), *plots])
 
 

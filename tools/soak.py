@@ -204,7 +204,7 @@ class Round:
         scheduler = self.runner._scheduler
         slots = [*scheduler._free_slots, *scheduler.running]
         assert sorted(slots) == list(range(self.config.runner.max_num_seqs)), f"slots {slots}"
-        assert scheduler.live == len(scheduler.waiting) + len(scheduler.running), "a request is nowhere, or twice"
+        assert scheduler.live == len(scheduler.waiting) + len(scheduler.running), "a request is lost or duplicated"
         if scheduler.pool is not None:
             used = Counter(block for sequence in scheduler.running.values() for block in sequence.blocks)
             assert len(used) + scheduler.pool.free == scheduler.pool.num_blocks, "a block is lost"
@@ -214,7 +214,7 @@ class Round:
     def settle(self) -> None:
         """At the end: every request once, with the tokens of plain decoding."""
         self.ended = self.runner.take_finished()
-        assert self.ended.keys() == self.requests.keys(), "a request has no output, or one that nobody asked for"
+        assert self.ended.keys() == self.requests.keys(), "a request has no output, or an unknown one has"
         for name, output in self.ended.items():
             request, stream = self.requests[name], self.streams[name]
             wanted = plain_decoding(list(request.prompt_token_ids), request.params)
