@@ -26,6 +26,8 @@ _OPS: Mapping[str, Mapping[str, Any]] = {
     "write_accepted": _DECODE,
     "clear_accept_num": _DECODE,
     "insert_first_token": {**_SIZES, "states": ("decode", "prefill")},
+    "prepare_block_inputs": {**_DECODE, "num_masks": 5, "anchor_only": True, "F_cap": 256 * 6},
+    "truncate_by_confidence": _DECODE,
     "draft_model_preprocess": {**_SIZES, "states": ("decode", "prefill"), "I_cap": 512},
     "draft_model_update": {**_DECODE, "substep": 1},
     "draft_model_postprocess": _DECODE,

@@ -23,6 +23,7 @@ from specdec_hal.ops.spec import Role
 SIZES = {
     "M": 4, "B": 3, "S": 5, "L": 16, "V": 11, "D": 2, "C": 6, "E": 2, "W": 7, "N": 8, "Q": 10, "Z": 12, "I_cap": 9,
     "J": 13, "H": 14, "P": 17, "U": 18, "Y": 19, "T_cap": 40, "R_cap": 30, "A_cap": 20, "D_cap": 25,
+    "V_draft": 21, "F_cap": 150,
 }  # fmt: skip
 
 

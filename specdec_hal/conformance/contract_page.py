@@ -26,6 +26,7 @@ SECTIONS = {
     8: "Scheduling and stop sequences",
     9: "Draft models that read hidden states",
     10: "Masks of allowed tokens",
+    11: "Trained drafters",
 }
 """Titles by the section numbers of OpSpecs."""
 

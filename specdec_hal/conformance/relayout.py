@@ -12,7 +12,13 @@ from specdec_hal.ops import get_op
 
 Array = NDArray[Any]
 
-_OFFSETS = {"T_cap": "cu_seqlens_q", "R_cap": "cu_seqlens_q_output", "A_cap": "cu_batch_token_offset"}
+_OFFSETS = {
+    "T_cap": "cu_seqlens_q",
+    "R_cap": "cu_seqlens_q_output",
+    "A_cap": "cu_batch_token_offset",
+    "F_cap": "block_cu_seqlens_q",
+}
+_OWNERS = ("batch_id_per_token", "batch_id_per_token_output", "block_batch_ids")
 _BY_ACTIVE_SLOT = ("inter_next_tokens", "last_hidden")
 
 
@@ -84,14 +90,16 @@ class Relayout:
 
     def _move_blocks(self, name: str, value: Array, offsets: Array, capacity: int) -> tuple[Array, int]:
         blocks = [value[offsets[b] : offsets[b + 1]] for b in self.order]
-        if name.startswith("batch_id_per_token"):
+        if name in _OWNERS:
             blocks = [np.full_like(block, j) for j, block in enumerate(blocks)]
-        first_row = self._offsets("cu_seqlens_q_output")
-        if name == "rows" and first_row is not None:  # logit rows move too
+        rows_of = {"rows": "cu_seqlens_q_output", "block_source_rows": "cu_seqlens_q"}.get(name, "")
+        first_row = self._offsets(rows_of)
+        if first_row is not None:  # logit rows, or tokens, move too
             new_row = np.cumsum([0, *np.diff(first_row)[self.order]])
-            blocks = [block + new_row[j] - first_row[self.order[j]] for j, block in enumerate(blocks)]
+            moves = [new_row[j] - first_row[b] for j, b in enumerate(self.order)]
+            blocks = [block + move * (block >= 0) for block, move in zip(blocks, moves, strict=True)]
         count = sum(map(len, blocks))
-        fill = -1 if name.startswith(("batch_id", "rows")) else 0
+        fill = -1 if name in (*_OWNERS, "rows", "block_source_rows") else 0
         tail = np.full((capacity - count, *value.shape[1:]), fill)
         moved: Array = np.concatenate([*blocks, tail]).astype(value.dtype)
         return moved, count

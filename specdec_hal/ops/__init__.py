@@ -1,8 +1,8 @@
 """The contract as code: one OpSpec per op.
 
 `spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange. `step_index`, `sampling`, `verify`, `ngram`,
-`output`, `schedule`, `phases`, `draft_model` and `bitmask` have the ops by section of the contract. `validate` checks a
-call against an OpSpec; `docs` renders it; `generate` makes test inputs from it.
+`output`, `schedule`, `phases`, `draft_model`, `bitmask` and `drafter` have the ops by section of the contract.
+`validate` checks a call against an OpSpec; `docs` renders it; `generate` makes test inputs from it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.ops import bitmask, draft_model, ngram, output, phases, sampling, schedule, step_index, verify
+from specdec_hal.ops import bitmask, draft_model, drafter, ngram, output, phases, sampling, schedule, step_index, verify
 from specdec_hal.ops.enums import AcceptPolicy, LogprobMode, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from specdec_hal.ops.spec import OpSpec
 from specdec_hal.text import did_you_mean
 
 OPS: Mapping[str, OpSpec] = {
     spec.name: spec
-    for module in (step_index, sampling, verify, ngram, output, schedule, phases, draft_model, bitmask)
+    for module in (step_index, sampling, verify, ngram, output, schedule, phases, draft_model, bitmask, drafter)
     for spec in module.OPS
 }
 

@@ -14,6 +14,7 @@ SYMBOLS = {
     "L": "`max_model_len`",
     "P": "width of `pre_ids`",
     "V": "vocabulary size",
+    "V_draft": "size of a draft model's own vocabulary",
     "D": "row width, such as the hidden size",
     "C": "candidates kept per row",
     "E": "end tokens",
@@ -32,10 +33,11 @@ SYMBOLS = {
     "R_cap": "capacity for output (logit) rows",
     "A_cap": "capacity for accepted tokens",
     "D_cap": "capacity for tokens reported with a draft model's rows",
+    "F_cap": "capacity for rows of a drafter's blocks",
 }
 """Meanings of the symbols."""
 
-MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1, "Y": 1}
+MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "V_draft": 1, "D": 1, "C": 1, "N": 1, "Y": 1}
 """Smallest extent of the symbols that may not be 0."""
 
 MAXIMUM = {"V": 2**24 - 1}
@@ -176,6 +178,21 @@ _tensor("base_model_stop_flags", BOOL, ("M",), "The target's `stop_flags`.")
 _tensor("inter_next_tokens", I64, ("R_cap",), "The draft model's tokens, packed by active slot; -1 where undefined.")
 _tensor("last_hidden", (*FLOATS, "int64", "int32"), ("B", "D"), "One row of x per active slot, packed.", dtype_of="x")
 _tensor("output_token_num", I32, (1,), "Rows of `last_hidden` that hold something.")
+_tensor("block_token_ids", I64, ("F_cap",), "The tokens of a drafter's blocks, packed; 0 in the tail.")
+_tensor("block_batch_ids", I32, ("F_cap",), "Slot of each of them; -1 in the tail.", between(-1, "M-1"))
+_tensor(
+    "block_source_rows",
+    I32,
+    ("F_cap",),
+    "Where each stands in `ids_remove_padding`; -1: masked, or the tail.",
+    between(-1, "T_cap-1"),
+)
+_tensor("block_cu_seqlens_q", I32, ("B+1",), "Exclusive prefix sum of the blocks' rows.", OFFSETS)
+_tensor("block_seq_lens_decoder", I32, ("B",), "Position of each block's first row.", between(0, "L"))
+_tensor("own_logits", FLOATS, ("R_cap", "V_draft"), "Logits of the draft model's own ids.", dtype_of="logits")
+_tensor("target_to_draft", I32, ("V",), "The draft model's id of each token; -1: none.", between(-1, "V_draft-1"))
+_tensor("draft_confidence", F32, ("M", "S-1"), "Probability that the target takes a draft after those before it.")
+_tensor("min_confidence", F32, ("M",), "Least probability of drafts that are kept; 0: all are.")
 
 # Output
 _tensor("token_ids", I64, ("A_cap",), "Accepted tokens, packed in slot order; -1 in the tail.", between(-1, None))

@@ -72,6 +72,10 @@ _ELSEWHERE = (
     "cu_next_token_offset",
     "pre_ids",
     "bitmask_rows",
+    "block_cu_seqlens_q",
+    "block_seq_lens_decoder",
+    "draft_confidence",
+    "min_confidence",
 )
 """Tensors allocated by their users: the proposer, the strategy, or a custom loop."""
 _BASE_MODEL = "base_model_"

@@ -7,12 +7,21 @@ import pytest
 
 from specdec_hal.conformance.inputs.generate import cases, generate
 from specdec_hal.ops import OPS, Purpose
-from tests.support import exact, oracle_bitmask, oracle_ngram, oracle_phases, oracle_rows, oracle_slots, wide_rows
+from tests.support import (
+    exact,
+    oracle_bitmask,
+    oracle_drafter,
+    oracle_ngram,
+    oracle_phases,
+    oracle_rows,
+    oracle_slots,
+    wide_rows,
+)
 from tests.support.running import assert_same, run
 
 ORACLES = {
     name: getattr(module, name)
-    for module in (oracle_slots, oracle_rows, oracle_ngram, oracle_phases, oracle_bitmask)
+    for module in (oracle_slots, oracle_rows, oracle_ngram, oracle_phases, oracle_bitmask, oracle_drafter)
     for name in OPS
     if hasattr(module, name)
 }

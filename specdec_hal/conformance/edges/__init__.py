@@ -27,6 +27,7 @@ _MODULES = (
     "phases",
     "draft_model",
     "bitmask",
+    "drafter",
     "flags",
 )
 

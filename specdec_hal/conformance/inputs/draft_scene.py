@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.conformance.inputs.mask_scene import MaskScene
+from specdec_hal.conformance.inputs.rows import to_logits
 from specdec_hal.conformance.inputs.scene import WIDE, pick
 
 Array = NDArray[Any]
@@ -58,6 +59,53 @@ class DraftScene(MaskScene):
         """[T_cap]."""
         slots = [b for b, slot in enumerate(self.slots) for _ in range(slot.slt)]
         return np.array([*slots, *[-1] * self.size["T_cap"]], np.int32)[: self.size["T_cap"]]
+
+    @cached_property
+    def ids_remove_padding(self) -> Array:
+        """[T_cap]."""
+        tokens = self.rng("ids_remove_padding").integers(0, self.size["V"], self.size["T_cap"])
+        return tokens + (WIDE if self.wide_ids else 0)
+
+    @cached_property
+    def mask_token_id(self) -> int:
+        """A token of the vocabulary, or one after it."""
+        return pick(self.rng("mask_token_id"), self.size["V"], 2**24 - 1, between=(0, self.size["V"] - 1))
+
+    @cached_property
+    def num_masks(self) -> int:
+        """As the sizes have it."""
+        return self.size["num_masks"]
+
+    @cached_property
+    def own_logits(self) -> Array:
+        """[R_cap, V_draft]: every one different, as far as the dtype can tell."""
+        shape = (self.size["R_cap"], self.size["V_draft"])
+        return to_logits(self.rng("own_logits").normal(size=shape) * 9, self.dtype)
+
+    @cached_property
+    def target_to_draft(self) -> Array:
+        """[V]: ascending columns with gaps, or in any order; some tokens have none."""
+        rng, (v, own) = self.rng("target_to_draft"), (self.size["V"], self.size["V_draft"])
+        columns = rng.integers(-1, own, v)
+        if rng.random() < 0.5:
+            columns.sort()
+        columns[rng.random(v) < rng.choice([0.0, 0.3, 0.8])] = -1
+        return np.array(columns, np.int32)
+
+    @cached_property
+    def draft_confidence(self) -> Array:
+        """[M, S-1]: mostly high."""
+        rng, shape = self.rng("draft_confidence"), (self.size["M"], self.size["S"] - 1)
+        confidence = 1 - rng.random(shape) ** rng.choice([1, 4, 9])
+        confidence[rng.random(shape) < 0.1] = rng.choice([0.0, 1.0, np.nan, 1e-20])
+        return np.array(confidence, np.float32)
+
+    @cached_property
+    def min_confidence(self) -> Array:
+        """[M]: never, often, always; and a product of confidences itself."""
+        rng, some = self.rng("min_confidence"), self.draft_confidence[:, :2].prod(1, dtype=np.float32)
+        chosen = rng.choice(np.array([0, 0.1, 0.5, 0.9, 1, 2], np.float32), self.size["M"])
+        return np.array(np.where(rng.random(self.size["M"]) < 0.3, some, chosen), np.float32)
 
     @cached_property
     def inter_next_tokens(self) -> Array:

@@ -47,6 +47,7 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "gather_draft_logits": {"states": ("decode", "prefill")},
     "insert_first_token": {"states": ("decode", "prefill")},
     "limit_thinking": {"states": ("decode",), "S": 6, "L": 40, "V": 40},
+    "truncate_by_confidence": {"states": ("decode",), "S": 6, "L": 40},
     "truncate_drafts": {"states": ("decode",), "S": 6, "L": 40, "V": 111},
     "reasoning_constraint": {"states": ("decode", "decode", "prefill"), "L": 40, "V": 3, "H": 2},
 }

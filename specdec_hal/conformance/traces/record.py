@@ -7,7 +7,8 @@ to sixteenths, which makes them compress well and tie often. Ops outside the loo
 `write_accepted` and `clear_accept_num` follow each `update_model_status`, `gather_draft_logits` and
 `insert_first_token` each `gather_accepted`, with the target's rows in place of a draft model's. `reasoning_constraint`
 and `apply_token_bitmask` follow each `apply_penalties`, on a part of the vocabulary, and `truncate_drafts` each
-`verify_draft_tokens`.
+`verify_draft_tokens`. `prepare_block_inputs` follows each `eagle_get_hidden_states`, `map_draft_logits` each
+`apply_penalties`, and `truncate_by_confidence` each `draft_model_postprocess`.
 """
 
 from __future__ import annotations
@@ -165,6 +166,14 @@ class RecordingBackend(ReferenceBackend):
         elif call.op.name == "eagle_get_self_hidden_states":
             results = {name: np.zeros_like(arrays[name]) for name in ("last_hidden", "output_token_num")}
             self.eagle_gather_hidden_states(arrays["x"].copy(), arrays["cu_seqlens_q"].copy(), **results)
+        elif call.op.name == "eagle_get_hidden_states":
+            for anchor_only in (False, True):
+                self._blocks(arrays["cu_seqlens_q"], len(arrays["out"]), anchor_only)
+        elif call.op.name == "draft_model_postprocess":
+            slots, s = arrays["draft_tokens"].shape
+            confidence = (np.arange(slots * (s - 1), dtype=np.float32) % 7 / 7).reshape(slots, s - 1)
+            lengths = {name: arrays[name].copy() for name in ("seq_lens_encoder", "seq_lens_this_time")}
+            self.truncate_by_confidence(confidence, np.full(slots, 0.25, np.float32), **lengths)
         elif call.op.name == "update_model_status":
             for op in ("write_accepted", "clear_accept_num"):
                 own = [name for name in get_op(op).by_name if name in arrays]
@@ -175,9 +184,27 @@ class RecordingBackend(ReferenceBackend):
             self._reasoning({name: array.copy() for name, array in arrays.items()})
             logits = arrays["logits"][:, :_PART].copy()
             self.apply_token_bitmask(logits, **_masks(len(logits), 1))
+            columns = np.arange(_PART, dtype=np.int32) * 2 - 9
+            self.map_draft_logits(np.zeros_like(logits), arrays["logits"][:, :_PART].copy(), columns)
         elif call.op.name == "verify_draft_tokens":
             own = [name for name in get_op("truncate_drafts").by_name if name in arrays]
             self.truncate_drafts(**{name: arrays[name].copy() for name in own}, **_masks(call.symbols["R_cap"], 128))
+
+    def _blocks(self, starts: Array, tokens: int, anchor_only: bool) -> None:
+        """Three masks after each slot's tokens, which are their own places, as are the slots' positions."""
+        slots, rows = len(starts) - 1, tokens + 3 * (len(starts) - 1)
+        sizes = {"block_batch_ids": rows, "block_source_rows": rows, "block_cu_seqlens_q": slots + 1}
+        self.prepare_block_inputs(
+            np.arange(tokens),
+            starts.copy(),
+            np.arange(slots, dtype=np.int32),
+            block_token_ids=np.zeros(rows, np.int64),
+            **{name: np.zeros(size, np.int32) for name, size in sizes.items()},
+            block_seq_lens_decoder=np.zeros(slots, np.int32),
+            mask_token_id=1,
+            num_masks=3,
+            anchor_only=anchor_only,
+        )
 
     def _draft_rows(self, arrays: Mapping[str, Array]) -> None:
         logits, slots = arrays["logits"][:, :_PART].copy(), len(arrays["accept_num"])

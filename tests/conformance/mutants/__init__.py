@@ -9,6 +9,7 @@ from tests.conformance.mutants import (
     bitmask,
     conduct,
     draft_model,
+    drafter,
     ngram,
     output,
     phases,
@@ -32,6 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *phases.MUTANTS,
     *draft_model.MUTANTS,
     *bitmask.MUTANTS,
+    *drafter.MUTANTS,
     *conduct.MUTANTS,
     *single_mode.MUTANTS,
 )

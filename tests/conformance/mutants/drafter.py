@@ -1,0 +1,113 @@
+"""Section 11 got wrong: masked tokens, another vocabulary, confidence."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited
+
+_edit = partial(Edit, "drafter")
+_BLOCK, _MAP, _TRUNCATE = "prepare_block_inputs", "map_draft_logits", "truncate_by_confidence"
+
+MUTANTS = (
+    edited(
+        "block-begins-before-the-last-token",
+        _BLOCK,
+        "the block's anchor is the token before the last: every draft is one token late",
+        _edit("[after - 1]", "[after - 2]"),
+    ),
+    edited(
+        "block-over-the-context",
+        _BLOCK,
+        "the block stands where the step's tokens are: their rows of the context are overwritten",
+        _edit("min(before + n, _INT32_MAX) if anchor_only else before", "before"),
+    ),
+    edited(
+        "masks-in-idle-slots",
+        _BLOCK,
+        "a slot without tokens gets masked rows, and moves those of all slots after it",
+        _edit("(sources + [-1] * num_masks) if n > 0 else []", "sources + [-1] * num_masks"),
+    ),
+    edited(
+        "masks-read-a-state",
+        _BLOCK,
+        "masked rows have row 0 for their source, whose state they read in place of the learned one",
+        _edit("source if real else -1", "max(source, 0)"),
+    ),
+    edited(
+        "wrapped-source",
+        _BLOCK,
+        "a negative place counts from the end",
+        _edit("0 <= source < tokens", "-1 != source < tokens"),
+    ),
+    edited(
+        "block-offsets-of-what-fits",
+        _BLOCK,
+        "offsets end at the capacity, so that the caller cannot tell that rows are missing",
+        _edit("min(end, _INT32_MAX)", "min(end, len(block_token_ids))"),
+    ),
+    edited(
+        "stale-tail",
+        _BLOCK,
+        "rows after the blocks keep what they held: the pass computes them into the cache",
+        _edit("block_token_ids[:], block_batch_ids[:], block_source_rows[:] = 0, -1, -1", "block_token_ids[:] = 0"),
+    ),
+    edited(
+        "lacking-tokens-are-zero",
+        _MAP,
+        "tokens that the draft model lacks have logit 0, which is drafted where its own are negative",
+        _edit("np.array(-np.inf, np.float32)", "np.array(0, np.float32)"),
+    ),
+    edited(
+        "lacking-tokens-wrap",
+        _MAP,
+        "-1 counts from the end: tokens that the draft model lacks have its last token's logit",
+        _edit(
+            "(target_to_draft >= 0) & (target_to_draft < own_logits.shape[1])",
+            "(target_to_draft >= -1) & (target_to_draft < own_logits.shape[1])",
+        ),
+    ),
+    edited(
+        "d2t-for-t2d",
+        _MAP,
+        "ids stay as they are: the draft vocabulary is taken for the first part of the target's",
+        _edit("own_logits[:, target_to_draft[known]]", "own_logits[:, np.cumsum(known)[known] - 1]"),
+    ),
+    edited(
+        "each-confidence-for-itself",
+        _TRUNCATE,
+        "a draft is judged without those before it, which it depends on",
+        _edit("p = p * confidence", "p = confidence"),
+    ),
+    edited(
+        "cut-after-the-doubted",
+        _TRUNCATE,
+        "the draft that is doubted is verified",
+        _edit("seq_lens_this_time[b] = i + 1", "seq_lens_this_time[b] = i + 2"),
+    ),
+    edited(
+        "limit-not-kept",
+        _TRUNCATE,
+        "drafts that are as probable as the limit are cut: all of them, where it is 1",
+        _edit("p < min_confidence[b]", "p <= min_confidence[b]"),
+    ),
+    edited(
+        "product-in-float64",
+        _TRUNCATE,
+        "the product is not rounded to float32, and differs from other backends' at the limit",
+        _edit("p = np.float32(1)", "p = np.float64(1)"),
+    ),
+    edited(
+        "not-a-number-is-doubt",
+        _TRUNCATE,
+        "a confidence that is NaN cuts",
+        _edit("p < min_confidence[b]", "not p >= min_confidence[b]"),
+    ),
+    edited(
+        "prompt-doubted",
+        _TRUNCATE,
+        "a prompt's chunk is taken for drafts",
+        _edit("seq_lens_encoder[b] > 0", "False"),
+    ),
+)
