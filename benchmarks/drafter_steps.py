@@ -124,9 +124,9 @@ def rows(count: int, width: int = TARGET.hidden_size) -> torch.Tensor:
     return torch.randn((count, width), device="cuda").to(torch.bfloat16)
 
 
-def logits(count: int) -> torch.Tensor:
+def logits(count: int, width: int = TARGET.vocab_size) -> torch.Tensor:
     """Room for them."""
-    return torch.empty((count, TARGET.vocab_size), device="cuda")
+    return torch.empty((count, width), device="cuda")
 
 
 def of_target(model: LlamaCuda, slots: int, drafts: int) -> float:
@@ -144,7 +144,7 @@ def of_head(head: HeadPass, slots: int, drafts: int) -> dict[str, float]:
     """The first draft, after the most rows that a step can accept, and a further one."""
     found = {}
     for name, count in (("first draft", 1 + drafts), ("further draft", 1)):
-        step, hidden, out = batch(slots, count), rows(slots * count), logits(slots)
+        step, hidden, out = batch(slots, count), rows(slots * count), logits(slots, DRAFT_VOCABULARY)
         given, features = torch.empty_like(hidden), {tap: rows(slots * count) for tap in head.config.taps}
 
         def run(step: Any = step, hidden: Any = hidden, out: Any = out, given: Any = given, features: Any = features,
@@ -159,9 +159,10 @@ def of_head(head: HeadPass, slots: int, drafts: int) -> dict[str, float]:
 def of_block(block: BlockPass, slots: int, drafts: int) -> float:
     """All drafts of a step: fused rows of the context, the block, and its logits."""
     count = 1 + drafts
-    step, out = batch(slots, count), torch.empty((slots * count, block.width), dtype=torch.bfloat16, device="cuda")
+    step, masked = batch(slots, count), batch(slots, count, CONTEXT + count)
+    out = torch.empty((slots * count, block.width), dtype=torch.bfloat16, device="cuda")
     features = {tap: rows(slots * count) for tap in block.config.taps}
-    return timed(lambda: block.forward_device(step, block.fuse(features), out))
+    return timed(lambda: block.forward_block_device(step, block.fuse(features), out, masked, None))
 
 
 def passes(model: LlamaCuda) -> list[Row]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -120,13 +120,14 @@ class PagedPass(ABC):
 class DraftPass(PagedPass):
     """See :class:`specdec_hal.plugin.model.DraftHead` and `DeviceMTPModule`: both, whatever the target is.
 
-    `parallel`: `further` returns drafts after the first, instead of another pass over own states. `state_width`,
-    `width`: of its input states and output rows.
+    `block`: attributes of the op `prepare_block_inputs` for a parallel pass, which computes the rows of all drafts at
+    once (`forward_block`); None for one that chains drafts. `draft_ids`: see DraftHead. `confidence`: float32
+    [M + 1, K] or None, how probably the target takes each draft; the last row is scratch. `state_width`, `width`: of
+    the states that it reads, and of the rows that it gives.
     """
 
-    parallel = False
+    block: Mapping[str, Any] | None = None
     confidence: Any = None
-    min_confidence = 0.0
 
     def __init__(self, model: TargetModel, config: Any, weights: DrafterWeights, blocks: Blocks, drafts: int) -> None:
         kv, dim = config.num_key_value_heads, config.head_dim
@@ -137,11 +138,12 @@ class DraftPass(PagedPass):
         super().__init__(model, self._kinds, blocks, drafts)
         self.config, self.state_width, self.width = config, config.hidden_size, config.hidden_size
         self._tensors = {name: self._upload(array) for name, array in weights.tensors.items()}
-        self._draft_ids = None if weights.draft_ids is None else self._index(weights.draft_ids)
+        self.draft_ids = weights.draft_ids
         self._layers = [self._layer(i) for i in range(config.num_hidden_layers)]
         self._rotary = self._index(rotations(config, blocks.positions).astype(np.complex64))
-        if self.parallel:
-            # Of each slot, and of none: the head's logits for all drafts.
+        if self.block is not None:
+            # Of each slot, and of none: the head's logits for all drafts. Their rows are the last of a block.
+            self._last = torch.arange(-drafts, 0, device=self.device)
             head = self._tensors.get("lm_head.weight")
             columns = self._vocab_size if head is None else len(head)
             self._ahead = self._zeros(blocks.slots + 1, drafts, columns, dtype=torch.float32)
@@ -154,47 +156,43 @@ class DraftPass(PagedPass):
     def fuse(self, features: Mapping[int, Any]) -> Any:
         """See DraftHead.fuse."""
 
+    def forward_block_device(self, batch: DeviceBatch, hidden: Any, out: Any, block: DeviceBatch, source: Any) -> None:
+        """As `forward_device`, of a parallel pass: compute the rows of all drafts; to `out` goes what they begin with.
+
+        `block`, `source`: of `prepare_block_inputs` for the batch.
+        """
+        raise NotImplementedError
+
     def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
         """Write rows for draft `number`, from 1, to `out` [T_cap, width]: tokens of the batch are the drafts before.
 
-        For a parallel pass, after `forward_device` of the step; no effect if drafts are independent.
+        Of a parallel pass, after `forward_block_device`; without effect where no draft depends on another.
         """
         return
 
     def draft_logits(self, number: int, slots: Any | None, rows: Any, out: Any) -> None:
-        """Write logits [B, V] for draft `number` of these slots (None: 0 .. B-1), whose rows are [B, width].
+        """Write logits of the pass's own ids for draft `number` of these slots (None: 0 .. B-1) to `out`, a row each.
 
-        Of a parallel pass, after `forward_device` of the step.
+        `rows`: [B, width]. Of a parallel pass, after `forward_block_device`.
         """
         with torch.inference_mode():
             out = torch.as_tensor(out)
-            at = slice(len(out)) if slots is None else slots
-            logits = self._ahead[at, number]
-            if (bias := self._bias(torch.as_tensor(rows))) is not None:
-                logits = logits + bias
-            self._spread(logits, out)
-            if self.confidence is not None:
-                doubtful = self.confidence[at, : number + 1].prod(1) < self.min_confidence
-                out.masked_fill_(doubtful[:, None], -torch.inf)
+            logits = self._ahead[slice(len(out)) if slots is None else slots, number]
+            bias = self._bias(torch.as_tensor(rows))
+            out.copy_(logits if bias is None else logits + bias)
 
     def _bias(self, rows: Any) -> Any | None:
         """Addend to the logits of drafts that depend on the previous one."""
         return None
 
-    def _spread(self, logits: Any, out: Any) -> None:
-        """Logits by draft id, converted to target ids."""
-        if self._draft_ids is None:
-            out.copy_(logits)
-        else:
-            out.fill_(-torch.inf).index_copy_(1, self._draft_ids, logits)
-
-    def _look_ahead(self, rows: Any, owner: Any) -> None:
-        """Keep the logits of rows [B, K, D], of which each slot has K."""
-        rows = self._head_rows(rows)
+    def _look_ahead(self, rows: Any, starts: Any, owner: Any) -> Any:
+        """Keep the logits of the last K rows of each block; returns what the head reads of these, [B, K, D]."""
+        rows = self._head_rows(rows[(starts[1:, None] + self._last).clamp(min=0)])
         if self._on_device and "lm_head.weight" not in self._tensors:  # slots are in order
             self._model.compute_logits_device(rows.flatten(0, 1).contiguous(), self._ahead[: len(rows)].flatten(0, 1))
         else:
             self._ahead[owner] = self._logits(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+        return rows
 
     def _logits(self, rows: Any) -> Any:
         """Float32 [R, columns] of the head."""
@@ -209,7 +207,14 @@ class DraftPass(PagedPass):
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceMTPModule.compute_logits_device."""
         with torch.inference_mode():
-            self._spread(self._logits(self._head_rows(torch.as_tensor(hidden))), torch.as_tensor(out))
+            torch.as_tensor(out).copy_(self._logits(self._head_rows(torch.as_tensor(hidden))))
+
+    def forward_block(self, batch: ForwardBatch, hidden: Any, block: ForwardBatch, source: Any) -> Any:
+        """As `forward_block_device`: rows [T, width]."""
+        out = torch.zeros((len(batch.token_ids), self.width))
+        given = self._batch(batch), self._rows(hidden)
+        self.forward_block_device(*given, out, self._batch(block), torch.as_tensor(source))
+        return out
 
     def forward_further(self, number: int, batch: ForwardBatch) -> Any:
         """As `further`: rows [T, width]."""
@@ -218,17 +223,15 @@ class DraftPass(PagedPass):
         return out
 
     def host_draft_logits(self, number: int, slots: Any, rows: Any) -> Any:
-        """As `draft_logits`: float32 [B, V]."""
-        out = torch.empty((len(slots), self._vocab_size))
+        """As `draft_logits`: float32, a row a slot."""
+        out = torch.empty((len(slots), self._ahead.shape[2]))
         self.draft_logits(number, torch.as_tensor(slots), self._rows(rows), out)
         return out
 
     def compute_logits(self, hidden: Any) -> Any:
         """See DraftHead.compute_logits."""
-        out = torch.empty((len(hidden), self._vocab_size))
-        if len(out):
-            self.compute_logits_device(self._rows(hidden), out)
-        return out
+        with torch.inference_mode():
+            return self._logits(self._head_rows(self._rows(hidden)))
 
     def variant(self, config: Any) -> Any:
         """A variant with the same weights and cache."""
@@ -322,9 +325,10 @@ class HeadPass(DraftPass):
     def __init__(
         self, model: TargetModel, config: Eagle3Config, weights: DrafterWeights, blocks: Blocks, drafts: int
     ) -> None:
-        self.parallel = config.mask_token_id is not None
+        if config.mask_token_id is not None:
+            self.block = {"mask_token_id": config.mask_token_id, "num_masks": drafts - 1, "anchor_only": False}
         super().__init__(model, config, weights, blocks, drafts)
-        if self.parallel:
+        if self.block is not None:
             parts = np.split(weights.tensors["mask_hidden"].reshape(1, -1), len(config.taps), 1)
             self._mask_state = self.fuse(dict(zip(config.taps, parts, strict=True)))
 
@@ -342,37 +346,21 @@ class HeadPass(DraftPass):
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
         """See DeviceMTPModule.forward_device."""
         with torch.inference_mode():
-            batch, out = on_torch(batch), torch.as_tensor(out)
-            ids, state = batch.token_ids[:, 0], torch.as_tensor(hidden)
-            if not self.parallel:
-                out.copy_(self._pass(batch, ids, state))
-                return
-            more, lengths, starts = self._drafts - 1, batch.cu_seqlens_q.diff(), batch.cu_seqlens_q
-            wide = F.pad(torch.where(lengths > 0, lengths + more, 0).cumsum(0), (1, 0)).int()
-            row = torch.arange(len(ids) + len(lengths) * more, dtype=torch.int32, device=self.device)
-            slot = torch.searchsorted(wide[1:], row, right=True)
-            real, slot = slot < len(lengths), slot.clamp(max=len(lengths) - 1)
-            place = row - wide[slot]
-            masked, source = place >= lengths[slot], (starts[slot] + place).clamp(max=len(ids) - 1)
-            z = self._pass(
-                replace(
-                    batch, batch_id_per_token=torch.where(real, slot, -1).int(), cu_seqlens_q=wide,
-                    max_query_len=batch.max_query_len + more,
-                ),
-                torch.where(masked, self.config.mask_token_id, ids[source]),
-                torch.where(masked[:, None], self._mask_state, state[source]),
-            )  # fmt: skip
-            ahead = (wide[:-1] + lengths - 1)[:, None] + torch.arange(self._drafts, device=self.device)
-            self._look_ahead(z[ahead.clamp(0, len(z) - 1)], self._owners[: len(lengths)])
-            slot = batch.batch_id_per_token.clamp(min=0)
-            own = wide[slot] - starts[slot] + torch.arange(len(ids), device=self.device)
-            out.copy_(z[own.clamp(max=len(z) - 1)])
+            torch.as_tensor(out).copy_(self._pass(on_torch(batch), torch.as_tensor(hidden)))
 
-    def _pass(self, batch: DeviceBatch, ids: Any, state: Any) -> Any:
-        """States [T, D] for further drafts and for the head."""
+    def forward_block_device(self, batch: DeviceBatch, hidden: Any, out: Any, block: DeviceBatch, source: Any) -> None:
+        """See DraftPass. Its drafts do not depend on each other: nothing goes to `out`."""
+        with torch.inference_mode():
+            block, source = on_torch(block), torch.as_tensor(source)[:, None]
+            state = torch.as_tensor(hidden)[source[:, 0].clamp(min=0)]
+            z, starts = self._pass(block, torch.where(source < 0, self._mask_state, state)), block.cu_seqlens_q
+            self._look_ahead(z, starts, self._owners[: len(starts) - 1])
+
+    def _pass(self, batch: DeviceBatch, state: Any) -> Any:
+        """The states [T, D] for further drafts, and for the head."""
         config, place = self.config, self._store.place(batch)
         turns, normed = self._turns(place), self._norm(state, "layers.0.hidden_norm")
-        token = self._normed(self._embed(ids), self._layers[0].input_norm)
+        token = self._normed(self._embed(batch.token_ids[:, 0]), self._layers[0].input_norm)
         x = normed if config.norm_before_residual else state
         for i, layer in enumerate(self._layers):
             n = self._normed(x, layer.input_norm) if i else torch.cat([token, normed], 1)
@@ -386,18 +374,18 @@ class HeadPass(DraftPass):
 class BlockPass(DraftPass):
     """A DFlash drafter, or a DSpark one, whose drafts depend on each other by a Markov head.
 
-    DSpark: a row is the Markov head's output for the previous token; `confidence` float32 [M + 1, K] is the estimated
-    acceptance probability of each draft, None without a confidence head. A draft whose cumulative probability is below
-    `min_confidence` gets no distribution, which ends the slot's drafts.
+    DSpark: a row is what the Markov head makes of the token before. A block has the last token of its slot, whose own
+    row is that of the first draft `sample_from_anchor`, else of none.
     """
 
     config: DFlashConfig
-    parallel = True
     _causal = False
 
     def __init__(
         self, model: TargetModel, config: DFlashConfig, weights: DrafterWeights, blocks: Blocks, drafts: int
     ) -> None:
+        masks = drafts - config.sample_from_anchor
+        self.block = {"mask_token_id": config.mask_token_id, "num_masks": masks, "anchor_only": True}
         super().__init__(model, config, weights, blocks, drafts)
         if config.markov_rank:
             self.width = config.markov_rank
@@ -415,40 +403,29 @@ class BlockPass(DraftPass):
             )
 
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
-        """Rows `hidden` extend their slots' contexts; each block begins with the slot's last token.
+        """See DraftPass: a block is computed at once."""
+        raise NotImplementedError
 
-        The row of a slot's last token is that of its first draft.
-        """
+    def forward_block_device(self, batch: DeviceBatch, hidden: Any, out: Any, block: DeviceBatch, source: Any) -> None:
+        """See DraftPass: rows `hidden` extend the context of their slots."""
         with torch.inference_mode():
-            batch, context = on_torch(batch), torch.as_tensor(hidden)
-            lengths, slots = batch.cu_seqlens_q.diff(), len(batch.cu_seqlens_q) - 1
-            first = 0 if self.config.sample_from_anchor else 1
-            rows, live = first + self._drafts, lengths > 0
-            each = torch.arange(slots, dtype=torch.int32, device=self.device)
-            known, block = self._store.place(batch), self._store.place(
-                replace(
-                    batch,
-                    batch_id_per_token=torch.where(live, each, -1)[:, None].expand(-1, rows).flatten(),
-                    cu_seqlens_q=torch.arange(slots + 1, dtype=torch.int32, device=self.device) * rows,
-                    seq_lens_decoder=batch.seq_lens_decoder[:slots] + lengths,
-                    max_query_len=rows,
-                )
-            )  # fmt: skip
-            anchor = batch.token_ids[(batch.cu_seqlens_q[1:] - 1).clamp(min=0), 0]
-            ids = torch.full((slots, rows), self.config.mask_token_id, device=self.device)
-            ids[:, 0] = anchor
-            x, turns = self._embed(ids.flatten()), self._turns(block)
-            at = turns, torch.cat([self._turns(known), turns]), torch.cat([known.line, block.line])
+            batch, block, context = on_torch(batch), on_torch(block), torch.as_tensor(hidden)
+            known, place = self._store.place(batch), self._store.place(block)
+            ids, starts, slots = block.token_ids[:, 0], block.cu_seqlens_q, len(block.cu_seqlens_q) - 1
+            x, turns = self._embed(ids), self._turns(place)
+            at = turns, torch.cat([self._turns(known), turns]), torch.cat([known.line, place.line])
             for i, layer in enumerate(self._layers):
                 n = self._normed(x, layer.input_norm)
-                x = self._run(i, x, n, torch.cat([context, n]), at, block)
-            drafts = self._norm(x, "norm").unflatten(0, (slots, rows))[:, first:]
-            owner = torch.where(live, self._owners[:slots], len(self._every))
-            self._look_ahead(drafts, owner)
+                x = self._run(i, x, n, torch.cat([context, n]), at, place)
+            owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
+            drafts = self._look_ahead(x, starts, owner)
             if self.config.markov_rank:
                 self._rows_ahead[owner] = drafts
-                given = self._given(0, anchor, owner)
+                given = self._given(0, ids[starts[:-1].clamp(max=len(ids) - 1)], owner)
                 torch.as_tensor(out).copy_(given[batch.batch_id_per_token.clamp(min=0)])
+
+    def _head_rows(self, hidden: Any) -> Any:
+        return self._norm(hidden, "norm")
 
     def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
         """See DraftPass.further."""

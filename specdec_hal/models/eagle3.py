@@ -57,7 +57,7 @@ class LlamaEagle3:
         limits = model._limits
         if limits is None:
             raise no_cache(model.framework, "eagle3_head")
-        self.config, self._vocab_size = config, model.config.vocab_size
+        self.config, self.draft_ids = config, weights.draft_ids
         self._model = head = copy(model)
         head.config, head._buffers, head._linear_sizes = config, {}, dict(model._linear_sizes)
         head._widest = max(widest(weights.layers), weights.fc.shape[0])
@@ -71,7 +71,6 @@ class LlamaEagle3:
             self._fc = head._linear(weights.fc)
             self._feature_norms = [head._upload(norm) for norm in weights.feature_norms]
             self._hidden_norm = head._upload(weights.hidden_norm)
-            self._draft_ids = None if weights.draft_ids is None else head._upload(weights.draft_ids)
         head._choose_sizes()
         head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
 
@@ -130,5 +129,4 @@ class LlamaEagle3:
             x = head._input(hidden)
             if not self.config.norm_output:
                 x, _ = head._add_norm(x, None, head._final_norm)
-            logits = head._output(head._project_all(x, head._head))
-            return logits if self._draft_ids is None else head._spread(logits, self._draft_ids, self._vocab_size)
+            return head._output(head._project_all(x, head._head))

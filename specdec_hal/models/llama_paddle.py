@@ -123,10 +123,6 @@ class LlamaPaddle(Llama):
     def _concat(self, parts: list[Any], axis: int = 0) -> Any:
         return ops.concat(parts, axis)
 
-    def _spread(self, x: Any, columns: Any, width: int) -> Any:
-        spread = paddle.full([width, x.shape[0]], -np.inf)
-        return paddle.scatter(spread, columns, x.T).T.contiguous()
-
     # ---- the network
 
     def _embed(self, table: Any, ids: Any) -> Any:

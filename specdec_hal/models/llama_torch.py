@@ -95,9 +95,6 @@ class LlamaTorch(Llama):
     def _concat(self, parts: list[Any], axis: int = 0) -> Any:
         return torch.cat(parts, axis)
 
-    def _spread(self, x: Any, columns: Any, width: int) -> Any:
-        return x.new_full((len(x), width), -torch.inf).index_copy_(1, columns, x)
-
     # ---- the network
 
     def _embed(self, table: Any, ids: Any) -> Any:

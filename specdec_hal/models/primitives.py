@@ -69,10 +69,6 @@ class Primitives(ABC):
     def _concat(self, parts: list[Any], axis: int = 0) -> Any:
         """A new tensor: concatenated rows, or with `axis` 1 columns."""
 
-    @abstractmethod
-    def _spread(self, x: Any, columns: Any, width: int) -> Any:
-        """[rows, width] with the columns of x at `columns` int64, and -inf elsewhere."""
-
     # ---- the network
 
     @abstractmethod

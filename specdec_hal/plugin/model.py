@@ -201,8 +201,11 @@ class MTPModule(Protocol):
 class DraftHead(MTPModule, Protocol):
     """A trained EAGLE-3 head (arXiv:2503.01840), with a KV cache of its own. Rows are those of an MTP module.
 
-    Its input states come from :meth:`fuse` or its own `forward`.
+    Its input states come from :meth:`fuse` or its own `forward`. Its logits are by its own ids: `draft_ids` int64
+    [V_draft] has the target's id of each, None if they are the same.
     """
+
+    draft_ids: Any
 
     def fuse(self, features: Mapping[int, Any]) -> Any:
         """States [T, D] from the residuals [T, H] of the target's, by the number of decoder layers before them."""

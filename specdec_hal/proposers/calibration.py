@@ -129,14 +129,20 @@ def _hits(head: Any, text: Ids, features: dict[int, Any], best: Ids, start: int)
     states = head.fuse(features)
     rows = head.forward(ForwardBatch(text[1:], [Segment(0, 0, len(text) - 1, 0)]), states[: len(text) - 1])
     found = np.zeros((len(tried), DEPTH), bool)
-    first = download(head.compute_logits(rows)).argmax(-1) == best[1:]
+    first = _best(head, rows) == best[1:]
     for number, at in reversed(list(enumerate(tried))):
         found[number, 0], state = first[at], rows[at : at + 1]
         for depth in range(1, DEPTH):
             batch = ForwardBatch(text[at + 1 + depth : at + 2 + depth], [Segment(0, 0, 1, at + depth)])
             state = head.forward(batch, state)
-            found[number, depth] = download(head.compute_logits(state)).argmax() == best[at + 1 + depth]
+            found[number, depth] = _best(head, state)[0] == best[at + 1 + depth]
     return found
+
+
+def _best(head: Any, rows: Any) -> Ids:
+    """The target's ids of the head's best tokens."""
+    ids: Ids = download(head.compute_logits(rows)).argmax(-1)
+    return ids if head.draft_ids is None else np.asarray(head.draft_ids)[ids]
 
 
 def _sigmas(score: npt.NDArray[np.bool_], reference: npt.NDArray[np.bool_]) -> float:

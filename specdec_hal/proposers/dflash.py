@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from specdec_hal.config.schema import Config, PathText, Section
 from specdec_hal.models.dflash import DFlashConfig, dflash_shapes, read_dflash
 from specdec_hal.models.drafter import read_drafter_weights, target_of
 from specdec_hal.plugin.model import TargetModel
-from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.plugin.proposer import ProposerContext, StepBounds
+from specdec_hal.proposers.draft_chain import Call
 from specdec_hal.proposers.trained_chain import TrainedChain, blocks_of
+from specdec_hal.tensors.views import download
 
 _log = logging.getLogger("specdec_hal")
 
@@ -52,6 +55,22 @@ class DFlashProposer(TrainedChain):
 
         weights = read_drafter_weights(path, dflash_shapes(drafter), drafter)
         block = BlockPass(context.model, drafter, weights, blocks_of(context), drafts)
-        block.min_confidence = getattr(context.settings, "min_confidence", 0.0)
+        self._doubts: tuple[Any, Any] | None = None
+        least, slots = getattr(context.settings, "min_confidence", 0.0), context.state.symbols["M"]
+        if block.confidence is not None and least > 0:
+            device, on_device = context.state.device, context.model.capabilities.device_lengths
+            confidence = block.confidence[:slots] if on_device else device.zeros((slots, drafts), "float32")
+            self._doubts = confidence, device.upload(np.full(slots, least, np.float32))
         super().__init__(context, block, drafts)
         self.draft_positions = drafts + (not drafter.sample_from_anchor)
+
+    def _tail(self, bounds: StepBounds) -> list[Call]:
+        calls = super()._tail(bounds)
+        if self._doubts is None:
+            return calls
+        confidence, least = self._doubts
+        if not self._static:
+            given = self._module.confidence[: len(confidence)]
+            calls.append(lambda stream: self._device.write(confidence, slice(None), download(given)))
+        args = self._state.args("truncate_by_confidence", {"B": bounds.slots})
+        return [*calls, self._backend.bind("truncate_by_confidence", confidence, least, **args)]

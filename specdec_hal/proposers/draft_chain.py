@@ -56,7 +56,7 @@ class ChainPlan:
 
     head: list[Call]
     substeps: list[list[Call]]
-    tail: Call
+    tail: list[Call]
 
 
 class DraftChain(Proposer):
@@ -103,15 +103,18 @@ class DraftChain(Proposer):
         """
 
     @abstractmethod
-    def _logits(self, number: int, last: Any) -> Call:
+    def _logits(self, number: int, last: Any) -> list[Call]:
         """Write the logits for draft `number`, of these rows, one a slot, to the sampler's."""
 
     # ---- the calls
 
     def _plan(self, bounds: StepBounds, hidden: Any) -> ChainPlan:
         substeps = [self._substep(number, bounds, hidden) for number in range(self._drafts)]
+        return ChainPlan(self._head(bounds), substeps, self._tail(bounds))
+
+    def _tail(self, bounds: StepBounds) -> list[Call]:
         args = self._state.args("draft_model_postprocess", {"B": bounds.slots})
-        return ChainPlan(self._head(bounds), substeps, self._backend.bind("draft_model_postprocess", **args))
+        return [self._backend.bind("draft_model_postprocess", **args)]
 
     def _launch(self, plan: ChainPlan, stream: int) -> Any:
         for call in plan.head:
@@ -121,7 +124,8 @@ class DraftChain(Proposer):
                 break
             for call in calls:
                 call(stream)
-        plan.tail(stream)
+        for call in plan.tail:
+            call(stream)
         return self._sampler.probs
 
     def _goes_on(self) -> bool:
@@ -136,7 +140,7 @@ class DraftChain(Proposer):
         return [
             *self._read(number, bounds, sizes, hidden),
             self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
-            self._logits(number, last),
+            *self._logits(number, last),
             *self._draw(number, sizes, ranked),
             self._bind("draft_model_update", sizes, ranked, substep=number),
         ]

@@ -22,7 +22,6 @@ from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
 from specdec_hal.proposers.vocabulary import Vocabulary, intersection, padded, same_tokens
 from specdec_hal.tensors.memory import require
-from specdec_hal.tensors.views import download
 
 _log = logging.getLogger("specdec_hal")
 
@@ -125,9 +124,9 @@ class ChainedDraftModel(DraftChain):
         given = {FINAL_NORM: self._given[: sizes["T_cap"]]}
         return lambda stream: self._model.forward_device(batch, given)
 
-    def _logits(self, number: int, last: Any) -> Call:
+    def _logits(self, number: int, last: Any) -> list[Call]:
         logits = self._sampler.logits[: len(last)]
-        return lambda stream: self._model.compute_logits_device(last, logits)
+        return [lambda stream: self._model.compute_logits_device(last, logits)]
 
 
 @dataclass
@@ -187,6 +186,10 @@ class HostDraftModel(Proposer):
         self._chunk = size["I_cap"]
         self._state, self._device = state, state.device
         self._sampler = DraftSampler(context)
+        if vocabulary is not None:
+            self._own_logits = self._device.zeros((size["M"], model.config.vocab_size), "float32")
+            columns = self._device.upload(vocabulary.target_to_draft)
+            self._map = context.backend.bind("map_draft_logits", self._sampler.logits, self._own_logits, columns)
         self._caches = [_Cache() for _ in range(size["M"])]
 
     def reset(self, slots: list[int]) -> None:
@@ -205,6 +208,8 @@ class HostDraftModel(Proposer):
         index = 0
         while going:
             self._read(going)
+            if self._vocabulary is not None:
+                self._map(step.stream)
             drawn = self._device.download(self._sampler.draw(index, 1 + max(d.view.slot for d in going), step.stream))
             index += 1
             for one in going:
@@ -222,7 +227,8 @@ class HostDraftModel(Proposer):
         return self._sampler.probs
 
     def _read(self, going: list[_Drafting]) -> None:
-        """Feed each slot its unread tokens, and write the logits after the last one to the sampler's rows."""
+        """Feed each slot what it has not read, and keep the logits after its last token."""
+        kept = self._sampler.logits if self._vocabulary is None else self._own_logits
         while any(one.unread for one in going):
             segments, tokens, last = [], list[int](), list[tuple[int, int]]()
             for one in going:
@@ -244,9 +250,7 @@ class HostDraftModel(Proposer):
             if last:
                 slots, rows = map(list, zip(*last, strict=True))
                 logits = self._model.compute_logits(hidden if len(rows) == len(tokens) else hidden[rows])
-                if self._vocabulary is not None:
-                    logits = self._device.upload(self._vocabulary.spread(download(logits)))
-                self._device.write(self._sampler.logits, slots, self._device.copy(logits))
+                self._device.write(kept, slots, self._device.copy(logits))
 
 
 def _vocabulary(context: ProposerContext, path: str, own: ModelConfig) -> Vocabulary | None:

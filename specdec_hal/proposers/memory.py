@@ -50,12 +50,13 @@ def _drafter_memory(
     """`drafts`: whose logits are computed at once. Where the model takes lists, the cache grows with the contexts."""
     size, capabilities, width = context.symbols, context.model.capabilities, drafter.hidden_size
     dtype, features = capabilities.hidden_dtype, context.model.config.hidden_size
+    mapped = 0 if drafter.draft_vocab_size == context.model.config.vocab_size else size["M"]
     rows = Field((4 * size["T_cap"] + 2 * size["M"], width), dtype).nbytes
     rows += Field((len(drafter.taps) * (size["T_cap"] + size["R_cap"]), features), dtype).nbytes
     parts = {
         name: sum(Field(shape, dtype).nbytes for shape in shapes.values()),
         f"{name}'s hidden states": rows,
-        f"{name}'s logits": Field((size["M"] + 1, drafts, drafter.draft_vocab_size), "float32").nbytes,
+        f"{name}'s logits": Field(((size["M"] + 1) * drafts + mapped, drafter.draft_vocab_size), "float32").nbytes,
         **_sampler(context),
     }
     if capabilities.device_lengths:

@@ -16,17 +16,21 @@ from typing import Any
 import numpy as np
 
 from specdec_hal.ops import TokenOrder
-from specdec_hal.plugin.model import ForwardBatch, Segment
+from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, Segment
 from specdec_hal.plugin.proposer import ProposerContext, StepBounds, StepView
 from specdec_hal.proposers.draft_chain import Call, DraftChain
+from specdec_hal.proposers.vocabulary import target_to_draft
 from specdec_hal.tensors.views import download
+
+_BLOCK = ("block_token_ids", "block_batch_ids", "block_source_rows", "block_cu_seqlens_q", "block_seq_lens_decoder")
 
 
 class ModuleChain(DraftChain):
     """Chains a module: row p of its cache belongs to the token at p + 1 and the target's hidden state of p.
 
     `module`: an MTPModule, or a DeviceMTPModule where the target has `device_lengths`. `width`: of the states that it
-    reads; those that it gives may be wider (`given`).
+    reads; those that it gives may be wider (`given`). One with `block` is parallel, one with `draft_ids` has another
+    vocabulary (:class:`~specdec_hal.models.draft_pass.DraftPass`).
     """
 
     cache_lookahead = 1
@@ -46,15 +50,25 @@ class ModuleChain(DraftChain):
         self._static = context.model.capabilities.device_lengths
         self._adaptive = context.config.speculative.adaptive
         self.draft_positions = max(drafts - 1, 0)
-        self._module, self._parallel = module, getattr(module, "parallel", False)
+        self._module: Any = module
+        self._block: Any = getattr(module, "block", None)
         super().__init__(context, drafts, width=width if given is None else given, dtype=dtype, certain=certain)
+        self._own_logits: Any = None
+        if (ids := getattr(module, "draft_ids", None)) is not None:
+            columns = target_to_draft(context.model.config.vocab_size, ids, range(len(ids)))
+            self._columns = self._device.upload(columns)
+            self._own_logits = self._device.zeros((size["M"], len(ids)), "float32")
+        if self._block is not None:
+            capacity = self._block_rows(size)
+            self._own |= {name: context.state.allocate(name, F_cap=capacity) for name in _BLOCK}
+            self._tensors = context.state.of_draft_model(self._own)
 
         def rows(count: int) -> Any:
             return self._device.zeros((count, width), dtype)
 
         # The target's rows, those that the module is fed, and those of slots that go on.
         self._raw, self._hidden = (rows(0 if self._static else size["T_cap"]) for _ in range(2))
-        self._fed, self._next = rows(size["T_cap"]), rows(0 if self._parallel else size["M"])
+        self._fed, self._next = rows(size["T_cap"]), rows(size["M"] if self._block is None else 0)
         if not self._static:
             self._every = StepBounds(size["M"], size["T_cap"], size["I_cap"], size["L"])
             self._plans[self._every] = self._plan(self._every, self._hidden)
@@ -109,7 +123,10 @@ class ModuleChain(DraftChain):
         if number == 0:
             fed = self._fed[: sizes["T_cap"]]
             calls = [prepare, self._bind("eagle_get_hidden_states", sizes, hidden, out=fed)]
-        elif self._parallel:
+            if self._block is not None:
+                sizes = {**sizes, "F_cap": self._block_rows(sizes)}
+                calls.append(self._bind("prepare_block_inputs", sizes, **self._block))
+        elif self._block is not None:
             calls, fed = [prepare], given
         else:
             before, fed = bounds.tokens if number == 1 else bounds.slots, self._next[: bounds.slots]
@@ -118,17 +135,43 @@ class ModuleChain(DraftChain):
         if not self._static:
             return [*calls, partial(self._forward, number, fed)]
         batch = self._batch(bounds, sizes, 1 if number else bounds.query, self._tensors["seq_lens_decoder"])
-        if number and self._parallel:
+        if self._block is None:
+            return [*calls, lambda stream: self._module.forward_device(batch, fed, given)]
+        if number:
             return [*calls, lambda stream: self._module.further(number, batch, given)]
-        return [*calls, lambda stream: self._module.forward_device(batch, fed, given)]
+        block, source = self._block_batch(bounds, sizes), self._tensors.part("block_source_rows", sizes)
+        return [*calls, lambda stream: self._module.forward_block_device(batch, fed, given, block, source)]
 
-    def _logits(self, number: int, last: Any) -> Call:
+    def _block_rows(self, sizes: Mapping[str, int]) -> int:
+        """The most rows of a step's blocks."""
+        tokens = sizes["B"] if self._block["anchor_only"] else sizes["T_cap"]
+        return tokens + sizes["B"] * int(self._block["num_masks"])
+
+    def _block_batch(self, bounds: StepBounds, sizes: dict[str, int]) -> DeviceBatch:
+        part, tokens = self._tensors.part, 1 if self._block["anchor_only"] else min(bounds.query, sizes["T_cap"])
+        return DeviceBatch(
+            token_ids=part("block_token_ids", sizes)[:, None],
+            batch_id_per_token=part("block_batch_ids", sizes),
+            cu_seqlens_q=part("block_cu_seqlens_q", sizes),
+            seq_lens_decoder=part("block_seq_lens_decoder", sizes),
+            block_tables=self._state["block_tables"],
+            max_seq_len=bounds.context,
+            max_query_len=tokens + self._block["num_masks"],
+        )
+
+    def _logits(self, number: int, last: Any) -> list[Call]:
+        slots, own, module = len(last), self._own_logits, self._module
+        logits = (self._sampler.logits if own is None else own)[:slots]
         if not self._static:
-            return lambda stream: self._compute_logits(number)
-        logits = self._sampler.logits[: len(last)]
-        if self._parallel:
-            return lambda stream: self._module.draft_logits(number, None, last, logits)
-        return lambda stream: self._module.compute_logits_device(last, logits)
+            calls: list[Call] = [lambda stream: self._compute_logits(number, logits)]
+        elif self._block is None:
+            calls = [lambda stream: module.compute_logits_device(last, logits)]
+        else:
+            calls = [lambda stream: module.draft_logits(number, None, last, logits)]
+        if own is not None:
+            mapped = self._sampler.logits[:slots]
+            calls.append(self._backend.bind("map_draft_logits", mapped, logits, self._columns))
+        return calls
 
     # ---- modules that take lists
 
@@ -140,27 +183,32 @@ class ModuleChain(DraftChain):
 
     def _forward(self, number: int, fed: Any, stream: int) -> None:
         """The module's rows of substep `number` go to `_given`."""
-        segments = self._segments()
-        end = sum(segment.length for segment in segments)
-        if end:
-            batch = ForwardBatch(self._values("ids_remove_padding")[:end, 0], segments)
-            further = number and self._parallel
-            given = self._module.forward_further(number, batch) if further else self._module.forward(batch, fed[:end])
-            self._device.assign(self._given[:end], given)
+        batch, end = self._fed_rows("ids_remove_padding", self._values("seq_lens_this_time"), "seq_lens_decoder")
+        if not end:
+            return
+        if self._block is None:
+            given = self._module.forward(batch, fed[:end])
+        elif number:
+            given = self._module.forward_further(number, batch)
+        else:
+            lengths = np.diff(self._values("block_cu_seqlens_q"))
+            block, rows = self._fed_rows("block_token_ids", lengths, "block_seq_lens_decoder")
+            source = self._values("block_source_rows")[:rows]
+            given = self._module.forward_block(batch, fed[:end], block, source)
+        self._device.assign(self._given[:end], given)
 
-    def _segments(self) -> list[Segment]:
-        """The rows that active slots feed, in slot order."""
-        names = ("seq_lens_this_time", "seq_lens_decoder")
-        lens, positions = (self._values(name).tolist() for name in names)
-        segments, end = [], 0
-        for slot, length in enumerate(lens):
+    def _fed_rows(self, ids: str, lengths: Any, positions: str) -> tuple[ForwardBatch, int]:
+        """What active slots feed, in slot order, and how many rows that is."""
+        at, segments, end = self._values(positions).tolist(), list[Segment](), 0
+        for slot, length in enumerate(lengths.tolist()):
             if length > 0:
-                segments.append(Segment(slot, end, length, positions[slot]))
+                segments.append(Segment(slot, end, length, at[slot]))
                 end += length
-        return segments
+        return ForwardBatch(self._values(ids)[:end].reshape(-1), segments), end
 
-    def _compute_logits(self, number: int) -> None:
-        slots, logits = np.flatnonzero(self._values("seq_lens_this_time") > 0), self._sampler.logits
+    def _compute_logits(self, number: int, logits: Any) -> None:
+        slots = np.flatnonzero(self._values("seq_lens_this_time") > 0)
         rows, module = self._last[slots], self._module
-        given = module.host_draft_logits(number, slots, rows) if self._parallel else module.compute_logits(rows)
+        chained = self._block is None
+        given = module.compute_logits(rows) if chained else module.host_draft_logits(number, slots, rows)
         self._device.write(logits, slots, download(given))

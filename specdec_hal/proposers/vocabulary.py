@@ -27,7 +27,6 @@ class Vocabulary:
 
     def __init__(self, size: int, pairs: Mapping[int, int], spell: Callable[[int], Sequence[int]]) -> None:
         self._size, self._pairs, self._spell = size, pairs, cache(spell)
-        self._common, self._own = (np.array(list(ids), np.int64) for ids in (pairs.keys(), pairs.values()))
 
     def __len__(self) -> int:
         """Common tokens."""
@@ -41,11 +40,17 @@ class Vocabulary:
             found += self._spell(token) if own is None else (own,)
         return found
 
-    def spread(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Logits [R, V] by the target's ids, of the draft model's [R, Vd]."""
-        spread = np.full((len(logits), self._size), -np.inf, np.float32)
-        spread[:, self._common] = logits[:, self._own]
-        return spread
+    @property
+    def target_to_draft(self) -> npt.NDArray[np.int32]:
+        """The operand of the op `map_draft_logits`."""
+        return target_to_draft(self._size, list(self._pairs), list(self._pairs.values()))
+
+
+def target_to_draft(size: int, tokens: Sequence[int], own: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Int32 [size]: a draft model's `own` id of each of these of the target's `tokens`, and -1 of the others."""
+    columns = np.full(size, -1, np.int32)
+    columns[np.array(tokens, np.int64)] = own
+    return columns
 
 
 def padded(target: ModelConfig, own: ModelConfig) -> Vocabulary:

@@ -101,6 +101,7 @@ def test_rows_are_those_of_an_independent_head(
         logits.append(module.compute_logits(after).numpy())
     for number in range(3):
         expected, own = head.run(np.array(text), fed)
+        expected = expected[:, head.ids]  # the others are -inf
         if number == 0:
             np.testing.assert_allclose(np.concatenate(logits), expected, atol=2e-3)
         else:
