@@ -48,7 +48,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 def test_no_circle() -> None:
     known = modules()
     assert len(known) > 100 and f"{PACKAGE}.backends.reference.backend" in known
-    # The package itself resolves its names on first use; what stands there for type checkers binds nobody.
+    # The package itself resolves its names on first use; its imports for type checkers do not count.
     graph = {name: imported(path.read_text(), known) - {name} for name, path in known.items() if name != PACKAGE}
     found = circle(graph)
     assert not found, " imports ".join(reversed(found))

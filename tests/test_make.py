@@ -1,4 +1,4 @@
-"""What `make` would do in a fresh clone, and what it tells a newcomer to do next."""
+"""The steps of `make` in a fresh clone, and its printed next commands."""
 
 from __future__ import annotations
 

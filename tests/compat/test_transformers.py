@@ -38,7 +38,7 @@ def tiny(transformers: Any) -> dict[str, Any]:
 
 
 class Scripted:
-    """A drafter that proposes what it is told to, good or bad; it counts what it still keeps."""
+    """A drafter with given proposals, good or bad; it counts the requests that it still holds."""
 
     def __init__(self, k: int, propose: Any) -> None:
         self.num_speculative_tokens, self._propose = k, propose
@@ -214,7 +214,7 @@ def test_warpers_that_the_op_does_not_know_are_applied_before_it(adapter: Any, t
 
 
 class StopAfter:
-    """A stopping criterion of somebody's own: the text ends with a token of these."""
+    """A custom stopping criterion: the text ends with one of these tokens."""
 
     def __init__(self, tokens: set[int]) -> None:
         self.tokens = tokens

@@ -1,4 +1,4 @@
-"""An engine that is missing, or that nobody has run an adapter with, is one clear error."""
+"""A missing engine or an untested version is one clear error."""
 
 from __future__ import annotations
 

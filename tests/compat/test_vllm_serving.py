@@ -71,7 +71,7 @@ def vllms(case: Any, tokens_each: int | None) -> tuple[str, str, list[tuple[str,
     from vllm.parser.parser_manager import ParserManager
 
     reasoning, tools, prompt, text, *_ = case
-    arguments = ["[ARGS]"] if "[ARGS]" in text or "]f{" in text else []  # which tells versions of Mistral's apart
+    arguments = ["[ARGS]"] if "[ARGS]" in text or "]f{" in text else []  # which distinguishes Mistral's versions
     used = tokenizer(*MARKERS, *arguments)
     made = ParserManager.get_parser(tools, reasoning, enable_auto_tools=True, tokenizer=used)
     functions = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg"]

@@ -185,7 +185,7 @@ def test_settings_that_cannot_be_used_are_their_plugins_fault(
     (fault,) = [plugin.error for plugin in registry.plugins() if plugin.error]
     assert fault.startswith(f"plug-in 'mine' (registered at run time: module): settings of the proposer '{name}': ")
     assert message in fault
-    assert message in problem(registry, method=name)  # whoever wants it is told why it is not there
+    assert message in problem(registry, method=name)  # the error names the reason
     assert len([plugin for plugin in registry.plugins() if plugin.error]) == 1
 
 

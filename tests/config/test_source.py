@@ -138,7 +138,7 @@ class TestOverrides:
 
 
 class TestArguments:
-    """Keyword arguments in the place of what a configuration says."""
+    """Keyword arguments override a configuration."""
 
     def config(self, registry: Registry, given: dict[str, Any], data: Any = None) -> Config:
         return parse(data or {}, arguments(given, registry), source="c.yaml", registry=registry)

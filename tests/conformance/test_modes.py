@@ -1,4 +1,4 @@
-"""Edges in modes that nobody wrote down, tokens outside a vocabulary, and tables of capabilities that match nothing."""
+"""Edges in unlisted modes, tokens outside a vocabulary, and capabilities that match nothing."""
 
 from __future__ import annotations
 

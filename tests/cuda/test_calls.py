@@ -92,7 +92,7 @@ def test_more_than_the_kernels_take(op, sizes, symbol, cuda):
 
 
 def test_the_library_knows_the_same_limits(cuda):
-    """It trusts nobody: what the package would refuse, its exports refuse too."""
+    """Exports refuse the same calls as the package."""
     inputs = generate("ngram_match", 0, M=1, S=33, L=64, index=False)
     tensors = [FakeTensor(inputs[o.name]) if o.name in inputs else None for o in OPS["ngram_match"].operands]
     attrs = [int(inputs[a.name]) for a in OPS["ngram_match"].attrs]

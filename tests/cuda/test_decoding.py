@@ -89,7 +89,7 @@ def test_a_captured_draft_model_has_read_what_the_target_has(chunk, blocks, stra
     for request in asked:
         output = outputs[request.request_id]
         assert (output.drafted == 0) == (request.params.num_speculative_tokens == 0)
-        # Preemption drops drafts that nobody has verified, and an end token those after it.
+        # Preemption drops unverified drafts, and an end token those after it.
         assert summary["preemptions"] or output.finish_reason == "stop" or output.accepted == output.drafted
         params = request.params.model_copy(update={"num_speculative_tokens": None})
         plain.add_request(Request(request.request_id, request.prompt_token_ids, params))

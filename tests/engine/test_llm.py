@@ -403,7 +403,7 @@ class TestAsyncEngine:
         run(body())
 
     def test_a_step_that_never_returns_after_what_it_needs_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Streams, commands that nobody carries out any more, and whoever closes the engine do not wait for it."""
+        """Streams, pending commands and close() do not wait for it."""
         monkeypatch.setattr("specdec_hal.engine.async_engine._LAST_STEP_S", 0.1)
         lost = list[Any]()
         monkeypatch.setattr(ModelRunner, "when_lost", lambda runner, ended: lost.append(ended))

@@ -1,4 +1,4 @@
-"""Exported ops trust nobody: a call that the package would refuse is refused by the library too, and nothing is run."""
+"""Exported ops refuse the same calls as the package, and run nothing."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest
         })  # fmt: skip
         runner = build_runner(settings, sd.get_backend("reference" if on_host else "cuda"), model)
         for layer in model.pool_layers():
-            layer.fill_(3.0)  # what nobody has computed changes tokens
+            layer.fill_(3.0)  # uncomputed rows would change tokens
         text, scores, found = list[int](), list[float](), []
         for number, words in enumerate(said):
             text += words

@@ -265,7 +265,7 @@ def test_a_panic_in_a_stream_ends_nothing(folder: Path, caplog: pytest.LogCaptur
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
-    """The library's `encode` holds the interpreter: 2 s for 1 MB of text, in which nobody's events came."""
+    """The library's `encode` holds the interpreter: 2 s for 1 MB of text, without any events."""
     done, turns = threading.Event(), 0
 
     def encode() -> None:

@@ -240,7 +240,7 @@ def test_debug_mode_names_bad_values(op, name):
     bound = backend.bind(op, **call)
     call[name].reshape(-1)[-1] = BAD_VALUES[name]
     backend.debug = False
-    getattr(backend, op)(**copied(call))  # nobody looks
+    getattr(backend, op)(**copied(call))  # unobserved
     backend.debug = True
     before = copied(call)
     for attempt in (bound, lambda: getattr(backend, op)(**call)):

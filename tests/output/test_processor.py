@@ -125,7 +125,7 @@ def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
             pair.runner.model.failures.append(OSError("injected"))  # type: ignore[attr-defined]
         pair.step()
         if rng.random() < 0.5:
-            for news in pair.receive():  # a request that a stop string ends goes on in the engine until it is told
+            for news in pair.receive():  # the engine continues a request after a stop string until it is notified
                 if news.ended is not None:
                     pair.runner.cancel(news.delta.request_id, "stop")
         if trouble == "restarts" and rng.random() < 0.05:
@@ -155,7 +155,7 @@ def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
 
 
 def test_a_runner_with_a_sink_makes_deltas_for_callbacks_alone() -> None:
-    """Nobody reads the others: the processor makes them of frames."""
+    """The processor rebuilds the others from frames."""
     pair, heard, shown = Pair(), list[StreamDelta](), list[StreamDelta]()
     pair.runner.add_request(Request("told", [3, 4], SamplingParams(max_new_tokens=6)))
     pair.runner.add_request(Request("called", [5, 6], SamplingParams(max_new_tokens=6), heard.append))

@@ -13,7 +13,7 @@ TIMEOUT_S = int(os.environ.get("SPECDEC_HAL_RANKS_TIMEOUT_S", "500"))
 
 
 def run_ranks(module: str, folder: Path, size: int, out: Path, device: str = "cpu", transport: str = "gloo") -> Path:
-    """Run a module of this package on every rank, all of which have to succeed; 0: on the model nobody has split.
+    """Run a module of this package on every rank, which must all succeed; 0: on the undivided model.
 
     `device`: of all ranks, or "each", a GPU for each. Returns `out`, which the first rank has written.
     """

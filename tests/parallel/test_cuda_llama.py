@@ -38,7 +38,7 @@ SMALL = Shape(
 
 
 def check(split: Mapping[str, Any], whole: Mapping[str, Any]) -> None:
-    """Close to the model that nobody has split, whose sums are rounded elsewhere."""
+    """Close to the undivided model, whose sums are rounded elsewhere."""
     assert set(split) == {"hidden", "tap", "logits", "drafts"} == set(whole)
     for name, tensor in split.items():
         scale = np.abs(whole[name]).max()

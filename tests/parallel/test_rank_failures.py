@@ -1,4 +1,4 @@
-"""Ranks that are killed, stopped, or cannot start: everybody who waits hears of it, and every process ends."""
+"""Ranks that are killed, stopped, or cannot start: all callers are notified, and every process ends."""
 
 from __future__ import annotations
 

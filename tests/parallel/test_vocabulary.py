@@ -130,7 +130,7 @@ def test_where_logits_are_gathered() -> None:
 
 
 def test_a_captured_step_reads_nothing() -> None:
-    """Fake tensors have shapes and no values: whoever asks for one fails."""
+    """Fake tensors have shapes and no values: reading one fails."""
 
     class NoKernels:
         compute_logits_part_device = None

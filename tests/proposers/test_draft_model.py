@@ -176,7 +176,7 @@ def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, o
     while runner.has_requests:
         runner.step()
         steps += 1
-        for slot, sequence in runner._scheduler.running.items():  # nobody drafts in two of five steps
+        for slot, sequence in runner._scheduler.running.items():  # no drafts in two of five steps
             lengths.host["draft_token_num"][slot] = runner._draft_limit(sequence) if steps % 5 < 3 else 0
     outputs, summary = runner.take_finished(), runner.summary()
     assert summary["failed_steps"] == summary["failed_proposals"] == 0
@@ -185,7 +185,7 @@ def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, o
         output = outputs[str(i)]
         assert output.token_ids == decode([asked[i]], ReferenceBackend(), plain=True)[0].token_ids
         assert (output.drafted == 0) == (most == 0)
-        if not summary["preemptions"]:  # which drops the drafts that nobody has verified
+        if not summary["preemptions"]:  # which drops unverified drafts
             assert output.accepted == output.drafted
     # Where it drafts nothing though it may, it has not read everything.
     assert summary["drafted_tokens"] > 5 * k

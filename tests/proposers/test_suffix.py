@@ -123,7 +123,7 @@ def test_the_least_recently_used_response_goes() -> None:
 
 
 def test_what_is_forgotten() -> None:
-    """Metrics, responses in the cache, and the one of whoever had the slot last; not who is still to be answered."""
+    """Metrics, cached responses, and that of the slot's last request, but not pending requests."""
     one = runner("suffix")
     alike = [3, 4, 5]
     cold = steps(one, [alike, alike])

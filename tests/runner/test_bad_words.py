@@ -43,7 +43,7 @@ def test_as_transformers_forbids() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_model_that_would_say_it(temperature: float) -> None:
-    """With drafts and without; other requests of the batch are as ever, and may overlap again afterwards."""
+    """With drafts and without; other requests of the batch are unaffected, and may overlap again afterwards."""
     free = SamplingParams(max_new_tokens=40, temperature=temperature, seed=3, bad_token_ids=[0])
     runner = make_runner(model=DeviceHistoryModel(), runner={"overlap": True})
     prompt = [3, 4, 5] * 4

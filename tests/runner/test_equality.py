@@ -310,7 +310,7 @@ def test_a_module_that_is_always_right_is_always_accepted(where: str, chunk: int
         output = outputs[str(number)]
         assert list(output.token_ids) == plain_decoding(prompts[number], params[number]).tokens
         assert (output.drafted == 0) == (most == 0)
-        if not summary["preemptions"]:  # which drops the drafts that nobody has verified
+        if not summary["preemptions"]:  # which drops unverified drafts
             assert output.accepted == output.drafted
     assert outputs["0"].steps == -(-20 // (k + 1))
 

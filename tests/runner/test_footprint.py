@@ -157,7 +157,7 @@ def test_the_draft_model_counts(strategy: str, free: Any, monkeypatch: pytest.Mo
 
 
 def test_a_draft_model_in_blocks_counts() -> None:
-    """Where the target keeps blocks, the draft model has as many, of its own size; None: nobody knows which."""
+    """If the target has blocks, the draft model has as many, of its own size; None: unknown."""
     need = ModelMemory({"weights": 1000}, kv_position=48, hidden_row=64)
     for memory in (None, lambda path, device: need):
         models = ModelSpec("LlamaForCausalLM", "other", lambda path, device: DeviceHistoryModel(), memory)

@@ -203,7 +203,7 @@ class TestLocks:
         assert not list(tmp_path.iterdir())
 
     def test_where_there_can_be_no_lock(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        """A disk that fails stops nobody."""
+        """A failing disk does not stop decoding."""
         runner = start(journal=str(tmp_path / "nowhere" / "journal"))
         assert runner.run().keys() == unbroken().keys()
         assert "cannot be locked" in caplog.text and "cannot be written" in caplog.text
@@ -293,7 +293,7 @@ def decode(folder: Path, kill_after: float | None) -> bool:
 
 
 def survive(folder: Path, kills: int, seed: int) -> None:
-    """Kill processes at random moments until so many have died; what is left must be what nobody disturbed."""
+    """Kill processes at random moments until so many have died; the outputs must be those of an undisturbed run."""
     undisturbed = folder / "undisturbed"
     undisturbed.mkdir()
     assert decode(undisturbed, None)

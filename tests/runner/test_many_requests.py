@@ -40,7 +40,7 @@ def random_request(number: int) -> Request:
 
 
 def check_drafts(output: RequestOutput, request: Request) -> None:
-    """Whoever asks for drafts gets all, and they are what the tokens were accepted of."""
+    """Requests with return_drafts get all drafts, of which the accepted ones are the tokens."""
     if not request.params.return_drafts:
         assert output.drafts == ()
         return

@@ -1,4 +1,4 @@
-"""Requests that lose their KV blocks, and steps that fail: everybody gets the tokens of plain decoding."""
+"""Requests that lose their KV blocks, and failed steps: all get the tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_request_that_makes_steps_fail_ends_with_an_error(overlap: bool, cap
 
 
 def test_a_slot_is_stopped_until_a_step_was_launched() -> None:
-    """A step that fails may not have told the device, which would go on writing to blocks that others have by then."""
+    """A failed step may not have reached the device, which would then write to reassigned blocks."""
     runner = make_runner(model=DeviceHistoryModel(), runner={"max_num_seqs": 2, "block_size": 4, "overlap": False})
     for request in requests(2, 30):
         runner.add_request(request)

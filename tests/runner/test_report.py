@@ -1,4 +1,4 @@
-"""What the host reads of a step: every value where it belongs, nothing that nobody asked for."""
+"""The host's view of a step: all requested values in the right place, and no others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BY_SLOT = [[(-1.5, 2), (-0.25, 1)], [(-2.0, 1)], [(-3.0, 4), (-0.125, 1)]]
 
 
 def test_logprobs_of_rows() -> None:
-    """`sample_target` tells them of all rows, those of rejected drafts among them."""
+    """`sample_target` reports them for all rows, including rejected drafts."""
     report = StepReport(values(row_logprobs=ROW_LOGPROBS, row_ranks=ROW_RANKS))
     for slot, expected in enumerate(BY_SLOT):
         entries = report.logprobs(slot, len(expected), 0)
@@ -74,7 +74,7 @@ def test_logprobs_of_rows() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_logprobs_of_accepted_tokens(n: int) -> None:
-    """`token_logprobs` tells them of accepted tokens, with alternatives."""
+    """`token_logprobs` reports them for accepted tokens, with alternatives."""
     rng = np.random.default_rng(n)
     told = {
         "ids": rng.integers(0, 90, (8, n)),

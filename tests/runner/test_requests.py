@@ -1,4 +1,4 @@
-"""Requests that are wrong, cancelled, or go wrong: one clear error or a defined end, and nobody else is affected."""
+"""Wrong, cancelled or failing requests: one clear error or a defined end, without effect on others."""
 
 from __future__ import annotations
 

@@ -330,7 +330,7 @@ class TestDeviceProposer:
             pass
 
         def propose(self, step: StepView) -> None:
-            """Two drafts for everybody who decodes, of which those of slot `at` are no tokens."""
+            """Two drafts for every decoding slot; those of slot `at` are invalid."""
             self.steps += 1
             decoding = (step["seq_lens_encoder"] == 0) & (step["seq_lens_decoder"] > 0)
             room = step["max_dec_len"] - step["step_idx"] > 2
@@ -383,7 +383,7 @@ class TestDeviceProposer:
     @pytest.mark.parametrize("device", [False, True])
     @pytest.mark.parametrize("wrong", [[0, 1], [1], [0]])
     def test_one_that_fails_to_take_requests(self, wrong: list[int], device: bool) -> None:
-        """It costs the drafts of those requests, and ends nobody."""
+        """Those requests lose their drafts, and none ends."""
         base = self.Careless if device else Guess
 
         class Full(base):  # type: ignore[valid-type,misc]

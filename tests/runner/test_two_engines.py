@@ -1,4 +1,4 @@
-"""Engines in one process, each on a thread of its own: a capture is nobody else's."""
+"""Engines in one process, each on its own thread: captures do not mix."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ WAITS = {"bind": 0, "capture": 0, "compile": 0}
 
 
 class CompilingModel(DeviceHistoryModel):
-    """Compiles a kernel for each shape, when it is first launched or while somebody warms up."""
+    """Compiles a kernel for each shape, at its first launch or during warm-up."""
 
     def __init__(self) -> None:
         super().__init__()

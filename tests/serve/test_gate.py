@@ -137,7 +137,7 @@ def test_a_second_request_on_the_connection(hurried: Running) -> None:
 
 
 def test_the_rest_of_a_refused_body(hurried: Running) -> None:
-    """Nobody reads it, and it does not keep the connection open."""
+    """It is not read, and does not keep the connection open."""
     with connect(hurried) as client:
         client.sendall(POST.replace(b"20", b"2000000"))
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 413 ")

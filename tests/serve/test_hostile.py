@@ -130,7 +130,7 @@ LARGE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_validation_ends_early(name: str) -> None:
-    """340,000 errors of one body took 5 s, in which nobody else was answered."""
+    """340,000 errors of one body took 5 s, which blocked all other requests."""
     path, body = LARGE[name]
     kind = ChatCompletionRequest if path == CHAT else CompletionRequest
     with pytest.raises(ValidationError) as found:

@@ -1,4 +1,4 @@
-"""A chat template is a program of somebody else: it may not hold up the server, nor end it."""
+"""A chat template is a foreign program: it must not block or end the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One limit for several processes, whoever of them is killed."""
+"""One limit for several processes, whichever is killed."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def test_processes_that_take_at_the_same_time_and_are_killed(tmp_path: Path) -> 
         process.stdin.flush()
     taken = [int(process.communicate()[0]) for process in started]
     assert sum(taken) == most, "all of them, and none twice"
-    successor = RequestLimit(most, path, 0, 3)  # the others count on until somebody succeeds them
+    successor = RequestLimit(most, path, 0, 3)  # the others keep their counts until a successor starts
     assert not successor.full
     assert sum(successor.take() for _ in range(most)) == taken[0] and successor.full

@@ -199,7 +199,7 @@ def test_an_engine_that_stops(running: Running) -> None:
 
 
 def test_a_server_ends_with_its_engine(running: Running) -> None:
-    """It tells whoever comes first; so that whoever started it can start another."""
+    """It first reports the failure to clients, and ends so that a supervisor can restart it."""
     engine, said = running.engine, list[int]()
 
     async def main(listener: socket.socket) -> None:

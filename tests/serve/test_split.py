@@ -1,4 +1,4 @@
-"""Three processes: whoever is killed, every client gets its exact tokens or is told; nobody waits forever."""
+"""Three processes: whichever is killed, every client gets its exact tokens or an error, and none hangs."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_same_limits_as_of_one_process(both: tuple[Server, Running]) -> None
 
 
 def test_a_streams_first_event_has_the_log_probabilities_of_its_prompt(both: tuple[Server, Running]) -> None:
-    """While the request goes on: nobody waits for them until it ends."""
+    """While the request runs: its process does not wait for them until it ends."""
     body = {"prompt": [[3, 5, 6], [1, 2]], "prompt_logprobs": 1, "stream": True, "max_tokens": 40, "ignore_eos": True}
     for one in both:
         chunks = events(httpx.post(one.url + "/v1/completions", json=body, timeout=60))
@@ -239,7 +239,7 @@ def test_processes_that_speak_http_know_of_each_other() -> None:
 
 
 def test_processes_that_speak_http_share_the_limit_of_concurrent_requests() -> None:
-    """Whichever of them is asked, and whoever of them is killed."""
+    """For any of them, and whichever is killed."""
     body = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
     room = 1000  # frames for the stopped token processor: an engine waits while its queue is full
     with split_server(2, max_concurrent_requests=2, output_queue=room) as server, ExitStack() as held:
@@ -481,7 +481,7 @@ def test_an_engine_has_a_journal_of_its_own(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_resumes_computes_nothing_before_it_knows_who_waits(tmp_path: Path) -> None:
-    """Or a request that kills engines would kill each of them, long after its client was told."""
+    """Otherwise a request that kills engines would kill each of them, long after its client got an error."""
     path = tmp_path / "journal"
     runner = make_runner(runner={"journal": str(path), "journal_interval": 1})
     for name in "ab":

@@ -1,4 +1,4 @@
-"""A DLPack producer that says it lives on any device, without there being one. Nobody may read its memory."""
+"""A DLPack producer that says it lives on any device, without there being one. Its memory must not be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what takes two fifths of its time; to be imported by whoever sets TRITON_INTERPRET."""
+"""Triton's interpreter without two fifths of its overhead; import it where TRITON_INTERPRET is set."""
 
 from __future__ import annotations
 

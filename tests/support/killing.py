@@ -105,7 +105,7 @@ def wanted(number: int) -> tuple[dict[str, Any], Callable[[int | None], str], li
 
 
 class Load:
-    """Clients that ask one request after the other until told to stop. `outcomes` counts what came of them."""
+    """Clients that send one request after the other until stopped. `outcomes` counts their results."""
 
     def __init__(self, url: str, clients: int, seed: int) -> None:
         self.url, self.outcomes, self.findings = url, Counter[str](), list[str]()

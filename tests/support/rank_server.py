@@ -27,7 +27,7 @@ START_S = 120.0
 """Until a server listens: the ranks load their model, and compile on a GPU."""
 PROMPTS = ("def add(a, b):", "class Stack:\n    def __init__(self):", "import os\n\nfor path in", "x = [")
 SLACK_S = 2.0
-"""Within which whoever waits hears of a rank that has ended, or of one that was given up."""
+"""Time in which callers must be notified of a dead or abandoned rank."""
 END_S = 5.0
 """Within which every process ends."""
 
@@ -50,7 +50,7 @@ class RankServer:
         return self.log.read_text()
 
     def health(self) -> int:
-        """Status of `/health`; 0 once nobody listens."""
+        """Status of `/health`; 0 once the port is closed."""
         try:
             return httpx.get(f"{self.url}/health", timeout=10).status_code
         except httpx.TransportError:
@@ -100,7 +100,7 @@ def _kill(pid: int, how: int) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, be it that nobody has waited for it yet."""
+    """Whether a process has ended, even if it is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -157,7 +157,7 @@ class Clients:
         self._done.set()
 
     def wait(self, before: float) -> bool:
-        """Whether nobody waits for an answer to what was sent before that time."""
+        """Whether all requests sent before that time have an answer."""
         return all(since is None or since > before for since in self.since)
 
     def _run(self, client: int) -> None:

@@ -126,7 +126,7 @@ def test_budgets_and_windows_beyond_64_bits():
 
 
 def test_exports_check_their_operands():
-    """The library trusts nobody: a wrong call from outside the package is an error, not a crash."""
+    """A wrong call from outside the package is an error, not a crash."""
     exports = sd.get_backend("xpu_sim")._exports
     index, flags = np.zeros((2, 64), np.uint8), np.zeros(3, np.bool_)
     message = "ngram_index_reset: argument 'reset_slots': expected bool [2] contiguous on the CPU, got bool [3]"

@@ -1,4 +1,4 @@
-"""docs/extend/kunlun.md: each unknown of the device has a flag and a probe, which tells the flag's values apart."""
+"""docs/extend/kunlun.md: each unknown property has a flag and a probe, which distinguishes the flag's values."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_wrong_result_is_found(folder, capsys):
 
 
 def test_only_some_runs_show_it(folder, capsys):
-    """A copy that nothing waits for: right with eager copies, wrong with deferred ones; strict tells where."""
+    """A copy without a fence: right with eager copies, wrong with deferred ones; strict reports the line."""
     change(folder / "scale_segments.xpu", "GM2LM(x + at", "GM2LM_ASYNC(x + at")
     how = ("--cases", "1", "--seeds", "1")
     assert xpu_test(*how, "--mode", "fast", "--dma", "eager") == 0
@@ -275,7 +275,7 @@ def test_lines_that_no_core_ran(folder, capsys):
 
 
 def test_going_on_finds_more_in_one_run(folder, capsys):
-    """Two copies of no bytes: the first ends the run, unless it is told to go on."""
+    """Two copies of no bytes: the first ends the run, unless it should continue."""
     change(folder / "scale_segments.xpu", "LM2GM(tile, y + at, count * sizeof(T))", "LM2GM(tile, y + at, 0)")
     change(folder / "scale_segments.xpu", "LM2GM(&n, total + s, sizeof(n))", "LM2GM(&n, total + s, 0)")
     lines = {line_of(folder / "scale_segments.xpu", text) for text in ("LM2GM(tile", "LM2GM(&n")}

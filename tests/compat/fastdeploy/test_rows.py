@@ -264,7 +264,7 @@ def test_eagle_get_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
 
 
 def test_eagle_get_self_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
-    """XPU's is told by step_idx which slots were prompts, and gives the rows alone."""
+    """XPU's op finds prompt slots by step_idx, and only returns the rows."""
     for _ in ROUNDS:
         n = int(rng.integers(1, 8))
         enc = np.where(rng.random(n) < 0.3, rng.integers(1, 9, n), 0).astype(np.int32)

@@ -163,7 +163,7 @@ int main() {
 
 @pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 def test_a_core_that_spins_lets_the_others_run(shared_folder, compiled, mode):
-    """Whoever runs first: the launch ends; what is wrong with the flag, the strict build finds each time."""
+    """In any order the launch ends, and the strict build finds the fault under the flag each time."""
     source = shared_folder / f"spinning_{mode}.xpu"
     source.write_text(SPINNING)
     program = compiled("spinning", [source], mode)

@@ -97,7 +97,7 @@ def hybrid_mtp_ngram(
     budget = int(os.environ.get("SPEC_TOKENUM_THRESHOLD", "1024"))
     runs = [n > 0 for n in kept]
     for b, count in enumerate(_within(budget, tentative, kept, runs, runs)):
-        drafts[b, kept[b] : kept[b] + len(found[b])] = ANY  # what the budget cuts off is nobody's
+        drafts[b, kept[b] : kept[b] + len(found[b])] = ANY  # drafts beyond the budget are dropped
         drafts[b, kept[b] : count] = found[b][: count - kept[b]]
         tt[b] = _padded(drafts[b], count, max_draft_tokens) if pad_to_max and kept[b] > 0 else count
 

@@ -222,7 +222,7 @@ def speculate_set_stop_value_multi_seqs(
     counts, prompts, step, stop, ends, min_tokens = flat(counts, prompts, step, stop, ends, min_tokens)
     for b in range(len(counts)):
         if stop[b]:
-            tokens[b], counts[b] = ANY, ANY if counts[b] else 0  # nobody reads what a stopped slot has
+            tokens[b], counts[b] = ANY, ANY if counts[b] else 0  # a stopped slot's values are not read
             continue
         assert min_tokens[b] <= 1 or not seqs_lens[b].any(), "at which token the minimum is met is not known"
         text = history[b, prompts[b] : prompts[b] + step[b]].tolist()
@@ -258,7 +258,7 @@ def speculate_limit_thinking_content_length(
 def limited_token(
     token: int, number: int, think: int, reply: int, status: int, inject: list[int], ends: list[int], end: int
 ) -> tuple[int, int, int]:
-    """The token in the place of a generated one, the new status, and the new limit of the answer.
+    """The replacement of a generated token, the new status, and the new limit of the answer.
 
     Status: 0 while thinking, k while inject[k - 1] is next, len(inject) + 1 + n after n tokens of the answer.
     """

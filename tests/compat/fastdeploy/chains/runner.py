@@ -144,7 +144,7 @@ class ChainRunner(Runner):
         names = ("accept_tokens", "accept_num", "not_need_stop", "seq_lens_decoder", "prompt_lens")
         self.ops.run("speculate_save_output", *self.given(*names), preempted, 0, False, False)
         _, counts, tokens = self.receive()
-        for b, count in enumerate(counts[: self.in_use]):  # nobody asks for the others
+        for b, count in enumerate(counts[: self.in_use]):  # the others are not needed
             wanted = PREEMPTED if preempted.flat[b] == 1 else len(gained.get(b, []))
             assert count == wanted, f"slot {b}: a message of {count} tokens, not of {wanted}"
             assert count <= 0 or tokens[b] == gained[b]
