@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.compat.fastdeploy.chains import kernels_tokens
+from tests.compat.fastdeploy.chains.kernels_rows import output_rows
+
 Array = NDArray[Any]
-
-
-def output_rows(slt: int, enc: int) -> int:
-    """Logit rows of a slot: one for a prompt chunk, one for each token of a decoding slot."""
-    if slt == 0:
-        return 0
-    return 1 if enc != 0 else slt
 
 
 def prefix(counts: list[int]) -> Array:
@@ -28,39 +24,11 @@ def pre_process(input_ids: Array, slt: Array, drafts: Array, enc: Array) -> dict
         source = input_ids[b] if enc[b] > 0 or drafts.shape[1] == 0 else drafts[b]
         tokens += source[:n].tolist()
         slots += [b] * n
-    rows = [output_rows(n, e) for n, e in zip(slt.tolist(), enc.tolist(), strict=False)]
+    rows = output_rows(slt, enc[: len(slt)]).tolist()
     return {
         "ids": np.array(tokens, np.int64), "slots": np.array(slots, np.int32), "cu_q": prefix(slt.tolist()),
         "cu_out": prefix(rows), "row_slots": np.repeat(np.arange(len(rows), dtype=np.int32), rows),
     }  # fmt: skip
-
-
-def rebuild_padding(
-    x: Array, cu_q: Array, slt: Array, dec: Array, enc: Array, row_slots: Array | None, cu_out: Array | None
-) -> Array:
-    out = np.zeros((len(slt) if row_slots is None else len(row_slots), x.shape[1]), x.dtype)
-    for t in range(len(out)):
-        b = t if row_slots is None else int(row_slots[t])
-        if slt[b] == 0 or (dec[b] == 0 and enc[b] == 0):
-            continue
-        inside = 0 if cu_out is None else t - cu_out[b]
-        out[t] = x[cu_q[b] + (enc[b] - 1 if enc[b] > 0 else inside)]
-    return out
-
-
-class Emitter:
-    """FastDeploy's rule for each token of the verifier: ends at an end token or the limit, which takes one."""
-
-    def __init__(self, step: int, limit: int, ends: list[int]) -> None:
-        self.step, self.limit, self.ends = step, limit, ends
-        self.tokens: list[int] = []
-        self.stopped = False
-
-    def emit(self, token: int) -> None:
-        self.step += 1
-        full = self.step >= self.limit
-        self.stopped = token in self.ends or full
-        self.tokens.append(self.ends[0] if full and token not in self.ends else token)
 
 
 def verify(
@@ -69,59 +37,11 @@ def verify(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Strategies GREEDY and TARGET_MATCH; rows of -1 and exact counts, as on XPU."""
     ids, lens = np.full(drafts.shape, -1, np.int64), np.zeros(len(drafts), np.int32)
-    for b in range(len(slt)):
-        if stop[b] or paused[b] or slt[b] == 0:
-            continue
-        out, i = Emitter(int(step[b]), int(limit[b]), ends), 0
-        while i < slt[b] - 1 and not (reject_all or enc[b] != 0 or reasoning[b] == 1):
-            if targets[cu_out[b] + i] != drafts[b, i + 1]:
-                break
-            out.emit(int(drafts[b, i + 1]))
-            i += 1
-            if out.stopped:
-                break
-        if not out.stopped:
-            out.emit(int(targets[cu_out[b] + i]))
-        ids[b, : len(out.tokens)], lens[b] = out.tokens, len(out.tokens)
+    kernels_tokens.verify_draft_tokens(
+        ids, lens, drafts, targets, None, None, None, np.ones(len(drafts)), stop, enc, slt, np.array(ends), paused,
+        cu_out, reasoning, limit, step, 64, 2, kernels_tokens.TARGET_MATCH, reject_all, False,
+    )  # fmt: skip
     return ids, lens
-
-
-def update_status(s: dict[str, Array], ends: list[int]) -> None:
-    """The 14-tensor form, in place on its tensors by name; every slot is a real one."""
-    running = 0
-    for b in range(len(s["slt"])):
-        if s["stop"][b] or s["paused"][b]:
-            s["stop"][b] = True
-            s["enc"][b] = s["dec"][b] = s["slt"][b] = s["num"][b] = 0
-            continue
-        before = int(s["step"][b])
-        for k in range(int(s["num"][b])):
-            s["step"][b] += 1
-            token = s["out"][b, k]
-            if token in ends or s["step"][b] >= s["limit"][b]:
-                s["out"][b, k] = token if token in ends else ends[0]
-                s["num"][b], s["stop"][b] = k + 1, True
-                break
-        n = int(s["num"][b])
-        if s["enc"][b] > 0:
-            s["dec"][b] += s["enc"][b]
-            s["enc"][b] = 0
-        elif s["dec"][b] > 0:
-            s["dec"][b] += n
-        if n:
-            first = int(s["prompt"][b]) + before
-            s["all"][b, first : first + n] = s["out"][b, :n]
-            s["draft"][b, 0] = s["out"][b, n - 1]
-        running += not s["stop"][b]
-    s["running"][0] = running > 0
-
-
-def naive_update(tokens: Array, num: Array, slt: Array, drawn: Array, cu: Array) -> None:
-    for b in range(len(slt)):
-        if slt[b] > 0:
-            tokens[b, 0], num[b], slt[b] = drawn[cu[b + 1] - 1], 1, 1
-        else:
-            num[b] = 0
 
 
 def lookup(gen: list[int], haystacks: list[list[int]], sizes: range, quota: int) -> list[int]:

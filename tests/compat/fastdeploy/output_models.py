@@ -25,54 +25,10 @@ def stop_sequences(
                 break
 
 
-def limit_thinking(
-    tokens: Array, think: Array, reply: Array, step: Array, status: Array, counts: Array, stop: Array, ends: list[int],
-    text: list[int], end: int,
-) -> None:  # fmt: skip
-    """Token by token; what follows a replaced one is not counted. `reply` grows where thinking ends by itself."""
-    for b in range(len(counts)):
-        if stop[b] or counts[b] == 0 or (think[b] < 0 and reply[b] < 0):
-            continue
-        for i in range(counts[b]):
-            token = drawn = int(tokens[b, i])
-            if status[b] == 0 and token == end:
-                status[b] = len(text) + 1
-                reply[b] += 2 * (reply[b] >= 0)
-                continue
-            if status[b] == 0:
-                full = think[b] == 0 or step[b] + i == think[b]
-                if think[b] < 0 or not (full or (token in ends and text)):
-                    continue
-                status[b] = 1
-                if not text:
-                    continue
-            if status[b] <= len(text):
-                token = text[status[b] - 1]
-                status[b] += 1
-            elif reply[b] >= 0 and status[b] - len(text) - 1 >= reply[b] and token not in ends:
-                token = ends[0]
-            else:
-                status[b] += 1
-            if token != drawn:
-                tokens[b, i], counts[b] = token, i + 1
-                break
-
-
-def clear_accept_nums(counts: Array, dec: Array) -> Array:
-    return np.where(dec == 0, 0, counts)
-
-
 def set_value(
-    text: Array,
-    prompts: Array,
-    tokens: Array,
-    counts: Array,
-    stop: Array,
-    slots: int,
-    enc: Array,
-    dec: Array,
+    text: Array, prompts: Array, tokens: Array, counts: Array, stop: Array, slots: int, enc: Array, dec: Array,
     step: Array,
-) -> None:
+) -> None:  # fmt: skip
     for b in range(slots):
         if stop[b] or (enc[b] == 0 and dec[b] == 0) or step[b] < 0:
             continue

@@ -10,6 +10,7 @@ import pytest
 
 from tests.compat.fastdeploy import models
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
+from tests.compat.fastdeploy.chains.kernels_rows import rebuild_padding
 
 ROUNDS = range(12)
 
@@ -69,7 +70,7 @@ def test_rebuild_padding(gpu: Any, rng: Any, dtype: str, speculative: bool) -> N
             continue
         x = rng.integers(-9, 9, (b.tokens, 4)).astype(np.float32)
         rows = (b.row_slots, b.cu_out) if speculative else (None, None)
-        wanted = models.rebuild_padding(x, b.cu_q, b.slt, b.dec, b.enc, *rows)
+        wanted = rebuild_padding(x, b.cu_q, b.slt, b.dec, b.enc, *rows, None, False)
         out = gpu.rebuild_padding(tensor(x).astype(dtype), *tensors(b.cu_q, b.slt, b.dec, b.enc, *rows), None, False)
         assert str(out.dtype).endswith(dtype)
         equal(out.astype("float32"), wanted)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.compat.fastdeploy import models
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
+from tests.compat.fastdeploy.chains.kernels_tokens import naive_update_model_status, unified_update_model_status
 
 ROUNDS = range(25)
 TOPP, GREEDY, TARGET_MATCH = 0, 1, 2
@@ -176,7 +177,7 @@ def test_unified_update_model_status(gpu: Any, rng: Any) -> None:
         state = status(b)
         given = {name: tensor(state[name]) for name in NAMES}
         gpu.unified_update_model_status(*given.values())
-        models.update_status(state, b.ends.tolist())
+        unified_update_model_status(*(state[name] for name in NAMES))
         for name in NAMES:
             kept = state["num"] if name == "out" else None
             if kept is None:
@@ -199,7 +200,7 @@ def test_unified_update_of_older_versions(xpu: Any, rng: Any) -> None:
             xpu.unified_update_model_status(
                 *args[:4], tensor(b.slt), *args[4:9], rollback, *args[9:], naive, b.width - 1
             )
-            models.update_status(state, b.ends.tolist())
+            unified_update_model_status(*(state[name] for name in NAMES))
             running = ~state["stop"]
             slt = np.where(running, 1, 0) if naive else state["slt"]
             for name in ("enc", "dec", "num", "stop", "step", "running"):
@@ -219,6 +220,6 @@ def test_naive_update_model_status(gpu: Any, rng: Any, column: bool) -> None:
         given = tensors(tokens, num, b.slt, drawn.reshape(-1, 1) if column else drawn, b.cu_out)
         for _ in range(2):
             gpu.naive_update_model_status(*given)
-            models.naive_update(tokens, num, b.slt, drawn, b.cu_out)
+            naive_update_model_status(tokens, num, b.slt, drawn, b.cu_out)
             for tensor_, wanted in zip(given, (tokens, num, b.slt), strict=False):
                 equal(tensor_, wanted)

@@ -1,4 +1,4 @@
-"""The model of FastDeploy's ops gives the examples that its documentation and pull requests give."""
+"""The model of FastDeploy's ops gives the examples of its documents that the layer itself is not tested with."""
 
 from __future__ import annotations
 
@@ -32,21 +32,6 @@ def verified(targets: list[int], ends: list[int], step: int, limit: int, *, enc:
     return ids[0, : lens[0]].tolist()
 
 
-@pytest.mark.parametrize(
-    ("targets", "ends", "limit", "wanted"),
-    [
-        ([11, 12, 99, 50], [1], 100, [11, 12, 99]),
-        ([11, 12, 13, 50], [1], 100, [11, 12, 13, 50]),
-        ([11, 12, 13, 50], [12], 100, [11, 12]),
-        ([11, 12, 13, 50], [1, 2], 7, [11, 1]),
-        ([99, 0, 0, 0], [1, 2], 6, [1]),
-        ([11, 1, 0, 0], [1], 100, [11, 1]),
-    ],
-)
-def test_verification(targets: list[int], ends: list[int], limit: int, wanted: list[int]) -> None:
-    assert verified(targets, ends, 5, limit) == wanted
-
-
 @pytest.mark.parametrize("state", [{"reject_all": True}, {"enc": 9}, {"reasoning": 1}])
 def test_where_no_draft_is_taken(state: dict[str, Any]) -> None:
     assert verified([11, 12, 13, 50], [1], 5, 100, **state) == [11]
@@ -64,29 +49,6 @@ def test_a_window_of_topp_is_resumed_where_it_ends() -> None:
     assert ids[0].tolist() == [11, 12, 13, 14, 15, 50]
 
 
-def test_lists_of_an_xpu_batch() -> None:
-    enc, dec, tt = i32(100, 0, 0, 0, 120, 140, 0), i32(0, 5, 0, 25, 64, 0, 128), i32(100, 2, 0, 1, 120, 140, 3)
-    lists = kernels_rows.infer_lists(enc, dec, tt)
-    wanted = {
-        "encoder_batch_map": [0, 4, 5], "encoder_batch_idx": [0, 3, 4], "encoder_seq_lod": [0, 100, 220, 360],
-        "encoder_kv_lod": [0, 100, 284, 424], "prefix_len": [0, 64, 0], "decoder_batch_map": [1, 3, 6],
-        "decoder_batch_idx": [1, 2, 5], "decoder_context_len": [7, 26, 131],
-    }  # fmt: skip
-    assert {name: lists[name].tolist() for name in wanted} == wanted
-    assert lists["decoder_seq_lod"].tolist() == [0, 2, 3, 6, 6, 6, 6, 6]
-    info = i32(3, 3, 360, 140, 184, 3, 0)
-
-    def lods(which: str) -> list[Array]:
-        names = ("encoder_seq_lod", "decoder_seq_lod", f"encoder_batch_{which}", f"decoder_batch_{which}")
-        return [lists[name] for name in names] * 2 + [info]
-
-    x = np.arange(366)[:, None]
-    adjusted = kernels_rows.adjust_batch(x, *lods("idx"), None, -1)
-    assert (kernels_rows.recover_batch_sequence(adjusted, *lods("map")) == x).all()
-    rows = kernels_rows.gather_next_token(adjusted, *lods("map"), True, -1)
-    assert rows[:, 0].tolist() == [99, 100, 101, 102, 222, 362, 363, 364, 365]
-
-
 def test_lengths_of_an_xpu_batch() -> None:
     """What FastDeploy's script expects before the longest context."""
     enc, dec, tt = i32(100, 0, 0, 0, 300), i32(0, 5, 0, 25, 64), i32(100, 1, 0, 1, 300)
@@ -94,13 +56,6 @@ def test_lengths_of_an_xpu_batch() -> None:
     info, prefix, copies = np.zeros(7, np.int32), np.zeros((5, 8), np.int32), [array.copy() for array in lists]
     kernels_rows.get_infer_param(enc, dec, tt, np.zeros((5, 8), np.int32), *lists, prefix, *copies, info, 64, 5)
     assert info[:6].tolist() == [2, 2, 400, 300, 364, 6]
-
-
-def test_parameters_of_rows() -> None:
-    top_p, seeds = np.array([0.9, 0.5], np.float32), np.array([100, 200])
-    out = kernels_tokens.build_sampling_params(top_p, np.array([1, 2]), seeds, i32(2, 1), i32(0, 2, 3), 3, 1)
-    assert [array.shape for array in out] == [(3, 1)] * 3
-    assert out[2].reshape(-1).tolist() == [100, 104, 200] and seeds.tolist() == [101, 201]
 
 
 @pytest.mark.parametrize(
