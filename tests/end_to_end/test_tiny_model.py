@@ -73,12 +73,9 @@ def alone(loaded: tuple[TargetModel, Tokenizer]) -> Callable[[Request], RequestO
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("batch", "chunk"), [(1, 256), (6, 256), (3, 37)])
 def test_speculative_equals_plain(
-    loaded: tuple[TargetModel, Tokenizer],
-    alone: Callable[[Request], RequestOutput],
-    sampling: dict[str, float],
-    batch: int,
-    chunk: int,
-) -> None:
+    loaded: tuple[TargetModel, Tokenizer], alone: Callable[[Request], RequestOutput], sampling: dict[str, float],
+    batch: int, chunk: int,
+) -> None:  # fmt: skip
     """The plain side runs one request at a time with its prompt in one chunk."""
     requests = make_requests(loaded[1], batch, sampling, 24)
     together, runner = decode(loaded, requests, f"runner.max_num_seqs={min(batch, 5)}", f"runner.prefill_chunk={chunk}")

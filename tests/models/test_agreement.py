@@ -69,13 +69,9 @@ def test_frameworks_agree_on_the_embedded_model(make_driver: Drivers) -> None:
 
 @pytest.mark.parametrize("sizes", [(1,), (4, 8, 64), (3,), (2, 5, 40), (1, 2, 3)])
 def test_any_sizes_compute_the_same(
-    checkpoint: Path,
-    framework: str,
-    make_driver: Drivers,
-    expected: Logits,
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path, framework: str, make_driver: Drivers, expected: Logits, monkeypatch: pytest.MonkeyPatch,
     sizes: tuple[int, ...],
-) -> None:
+) -> None:  # fmt: skip
     """Whatever row counts a machine's libraries agree on: padding and cutting change no result."""
     monkeypatch.setattr(llama, "linear_sizes", lambda *_: RowSizes(sizes))
     assert_close(ragged_steps(make_driver(checkpoint, framework)), expected)

@@ -192,12 +192,9 @@ def test_byte_level_within_a_sequence(tmp_path: Path) -> None:
     ],
 )
 def test_replacement_characters_come_at_once(
-    by_kind: dict[str, Tokenizer],
-    byte_level: Tokenizer,
-    data: bytes,
-    byte_level_pieces: list[str],
+    by_kind: dict[str, Tokenizer], byte_level: Tokenizer, data: bytes, byte_level_pieces: list[str],
     fallback_pieces: list[str],
-) -> None:
+) -> None:  # fmt: skip
     """As soon as bytes can no longer become a character: one for each part of one, or for each byte."""
     assert pieces(byte_level, [2 + byte for byte in data]) == byte_level_pieces
     assert pieces(by_kind["llama"], [FIRST_BYTE + byte for byte in data]) == fallback_pieces

@@ -190,16 +190,9 @@ def test_norm_of_embeddings(make_launcher: MakeLauncher) -> None:
 
 
 def attended(
-    q: Doubles,
-    keys: Doubles,
-    values: Doubles,
-    positions: list[int],
-    group: int,
-    scale: float | None = None,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Any = None,
-) -> Doubles:
+    q: Doubles, keys: Doubles, values: Doubles, positions: list[int], group: int, scale: float | None = None,
+    window: int = 0, softcap: float = 0.0, sinks: Any = None,
+) -> Doubles:  # fmt: skip
     """Causal attention of q [n, heads, d] at `positions` to keys and values [context, kv_heads, d]."""
     out = np.empty_like(q)
     for i, position in enumerate(positions):
@@ -262,15 +255,9 @@ BATCHES = {
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 10)])
 @pytest.mark.parametrize(("each", "apart"), [(1, False), (4, True)])
 def test_attention(
-    make_launcher: MakeLauncher,
-    monkeypatch: pytest.MonkeyPatch,
-    parts: list[tuple[int, int]],
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    each: int,
-    apart: bool,
-) -> None:
+    make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, parts: list[tuple[int, int]], heads: int,
+    kv_heads: int, head_dim: int, each: int, apart: bool,
+) -> None:  # fmt: skip
     """Chunks of 16 positions, so that short texts have many; blocks of them in every order; other slots' are NaN."""
     from specdec_hal.models.triton_kernels import launcher as launches
 

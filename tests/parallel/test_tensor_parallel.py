@@ -107,12 +107,9 @@ def tokens_of(runner: Any) -> dict[str, tuple[int, ...]]:
 
 
 def on_threads(
-    path: Path,
-    ranks: int,
-    what: Callable[[Any], Any] = tokens_of,
-    vocabulary_parallel: bool = False,
+    path: Path, ranks: int, what: Callable[[Any], Any] = tokens_of, vocabulary_parallel: bool = False,
     **speculative: Any,
-) -> list[Any]:
+) -> list[Any]:  # fmt: skip
     """What each rank's runner gives, all in this process."""
     from specdec_hal.parallel.runner import RankHook
     from specdec_hal.runner import build_runner

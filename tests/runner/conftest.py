@@ -20,12 +20,9 @@ class PrefillFirst(ReferenceBackend):
 
 
 def make_runner(
-    *,
-    prefill_first: bool = False,
-    model: HistoryModel | None = None,
-    model_settings: dict[str, Any] | None = None,
+    *, prefill_first: bool = False, model: HistoryModel | None = None, model_settings: dict[str, Any] | None = None,
     **sections: Any,
-) -> ModelRunner:
+) -> ModelRunner:  # fmt: skip
     sections.setdefault("speculative", {"method": "ngram", "num_speculative_tokens": 4})
     sections.setdefault("structured", {"backend": "llguidance"})
     config = parse({**sections, "model": model_settings or {}})

@@ -200,22 +200,10 @@ prompts = st.lists(tokens, min_size=1, max_size=24) | st.builds(
     ),
 )
 def test_every_request_decodes_as_if_alone_and_plain(
-    requests: list[tuple[list[int], SamplingParams, int]],
-    slots: int,
-    k: int,
-    chunk: int,
-    prefill_first: bool,
-    device: bool,
-    overlap: bool,
-    budget: int | None,
-    blocks: tuple[int, int],
-    cancelled: set[int],
-    failing: set[int],
-    method: str,
-    mtp_drafts: int,
-    think_end_text: list[int],
-    ngram: dict[str, object],
-) -> None:
+    requests: list[tuple[list[int], SamplingParams, int]], slots: int, k: int, chunk: int, prefill_first: bool,
+    device: bool, overlap: bool, budget: int | None, blocks: tuple[int, int], cancelled: set[int], failing: set[int],
+    method: str, mtp_drafts: int, think_end_text: list[int], ngram: dict[str, object],
+) -> None:  # fmt: skip
     model = DeviceHistoryModel() if device else HistoryModel()
     size, spare = blocks
     longest = max(min(len(prompt) + params.max_new_tokens, CONTEXT) for prompt, params, _ in requests)

@@ -69,13 +69,9 @@ def test_the_default_drafts_with_the_models_module(
     ],
 )  # fmt: skip
 def test_what_is_chosen_otherwise(
-    speculative: dict[str, Any],
-    model: type[HistoryModel],
-    missing: tuple[str, ...],
-    expected: tuple[str, int, bool],
-    why: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    speculative: dict[str, Any], model: type[HistoryModel], missing: tuple[str, ...], expected: tuple[str, int, bool],
+    why: str, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     with caplog.at_level(logging.INFO, "specdec_hal"):
         runner = build_runner(parse({"speculative": speculative}), lacking(*missing), model())
     assert drafting(runner) == expected

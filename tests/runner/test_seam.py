@@ -78,14 +78,9 @@ def with_proposer(factory: Callable[[ProposerContext], Any], **spec: Any) -> Reg
 
 
 def runner_with(
-    factory: Callable[[ProposerContext], Any],
-    *,
-    backend: Backend | None = None,
-    model: Any = None,
-    k: int = 3,
-    slots: int = 2,
-    strategy: str = "target_match",
-) -> ModelRunner:
+    factory: Callable[[ProposerContext], Any], *, backend: Backend | None = None, model: Any = None, k: int = 3,
+    slots: int = 2, strategy: str = "target_match",
+) -> ModelRunner:  # fmt: skip
     registry = with_proposer(factory)
     speculative = {"method": "guess", "num_speculative_tokens": k, "verify_strategy": strategy, "guess": {"guess": 4}}
     config = parse(

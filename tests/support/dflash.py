@@ -146,15 +146,9 @@ class Drafter:
         return np.arange(self.draft_vocab_size or self.vocab_size) + np.asarray(offsets, np.int64)
 
     def logits(
-        self,
-        features: Doubles,
-        token: int,
-        drafts: int,
-        embedding: Doubles,
-        head: Doubles,
-        from_anchor: bool = False,
+        self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles, from_anchor: bool = False,
         with_rows: bool = False,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """[drafts, V], after features [P, F] of the text and the token at P. `embedding`, `head`: the target's.
 
         `from_anchor`: a draft in every row; `with_rows`: the rows [drafts, D] too.

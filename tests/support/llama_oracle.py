@@ -21,12 +21,9 @@ def stored(path: Path) -> dict[str, Doubles]:
 
 
 def oracle(
-    path: Path,
-    tokens: npt.NDArray[np.int64],
-    weights: Mapping[str, Doubles] | None = None,
-    tap: int | None = None,
+    path: Path, tokens: npt.NDArray[np.int64], weights: Mapping[str, Doubles] | None = None, tap: int | None = None,
     mtp: bool = False,
-) -> Doubles:
+) -> Doubles:  # fmt: skip
     """Logits [T, V] of a text, or with `tap` the residual [T, D] after that layer; `weights` replace the stored.
 
     `mtp`: the module's logits [T - 1, V], row p from the hidden state of p and the token at p + 1.

@@ -30,13 +30,9 @@ class Paged:
         return torch.as_tensor(np.asarray(values)).to(self.model.device, dtype)
 
     def batch(
-        self,
-        parts: dict[int, tuple[int, npt.ArrayLike]],
-        slots: int | None = None,
-        padding: int = 0,
-        max_seq_len: int | None = None,
-        max_query_len: int | None = None,
-    ) -> DeviceBatch:
+        self, parts: dict[int, tuple[int, npt.ArrayLike]], slots: int | None = None, padding: int = 0,
+        max_seq_len: int | None = None, max_query_len: int | None = None,
+    ) -> DeviceBatch:  # fmt: skip
         """`parts`: position and token ids by slot; the other of the first `slots` slots are idle."""
         slots = self.slots if slots is None else slots
         ids: list[int] = []

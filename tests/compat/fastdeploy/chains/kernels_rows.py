@@ -74,16 +74,10 @@ def get_padding_offset(*args: Any) -> list[Array]:
 
 
 def rebuild_padding(
-    tmp_out: Array,
-    cu_seqlens_q: Array,
-    seq_len: Array,
-    dec: Array,
-    enc: Array,
-    batch_id_per_token_output: Array | None,
-    cu_seqlens_q_output: Array | None,
-    first_token_out: Array | None,
+    tmp_out: Array, cu_seqlens_q: Array, seq_len: Array, dec: Array, enc: Array,
+    batch_id_per_token_output: Array | None, cu_seqlens_q_output: Array | None, first_token_out: Array | None,
     enable_logprob: bool,
-) -> Array:
+) -> Array:  # fmt: skip
     tt, dec, enc, cu = (array.reshape(-1) for array in (seq_len, dec, enc, cu_seqlens_q))
     speculative = batch_id_per_token_output is not None and cu_seqlens_q_output is not None
     owners = batch_id_per_token_output.tolist() if speculative else range(len(tt))  # type: ignore[union-attr]
