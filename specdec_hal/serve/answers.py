@@ -337,9 +337,9 @@ class ChatAnswer(Answer):
         return None if names == (None, None) and self.request.forced_call is None else names
 
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
-        """After the model's thoughts, unless the prompt already ends them."""
+        """After the model's thoughts, unless the prompt or a call ends them."""
         wanted, prompt = params.structured, self.prompts[0]
-        if wanted is None or self.reasoning_parser is None or wanted.after_thinking:
+        if wanted is None or self.reasoning_parser is None or wanted.after_thinking or self.request.calls_are_strict:
             return params
         if isinstance(prompt, str) and prompt.rstrip().endswith(THINK[self.reasoning_parser][1]):
             return params

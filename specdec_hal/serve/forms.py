@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import Section, StructuredOutput, UnicodeText
 from specdec_hal.errors import RequestError
+from specdec_hal.serve.parsers import ToolParser
 from specdec_hal.text import short
 
 Json = dict[str, Any]
@@ -157,8 +159,29 @@ def calls_of(tools: Sequence[Mapping[str, Any]], parallel: bool) -> Json:
     return {"$defs": definitions, **calls} if definitions else calls
 
 
-def _parameters(function: Mapping[str, Any]) -> Json:
+def strict_calls(tools: Sequence[Mapping[str, Any]], parser: type[ToolParser], parallel: bool) -> Json:
+    """Keys of a StructuredOutput: free text in which what begins as the parser's calls do is a call of these tools.
+
+    Functions that are `strict` have the arguments of their schema, others any object. `parallel` False: nothing
+    follows a call.
+    """
+    tags = [
+        {
+            "begin": before + json.dumps(tool["function"]["name"])[1:-1] + between,
+            "content": {"type": "json_schema", "json_schema": _parameters(tool["function"], only_strict=True)},
+            "end": after,
+        }
+        for tool in tools
+        for before, between, after in parser.written
+    ]
+    choice = {"type": "triggered_tags", "triggers": [parser.trigger], "tags": tags, "stop_after_first": not parallel}
+    return {"structural_tag": {"type": "structural_tag", "format": choice}}
+
+
+def _parameters(function: Mapping[str, Any], *, only_strict: bool = False) -> Json:
     given = function.get("parameters")
+    if only_strict and not function.get("strict"):
+        return {"type": "object"}
     return {"type": "object", "properties": {}, "additionalProperties": False} if not given else dict(given)
 
 

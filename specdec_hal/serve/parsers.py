@@ -154,6 +154,10 @@ class ToolParser(Parser):
     """The start of a call."""
     markers: ClassVar[tuple[str, ...]] = ()
     """All markers; if they are special tokens, they must be kept in the text."""
+    written: ClassVar[tuple[tuple[str, str, str], ...]]
+    """The text of a call before the function's name, between name and arguments, and after them."""
+    trigger: ClassVar[str]
+    """The common start of these, which no other text has."""
 
     def push(self, text: str) -> Iterator[Part]:
         """Content, and calls."""
@@ -227,8 +231,12 @@ class HermesParser(ToolParser):
 
     closers: tuple[str, ...] = ("</tool_call>",)
 
-    begin = "<tool_call>"
+    begin = trigger = "<tool_call>"
     markers = (begin, "</tool_call>")
+    written = (
+        ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+        ('<tool_call>{"name": "', '", "arguments": ', "}</tool_call>"),
+    )
 
 
 class LlamaParser(ToolParser):
@@ -239,6 +247,8 @@ class LlamaParser(ToolParser):
 
     begin = "<|python_tag|>"
     markers = (begin,)
+    trigger = '{"name": "'
+    written = ((trigger, '", "parameters": ', "}"),)
     _plain = False
 
     def push(self, text: str) -> Iterator[Part]:
@@ -263,8 +273,9 @@ class LlamaParser(ToolParser):
 class MistralParser(ToolParser):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``; from version 11 on ``[TOOL_CALLS]name[ARGS]{...}``."""
 
-    begin = "[TOOL_CALLS]"
+    begin = trigger = "[TOOL_CALLS]"
     _arguments = "[ARGS]"
+    written = ((begin, _arguments, ""), ('[TOOL_CALLS][{"name": "', '", "arguments": ', "}]"))
     markers = (begin, _arguments, "[CALL_ID]")
     _in_list = False
 

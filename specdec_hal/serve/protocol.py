@@ -25,8 +25,10 @@ from specdec_hal.serve.forms import (
     StructuredOutputs,
     arguments_of,
     calls_of,
+    strict_calls,
     structured,
 )
+from specdec_hal.serve.parsers import TOOLS
 from specdec_hal.serve.rendering import rendered
 from specdec_hal.text import clip, one_line, short
 
@@ -582,6 +584,14 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 
+    _strict: list[dict[str, Any]] | None = PrivateAttr(None)
+    """Tools, if the model may call them and some are strict."""
+
+    @property
+    def calls_are_strict(self) -> bool:
+        """Whether the model may call tools, and some are strict: its text is free up to a call."""
+        return self._strict is not None
+
     @property
     def may_call(self) -> bool:
         """Whether to parse calls in the answer."""
@@ -598,6 +608,8 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     def _force_calls(self) -> Self:
         name, tools = self.forced_call, self.tools or []
         if name is None:
+            if self.may_call and self._structured is None and any(tool["function"].get("strict") for tool in tools):
+                self._strict = tools
             return self
         if not tools:
             raise ValueError(f"tool_choice: expected 'none' or 'auto' without tools, got {short(name or 'required')}")
@@ -606,11 +618,13 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
         return self
 
     def check_calls(self, tool_call_parser: str | None) -> None:
-        """RequestError for tools without a parser of calls."""
+        """RequestError for tools without a parser of calls. Constrains calls if some tools are strict."""
         if self.may_call and tool_call_parser is None and self.forced_call is None:
             got = "nothing" if self.tool_choice is None else short(self.tool_choice)
             hint = "or set serve.tool_call_parser (--tool-call-parser), which finds calls"
             raise RequestError(f"tool_choice: expected 'none' with tools, got {got}; give that, {hint}")
+        if self._strict and tool_call_parser is not None:
+            self._structured = structured(strict_calls(self._strict, TOOLS[tool_call_parser], self.parallel_tool_calls))
 
     @property
     def token_limit(self) -> int | None:

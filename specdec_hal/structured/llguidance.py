@@ -68,13 +68,42 @@ class LLGuidance(GrammarBackend):
             except Exception as error:  # whatever its parser raises
                 raise _refused(kind, value, one_line(error)) from error
             return str(make.grammar_from_lark(lark))
-        if kind == "structural_tag":
-            raise UnsupportedGrammarError("structured.structural_tag: llguidance has none; use the backend xgrammar")
         spaces: dict[str, Any] = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_WHITESPACE}}}"}
+        if kind == "structural_tag":
+            return self._tagged(value, spaces)
         if not wanted.any_whitespace:
             spaces = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
         schema = {"type": "object"} if kind == "json_object" else value
         return str(make.grammar_from_json_schema(json.dumps(schema), overrides=spaces))
+
+    def _tagged(self, value: Any, spaces: dict[str, Any]) -> str:
+        """Free text with JSON after triggers that are text, which is what the library knows of structural tags."""
+        try:
+            found = value["format"]
+            (trigger,), first = found["triggers"], bool(found.get("stop_after_first"))
+            known = found.keys() <= {"type", "triggers", "tags", "stop_after_first"}
+            tags = [
+                self._library.StructTag(
+                    trigger=trigger,
+                    begin=tag["begin"],
+                    grammar={**tag["content"]["json_schema"], "x-guidance": spaces},
+                    end=tag["end"],
+                )
+                for tag in found["tags"]
+                if tag["content"]["type"] == "json_schema" and tag["content"].keys() == {"type", "json_schema"}
+            ]
+            special = {
+                self._vocabulary.tokens[token].decode(errors="replace") for token in self._vocabulary.special_ids
+            }
+            if not known or len(tags) < len(found["tags"]) or found["type"] != "triggered_tags" or trigger in special:
+                raise ValueError
+            text = self._library.StructTag.to_grammar(tags, assume_special=False)
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+            has = "llguidance has triggered_tags of one trigger that is text, with JSON in them, and no others"
+            raise UnsupportedGrammarError(f"structured.structural_tag: {has}; use the backend xgrammar") from error
+        if first:
+            text = text.replace(")* tag_end", ")\n", 1).replace("start: (", "start: tag_end | (", 1)
+        return str(self._library.LLMatcher.grammar_from_lark(text))
 
 
 def _refused(kind: str, value: Any, wrong: str) -> RequestError:

@@ -54,6 +54,8 @@ class XGrammar(GrammarBackend):
         kind, value = wanted.kind
         if kind == "json_schema":
             value = enforceable(value)
+        elif _has_tags(kind):
+            value = _enforceable_parts(value)
         question = json.dumps([kind, value, wanted.any_whitespace]).encode()
         with self._lock:
             answer = self._worker.ask_here(question, self._compile_s)
@@ -66,6 +68,21 @@ class XGrammar(GrammarBackend):
         tags, text = exported
         compiled = self._library.CompiledGrammar.deserialize_json(text, self._info[tags])
         return XGrammarGrammar(self._library, compiled, self._vocabulary, tags)
+
+
+def _enforceable_parts(tag: Any) -> Any:
+    """A structural tag whose JSON is what the library enforces, with no more white space than it may have."""
+    if isinstance(tag, list):
+        return [_enforceable_parts(one) for one in tag]
+    if not isinstance(tag, dict):
+        return tag
+    if (
+        tag.get("type") == "json_schema"
+        and isinstance(tag.get("json_schema"), dict)
+        and tag.get("style", "json") == "json"
+    ):
+        return {"max_whitespace_cnt": MAX_WHITESPACE, **tag, "json_schema": enforceable(tag["json_schema"])}
+    return {key: _enforceable_parts(value) for key, value in tag.items()}
 
 
 def _has_tags(kind: str) -> bool:

@@ -52,7 +52,7 @@ def running() -> Iterator[Running]:
             "backend": {"name": "reference"},
             "speculative": {"method": "ngram", "num_speculative_tokens": 4},
             "structured": {"backend": "llguidance"},
-            "serve": {"port": 0},
+            "serve": {"port": 0, "tool_call_parser": "hermes"},
         }
     )
     with served(AsyncEngine(TINY, config), "tiny", load_chat_template(TINY)) as found:
@@ -143,6 +143,29 @@ def test_tools_that_must_be_called(
         assert arguments == {}
     else:
         assert call.function.name == "weather" and arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 9
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 99}}\n</tool_call>\n'
+
+
+def test_a_strict_tool_that_the_model_chooses_to_call(running: Running) -> None:
+    """What it begins as a call comes to nothing, unless the tool is strict. Drafts change nothing."""
+    chats: Any = running.openai.chat.completions
+
+    def asked(strict: bool | None, drafts: int) -> dict[str, Any]:
+        tools = [STOP, {**CITY, "function": {**CITY["function"], "strict": strict}}]
+        more = {"temperature": 0, "parallel_tool_calls": False, "extra_body": {"num_speculative_tokens": drafts}}
+        return {**MORE, "messages": [{"role": "user", "content": CALL * 5}], "tools": tools, **more}
+
+    free = chats.create(**asked(None, 4)).choices[0].message
+    assert free.content.startswith("<tool_call>") and not free.tool_calls
+    with chats.stream(**asked(True, 4)) as events:
+        found = [events.get_final_completion(), *(chats.create(**asked(True, drafts)) for drafts in (4, 0))]
+    assert {answer.choices[0].finish_reason for answer in found} == {"tool_calls"}
+    calls = [answer.choices[0].message.tool_calls[0].function for answer in found]
+    assert {call.name for call in calls} == {"weather"} and len({call.arguments for call in calls}) == 1
+    arguments = json.loads(calls[0].arguments)
+    assert arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 9
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import pytest
 from specdec_hal.config.schema import StructuredOutput, StructuredSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.models import Tokenizer
+from specdec_hal.serve.forms import strict_calls
+from specdec_hal.serve.parsers import TOOLS
 from specdec_hal.structured.backend import Grammar, GrammarBackend, Matcher, UnsupportedGrammarError, Vocabulary
 from specdec_hal.structured.compiler import Grammars
 from specdec_hal.structured.llguidance import LLGuidance
@@ -113,12 +115,46 @@ def test_keywords_that_would_be_ignored_are_refused_by_name(backend: GrammarBack
 
 @pytest.mark.torch
 def test_a_structural_tag_may_hold_a_special_token() -> None:
-    tag = {"begin": "<tool>", "content": {"type": "json_schema", "json_schema": PERSON}, "end": "</tool>"}
+    tag: dict[str, Any] = {
+        "begin": "<tool>",
+        "content": {"type": "json_schema", "json_schema": PERSON},
+        "end": "</tool>",
+    }
     wanted = {"type": "structural_tag", "format": {"type": "tag", **tag}}
     matcher = compiled(xgrammar(BYTES), structural_tag=wanted).matcher()
     assert matcher.advance(SPECIAL) and takes(matcher, '{"name": "x", "age": 3}</tool>') and matcher.complete
     with pytest.raises(UnsupportedGrammarError, match="use the backend xgrammar"):
         compiled(LLGuidance(BYTES), structural_tag=wanted)
+    tag["content"] = {"type": "json_schema", "json_schema": {"uniqueItems": True}}
+    with pytest.raises(UnsupportedGrammarError, match="uniqueItems"):
+        compiled(xgrammar(BYTES), structural_tag={"type": "structural_tag", "format": {"type": "tag", **tag}})
+
+
+WEATHER: Any = {
+    "name": "weather",
+    "strict": True,
+    "parameters": {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("parser", "call", "other"),
+    [
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>', "<tool_call>{"),
+        ("llama3_json", '{"name": "weather", "parameters": %s}', '{"name": "'),
+        ("mistral", "[TOOL_CALLS]weather[ARGS]%s", "[TOOL_CALLS]"),
+        ("mistral", '[TOOL_CALLS][{"name": "weather", "arguments": %s}]', "[TOOL_CALLS]"),
+    ],
+)
+def test_strict_tools_among_free_text(backend: GrammarBackend, parser: str, call: str, other: str) -> None:
+    tools = [{"function": WEATHER}, {"function": {"name": "stop"}}]
+    grammar = compiled(backend, **strict_calls(tools, TOOLS[parser], parallel=False))
+    free, good, stops = grammar.matcher(), grammar.matcher(), grammar.matcher()
+    assert takes(free, "So <tool {") and free.complete and takes(free, other) and not free.complete
+    assert takes(good, call % '{"days": 3}') and good.complete and allowed(good) == {END, OTHER_END}
+    assert takes(stops, (call % '{"a": [1]}').replace("weather", "stop")) and stops.complete
+    for bad in (call % '{"days": "3"}', call.replace("weather", "rain") % "{}"):
+        assert not takes(grammar.matcher(), "a" + bad)
 
 
 @pytest.mark.torch
