@@ -16,6 +16,8 @@ from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.models.chat import load_chat_template
 from specdec_hal.serve.bodies import LONG
+from specdec_hal.serve.forms import strict_calls
+from specdec_hal.serve.parsers import TOOLS
 from tests.serve.conftest import ROOT, Running, served
 
 TINY = ROOT / "models/tiny-py-lm"
@@ -154,7 +156,12 @@ def test_a_strict_tool_that_the_model_chooses_to_call(running: Running) -> None:
 
     def asked(strict: bool | None, drafts: int) -> dict[str, Any]:
         tools = [STOP, {**CITY, "function": {**CITY["function"], "strict": strict}}]
-        more = {"temperature": 0, "parallel_tool_calls": False, "extra_body": {"num_speculative_tokens": drafts}}
+        more = {
+            "temperature": 0,
+            "max_tokens": 64,
+            "parallel_tool_calls": False,
+            "extra_body": {"num_speculative_tokens": drafts},
+        }
         return {**MORE, "messages": [{"role": "user", "content": CALL * 5}], "tools": tools, **more}
 
     free = chats.create(**asked(None, 4)).choices[0].message
@@ -166,6 +173,13 @@ def test_a_strict_tool_that_the_model_chooses_to_call(running: Running) -> None:
     assert {call.name for call in calls} == {"weather"} and len({call.arguments for call in calls}) == 1
     arguments = json.loads(calls[0].arguments)
     assert arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 9
+    tag = strict_calls(asked(True, 4)["tools"], TOOLS["hermes"], parallel=False)["structural_tag"]
+    more = {"messages": [{"role": "user", "content": CALL * 5}], "temperature": 0}
+    texts = [
+        ask(running, **more, **keys)["choices"][0]["message"]["content"]
+        for keys in ({"response_format": tag}, {"structured_outputs": {"structural_tag": tag}})
+    ]
+    assert texts[0] == texts[1] and calls[0].arguments in texts[0]
 
 
 @pytest.mark.parametrize(

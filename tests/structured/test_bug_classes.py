@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.config.schema import ServeSettings, StructuredOutput
 from specdec_hal.engine import AsyncEngine
@@ -29,6 +30,7 @@ from tests.structured.conftest import BYTES, END, PADDED, PERSON, SPECIAL
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
 
 TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
 HERE = "structured/test_bug_classes.py"
 BACKENDS, RUNNER, SERVE = "structured/test_backends.py", "runner/test_structured.py", "serve/test_structured.py"
 CLASSES = {
@@ -234,3 +236,37 @@ def test_a_grammar_that_fails_harms_nobody_else() -> None:
     with pytest.raises(RequestError):
         runner.add_request(Request("b", [1], params(structured={"regex": "(b"})))
     assert list(runner.run()["a"].token_ids) == plain_decoding([3, 9], params(1)).tokens
+
+
+EMBEDDED = ["model.framework=torch", "structured.backend=llguidance", "speculative.num_speculative_tokens=3"]
+ASKED: list[dict[str, Any]] = [
+    {"structured": {"json_schema": PERSON}},
+    {},
+    {"structured": {"json_schema": {"type": "array", "items": {"enum": ["red", "green"]}}}, "temperature": 0.9},
+    {"structured": {"regex": "(return|yield) [a-z_]{3,9}"}, "temperature": 0.9},
+]
+
+
+def decoded(runner: Any) -> dict[str, Any]:
+    for number, keys in enumerate(ASKED):
+        prompt = runner.tokenizer.encode("def colours(person):\n    return ")
+        runner.add_request(Request(str(number), prompt, SamplingParams(max_new_tokens=32, seed=number, **keys)))
+    return {name: list(output.token_ids) for name, output in runner.run().items()}
+
+
+@pytest.fixture(scope="module")
+def embedded() -> tuple[Any, Any, dict[str, Any]]:
+    """The embedded model, its tokenizer, and what plain decoding makes of requests with a grammar and without."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    runner = sd.load(ROOT / "configs/reference.yaml", EMBEDDED).naive().runner()
+    return runner.model, runner.tokenizer, decoded(runner)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["suffix", "draft_model", "mtp", "hybrid", "eagle3", "dflash"])
+def test_every_method_says_what_plain_decoding_says(embedded: tuple[Any, Any, dict[str, Any]], method: str) -> None:
+    model, tokenizer, plain = embedded
+    path = {"eagle3": "tiny-py-lm-eagle3", "dflash": "tiny-py-lm-dflash"}.get(method)
+    keys = [f"speculative.method={method}", *([f"speculative.path={ROOT / 'models' / path}"] if path else [])]
+    runner = sd.load(ROOT / "configs/reference.yaml", [*EMBEDDED, *keys]).runner(model=model, tokenizer=tokenizer)
+    assert decoded(runner) == plain and runner.summary()["accepted_tokens"] > 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from typing import Any
 
@@ -18,6 +19,9 @@ from specdec_hal.structured.backend import GrammarBackend, Matcher, UnsupportedG
 from specdec_hal.structured.llguidance import LLGuidance
 from specdec_hal.structured.schema import enforceable
 from tests.structured.conftest import BYTES, END, xgrammar
+
+EXAMPLES = int(os.environ.get("SCHEMAS", "60"))
+"""Schemas for each library."""
 
 counts = st.integers(0, 3)
 numbers = st.integers(-30, 30) | st.sampled_from([-2.5, 0.5, 7.25])
@@ -103,7 +107,7 @@ def check(backend: GrammarBackend, schema: dict[str, Any], seed: int) -> bool:
 FAST = LLGuidance(BYTES)
 
 
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES)
 @given(schema=schemas, seed=st.integers(0, 1 << 30))
 def test_texts_of_llguidance_are_valid(schema: dict[str, Any], seed: int) -> None:
     check(FAST, schema, seed)
@@ -113,7 +117,7 @@ def test_texts_of_llguidance_are_valid(schema: dict[str, Any], seed: int) -> Non
 def test_texts_of_xgrammar_are_valid() -> None:
     backend = xgrammar(BYTES)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=EXAMPLES, deadline=None)
     @given(schema=schemas, seed=st.integers(0, 1 << 30))
     def hold(schema: dict[str, Any], seed: int) -> None:
         check(backend, schema, seed)
