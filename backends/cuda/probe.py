@@ -116,7 +116,7 @@ def probe() -> Probe:
     try:
         return _probe_devices(build, driver)
     except DriverError as error:
-        return Probe(False, f"the NVIDIA driver does not work: {error}", "see what nvidia-smi says")
+        return Probe(False, f"the NVIDIA driver does not work: {error}", "run nvidia-smi")
 
 
 def _probe_devices(build: Build, driver: Driver) -> Probe:

@@ -11,7 +11,7 @@ from specdec_hal.plugin.hookspecs import hookimpl
 
 
 def _probe() -> Probe:
-    return Probe(True, "NumPy is always there")
+    return Probe(True, "NumPy is always installed")
 
 
 def _factory(options: Mapping[str, Any]) -> Backend:

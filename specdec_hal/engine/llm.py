@@ -113,7 +113,7 @@ class LLM:
     def runner(self) -> ModelRunner:
         """The runner; EngineDeadError after close."""
         if self._runner is None:
-            raise EngineDeadError("the LLM was closed; make another")
+            raise EngineDeadError("the LLM was closed; create another")
         return self._runner
 
     @property

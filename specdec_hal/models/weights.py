@@ -230,7 +230,7 @@ def header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
             slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118  (not a mapping)
             return {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
     except SafetensorError as error:
-        got = f"{file.stat().st_size} bytes that are not one, or not all of one ({error})"
+        got = f"{file.stat().st_size} bytes of an invalid or incomplete one ({error})"
         raise checkpoint_error(file, "a safetensors file", got, _AGAIN) from error
 
 

@@ -39,7 +39,7 @@ def check_members(
             raise PluginError(f"{what}: {short(built)} has no {kind} '{name}'{hint}")
     for name in {name for name in dir(built) if not name.startswith("_")}.difference(names):
         if meant := difflib.get_close_matches(name, defaults, n=1, cutoff=_MISSPELT):
-            raise PluginError(f"{what}: {short(built)} has '{name}', which nobody asks for; did you mean '{meant[0]}'?")
+            raise PluginError(f"{what}: {short(built)} has '{name}', which no caller uses; did you mean '{meant[0]}'?")
 
 
 def probe(spec: BackendSpec) -> tuple[Probe, str]:

@@ -155,7 +155,7 @@ class Registry:
         if wanted == "none":
             return ()
         if wanted:
-            raise PluginError(f"{ENV_PLUGINS}: expected 'none', or not to be set, got {short(wanted)}; unset it")
+            raise PluginError(f"{ENV_PLUGINS}: expected 'none' or no value, got {short(wanted)}; unset it")
         if self._entry_points is None:
             return loading.installed_candidates()
         return loading.entry_point_candidates(self._entry_points)
@@ -259,7 +259,7 @@ class Registry:
             if info.available:
                 return self._entry(info.name)
             if info.error:  # log a faulty installation, unlike missing hardware
-                log.warning("automatic choice passes over backend '%s': %s", info.name, info.error)
+                log.warning("automatic choice skips backend '%s': %s", info.name, info.error)
         why = "; ".join(f"{info.name}: {info.reason}" for info in infos)
         raise BackendUnavailableError(f"no backend can run here: {why or 'none is registered'}{self._failures()}")
 

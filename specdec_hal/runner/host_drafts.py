@@ -49,7 +49,7 @@ def propose(compiler: StepCompiler, plan: CompiledStep, slots: list[SlotView], r
         raise
     except Exception:
         if len(slots) <= 1:
-            _log.exception("the proposer failed on %s; it goes on without drafts", [slot.request_id for slot in slots])
+            _log.exception("the proposer failed on %s; decoding without drafts", [slot.request_id for slot in slots])
             view_of(slots).draft({})
             return 1
         _log.exception("the proposer failed on %d requests", len(slots))

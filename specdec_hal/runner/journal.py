@@ -204,7 +204,7 @@ class Journal:
             write(self.path, snapshot())
         except OSError as error:
             if not self.failures:
-                _log.error("the journal %s cannot be written (%s); decoding goes on without it", self.path, error)
+                _log.error("the journal %s cannot be written (%s); decoding continues without it", self.path, error)
             self.failures += 1
 
 
@@ -221,7 +221,7 @@ def lock(path: Path) -> Lock | None:
                 found = _locks[file] = Lock(file)
             return found
     except BlockingIOError as error:
-        what = f"{path}: expected a journal that nobody else writes, but {error.strerror}"
+        what = f"{path}: expected a journal without another writer, but {error.strerror}"
         raise JournalError(f"{what}; choose another file, or wait until that has ended") from error
     except OSError as error:
         _log.warning("the journal %s cannot be locked (%s)", path, error)

@@ -530,7 +530,7 @@ class ModelRunner:
 
     def _failed(self, schedule: Schedule, error: Exception) -> None:
         """After a failed launch: read pending steps, requeue all requests, and find the faulty one."""
-        _log.exception("a step of %d requests failed; they are computed again", len(schedule.work))
+        _log.exception("a step of %d requests failed; retrying them", len(schedule.work))
         self.metrics.failed_steps += 1
         self._read_down_to(0)
         self._scheduler.forget_prefixes()  # it may have written something else

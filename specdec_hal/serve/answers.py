@@ -432,16 +432,16 @@ class ErrorBody(BaseModel):
 ERRORS: dict[int | str, Json] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in (
-        (400, "a key or value that cannot be served, no JSON, or a host that is none of `serve.allowed_hosts`"),
+        (400, "an unsupported key or value, invalid JSON, or a host outside `serve.allowed_hosts`"),
         (401, "the API key is missing or wrong"),
-        (403, "a web page of another origin, which is none of `serve.allowed_origins`"),
+        (403, "a web page of an origin outside `serve.allowed_origins`"),
         (404, "another model, or nothing to abort"),
         (408, "the request has not arrived within `serve.receive_timeout_s`"),
         (413, "the body is too long"),
-        (429, "too many requests; Retry-After says when to come again"),
+        (429, "too many requests; Retry-After says when to retry"),
         (431, "the target and headers are too long"),
         (500, "the request failed inside the engine"),
-        (503, "the engine has stopped, or is being started again"),
+        (503, "the engine has stopped, or is restarting"),
         (504, "the request has waited too long"),
     )
 }

@@ -182,30 +182,28 @@ class _EngineCollector(Collector):
         yield self._counter("vllm:prompt_tokens", text, self.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Generated tokens.", counts.emitted)
         yield self._counter("vllm:num_preemptions", "Preempted requests.", load.preemptions)
-        text = "Tokens that the KV cache was asked for, once for each request with a slot."
+        text = "Tokens looked up in the prefix cache, once per request with a slot."
         yield self._counter("vllm:prefix_cache_queries", text, load.prefix_queries)
-        yield self._counter("vllm:prefix_cache_hits", "Those of them that it had.", load.prefix_hits)
+        yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", load.prefix_hits)
         ended = {(reason,): count for reason, count in counts.finished.items()}
         yield self._counters("vllm:request_success", "Requests that have ended.", ("finished_reason",), ended)
-        yield self._gauge("vllm:num_requests_running", "Requests that have a slot.", load.running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", load.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 1 for all of it.", load.kv_usage)
+        yield self._gauge("vllm:num_requests_running", "Running requests.", load.running)
+        yield self._gauge("vllm:num_requests_waiting", "Waiting requests.", load.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Used fraction of the KV cache.", load.kv_usage)
         buckets = {tuple(map(str, bucket)): count for bucket, count in counts.buckets}
-        text = "Steps by the sizes that they were padded to."
+        text = "Steps by padded size."
         yield self._counters("specdec_hal:steps", text, ("slots", "tokens", "context"), buckets)
         fallbacks = {(op,): count for op, count in counts.fallback_calls.items()}
-        yield self._counters("specdec_hal:fallback_calls", "Ops that went to a fallback.", ("op",), fallbacks)
+        yield self._counters("specdec_hal:fallback_calls", "Launches served by a fallback.", ("op",), fallbacks)
         late = {(kind,): count for kind, count in counts.late.items()}
         text = "Plans bound or captured, and kernels compiled, while requests waited."
         yield self._counters("specdec_hal:late_preparations", text, ("kind",), late)
         stages = {(stage,): seconds for stage, seconds in counts.seconds.items()}
         yield self._counters("specdec_hal:stage_seconds", "Seconds by stage of a step.", ("stage",), stages)
-        yield self._counter(
-            "specdec_hal:failed_steps", "Steps that failed and were computed again.", counts.failed_steps
-        )
-        text = "Calls of the proposer that raised."
+        yield self._counter("specdec_hal:failed_steps", "Failed steps that were retried.", counts.failed_steps)
+        text = "Failed calls of the proposer."
         yield self._counter("specdec_hal:failed_proposals", text, counts.failed_proposals)
-        yield self._counter("specdec_hal:dropped_drafts", "Drafts that could not be used.", counts.dropped_drafts)
+        yield self._counter("specdec_hal:dropped_drafts", "Invalid lists of drafts.", counts.dropped_drafts)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         return self._counters(name, text, (), {(): value})

@@ -167,25 +167,23 @@ class UnusedKeys(Body):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
-    prediction: dict[str, Any] | None = Field(None, description="a hint that changes no token; drafts are our own")
+    prediction: dict[str, Any] | None = Field(None, description="ignored: drafts come from the server's proposer")
     # vLLM's
     cache_salt: Annotated[UnicodeText | None, Field(min_length=1)] = None
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: One | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
-    request_id: str | None = Field(None, description="not used: answers have ids of their own")
+    request_id: str | None = Field(None, description="ignored: answers have their own ids")
     session_id: str | None = None
-    stream_interval: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="not used: a chunk is what a step gave"
-    )
+    stream_interval: Annotated[int, Field(ge=1)] | None = Field(None, description="ignored: a chunk is one step")
     truncation_side: Literal["left"] | None = None
     thinking_token_budget: Literal[-1] | None = None
     watermarking: Literal[False] | None = None
     return_token_offsets: Literal[False] | None = None
     return_prompt_text: Literal[False] | None = None
     routed_experts_prompt_start: Literal[0] | None = None
-    mm_payload: Literal["tensors", "none"] | None = Field(None, description="of media, which are not served")
+    mm_payload: Literal["tensors", "none"] | None = Field(None, description="ignored: media are not supported")
     return_mm_kwargs: bool | None = None
 
     def settled(self, template: ChatTemplate | None) -> Self:
@@ -211,7 +209,7 @@ class SamplingKeys(UnusedKeys):
     presence_penalty: float | None = None
     logit_bias: Annotated[
         dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None, _ITEMS
-    ] = Field(None, description="by token id: what is added to its logit, before penalties")
+    ] = Field(None, description="added to logits, by token id, before penalties")
     # vLLM's
     structured_outputs: StructuredOutputs | None = None
     top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
@@ -220,22 +218,22 @@ class SamplingKeys(UnusedKeys):
     min_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     ignore_eos: bool = Field(False, description="end tokens are never chosen")
     stop_token_ids: _TokenIds | None = None
-    include_stop_str_in_output: bool | None = Field(None, description="the text ends with what stopped it")
-    skip_special_tokens: bool | None = Field(None, description="special tokens are no text (default: yes)")
+    include_stop_str_in_output: bool | None = Field(None, description="keep the stop string in the text")
+    skip_special_tokens: bool | None = Field(None, description="omit special tokens from the text (default: yes)")
     spaces_between_special_tokens: bool | None = Field(
         None, description="the tokenizer's spaces between special tokens that are text (default: yes)"
     )
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = Field(
-        None, description="the last tokens of the prompt that are taken; -1: those that leave room for max_tokens"
+        None, description="keep only this many last tokens of the prompt; -1: as many as leave room for max_tokens"
     )
     allowed_token_ids: Annotated[_TokenIds | None, Field(min_length=1)] = Field(
-        None, description="tokens that may be generated, an end token only if it is among them"
+        None, description="allowed tokens, which must include end tokens"
     )
     bad_words: Annotated[list[Text], Field(fail_fast=True)] | None = Field(
-        None, description="texts that are not generated, after a space or not", max_length=MAX_ITEMS
+        None, description="forbidden texts, with and without a leading space", max_length=MAX_ITEMS
     )
     # this project's
-    num_speculative_tokens: int | None = Field(None, description="most drafts a step, 0 for none")
+    num_speculative_tokens: int | None = Field(None, description="most drafts per step, 0 for none")
     method: Annotated[UnicodeText | None, Field(max_length=64)] = Field(
         None, description="where drafts come from: the configured method, or 'none'"
     )
@@ -359,9 +357,7 @@ class CompletionRequest(GenerationRequest):
     )
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     echo: bool = False
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
-        None, description="as `n`: more choices than are asked for are not generated"
-    )
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="must equal `n`")
     suffix: Literal[""] | None = None
     add_special_tokens: bool = Field(
         True, description="add the tokenizer's own special tokens, such as a BOS, to prompts of text"
@@ -410,7 +406,7 @@ class TextPart(Body):
     text: UnicodeText = ""
     refusal: UnicodeText = ""
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = Field(None, description="taken, as the openai client sends it back, and not used")
+    logprobs: list[Any] | None = Field(None, description="ignored: the openai client sends it back")
 
     @model_validator(mode="before")
     @classmethod
@@ -467,9 +463,9 @@ class Message(Body):
     tool_call_id: UnicodeText | None = None
     reasoning: UnicodeText | None = Field(None, description="vLLM's name of `reasoning_content`")
     annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="taken, as the openai client sends it back, and not used"
+        None, description="ignored: the openai client sends it back"
     )
-    type: Literal["text", "message"] | None = Field(None, description="taken, as lm-eval sends it, and not used")
+    type: Literal["text", "message"] | None = Field(None, description="ignored: lm-eval sends it")
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
@@ -570,14 +566,14 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1), Field(fail_fast=True), _ITEMS]
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool = Field(True, description="false: the first call of an answer alone")
-    include_reasoning: bool = Field(True, description="false: an answer without its thoughts")
+    parallel_tool_calls: bool = Field(True, description="false: only the first call of an answer")
+    include_reasoning: bool = Field(True, description="false: omit thoughts")
     echo: Literal[False] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = Field(
-        False, description="add the tokenizer's own special tokens to the rendered template, which mostly has them"
+        False, description="add the tokenizer's own special tokens to the rendered template, which usually has them"
     )
     max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None

@@ -94,7 +94,7 @@ class ResponsesRequest(SamplingKeys):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     # vLLM's
-    include_reasoning: bool = Field(True, description="false: an answer without its thoughts")
+    include_reasoning: bool = Field(True, description="false: omit thoughts")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )

@@ -226,7 +226,7 @@ class Service:
     async def abort(self, request_id: str) -> Json:
         """End an answer with its output so far."""
         if not self.abort_here(request_id) and not (self.peers and await self.peers.abort_elsewhere(request_id)):
-            raise refusal(404, "no such request is under way")
+            raise refusal(404, "no such request in progress")
         return {"id": request_id, "aborted": True}
 
     def abort_here(self, request_id: str) -> bool:
@@ -288,7 +288,7 @@ class Service:
     def ready(self) -> Json:
         """503 while new requests are refused."""
         if self._request_limit.full:
-            raise refusal(503, "as many requests are under way as may be")
+            raise refusal(503, "too many requests are in progress")
         if self.engine.unready:
             raise refusal(503, self.engine.unready)
         return self.health()

@@ -60,7 +60,7 @@ class Worker:
             wrong = f"{self._task} has taken more than {limit_s:g} s"
         except (EOFError, OSError) as error:
             wrong = f"{self._task} has failed: its process has ended ({describe(error)})"
-        _log.error("%s; another process is started", wrong)
+        _log.error("%s; restarting the process", wrong)
         self._end()
         self._pipe = None
         raise RequestError(wrong)

@@ -86,7 +86,7 @@ def load_arguments(path: Path) -> Arguments:
     try:
         found = runpy.run_path(str(path)).get("arguments")
     except Exception as error:
-        raise CompileError(f"{path}: expected a Python file that runs, got {describe(error)}; mend it") from error
+        raise CompileError(f"{path}: expected a Python file that runs, got {describe(error)}; fix it") from error
     if not callable(found):
         raise CompileError(f"{path}: expected a function arguments(rng), found none; define it")
     checked: Arguments = found

@@ -267,7 +267,7 @@ class TestClosing:
             held = weakref.ref(model.runner.model)
         assert held() is None
         model.close()
-        with pytest.raises(EngineDeadError, match="the LLM was closed; make another"):
+        with pytest.raises(EngineDeadError, match="the LLM was closed; create another"):
             model.generate(PROMPTS[:1])
 
     def test_after_an_error_too(self) -> None:

@@ -280,7 +280,7 @@ def test_a_request_that_the_proposer_fails_on_goes_on_without_drafts(caplog: pyt
     assert {(output.token_ids, output.error) for output in outputs.values()} == {(expected, "")}
     assert outputs["culprit"].drafted == 0 < outputs["a"].drafted
     assert runner.summary()["failed_proposals"] >= 2
-    assert "the proposer failed on ['culprit']; it goes on without drafts" in caplog.text
+    assert "the proposer failed on ['culprit']; decoding without drafts" in caplog.text
     assert "LookupError: what is that" in caplog.text
 
 

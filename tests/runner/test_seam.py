@@ -480,7 +480,7 @@ class TestDraftProbs:
         (lambda context: _without("runs_on")(context), r"runs_on: expected 'device' or 'host', got None"),
         (lambda context: _without("hidden_layers")(context), r"has no attribute 'hidden_layers'$"),
         (lambda context: _Alone(), r"has no method 'forget'; derive it from .*proposer.Proposer, which has"),
-        (lambda context: _with(draft_position=2)(context), r"'draft_position', which nobody asks for; did you mean"),
+        (lambda context: _with(draft_position=2)(context), r"'draft_position', which no caller uses; did you mean"),
         (lambda context: _with(forgets=print)(context), r"has 'forgets', which .*; did you mean 'forget'\?"),
         (lambda context: _with(draft_positions=-1)(context), r"draft_positions: expected an integer >= 0, got -1"),
         (lambda context: _with(draft_positions=True)(context), r"draft_positions: expected an integer >= 0, got True"),

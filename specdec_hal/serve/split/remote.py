@@ -251,7 +251,7 @@ class RemoteEngine:
             try:
                 message = messages.for_http(received.result())
             except FrameError:
-                _log.exception("a message from another process is not understood")
+                _log.exception("an invalid message from another process")
                 continue
             self._take(message)
             if now() - turn > _TURN_S:

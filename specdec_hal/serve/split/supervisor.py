@@ -89,7 +89,7 @@ class Supervisor:
                     self._failures[name] = 0
                 elif not self._may_start_again(name, code):
                     return code or 1
-                _log.error("the process '%s' has died (%s); another is started", name, code)
+                _log.error("the process '%s' has died (%s); restarting it", name, code)
                 if name not in self._http:
                     for outbox in outboxes:
                         outbox.send(Down(name))

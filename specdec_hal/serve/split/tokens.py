@@ -40,7 +40,7 @@ def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
                     continue
                 processor.add(frame)
             except FrameError:
-                _log.exception("the engine's output cannot be followed; it is asked to begin again")
+                _log.exception("the engine's output is out of order; requesting a new session")
                 reader = FrameReader()
                 processor.news()  # of a part of the frame: all of it comes again
                 engine.send(messages.Attach())
