@@ -24,7 +24,7 @@ _NEEDED = {
 
 @pytest.fixture(scope="module")
 def little_garbage() -> Iterator[None]:
-    """For tests that collect garbage: what is there already is none, and is not looked at each time."""
+    """Freeze existing objects for tests that collect garbage."""
     gc.collect()
     gc.freeze()
     yield

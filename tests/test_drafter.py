@@ -26,7 +26,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=40)
 def expected(
     history: list[int], wanted: int = K, policy: MatchPolicy = MatchPolicy.LATEST, cycles: bool | None = None
 ) -> list[int]:
-    """Drafts go on beyond the end of the history as `cycles` says, else under LATEST alone."""
+    """Drafts continue beyond the end of the history according to `cycles`, by default only under LATEST."""
     cycles = policy is MatchPolicy.LATEST if cycles is None else cycles
     return lookup([], history, SIZES, policy, cycles=wanted * cycles)[:wanted]
 

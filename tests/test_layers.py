@@ -24,7 +24,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(source: str, known: dict[str, Path]) -> set[str]:
-    """What a module imports of the package: at its top, in functions, and for type checkers."""
+    """A module's imports from the package: at its top, in functions, and for type checkers."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""What the collector of cycles is spared. Free memory and its refusals: tests/runner/test_footprint.py."""
+"""Objects excluded from garbage collection. Free memory: tests/runner/test_footprint.py."""
 
 from __future__ import annotations
 

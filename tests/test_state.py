@@ -33,7 +33,7 @@ def slots(state: sd.DecodeState) -> sd.SlotWriter:
 
 
 def carry_out(slots: sd.SlotWriter, backend: str = "reference") -> None:
-    """What a step begins with."""
+    """The state before a step."""
     slots.upload()
     sd.get_backend(backend).schedule_slots(**slots.state.args("schedule_slots"))
 

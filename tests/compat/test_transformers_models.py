@@ -126,7 +126,7 @@ def test_models_with_a_state_or_a_cache_of_their_own(adapter: Any, transformers:
 
 
 def test_a_window_that_the_texts_do_not_reach(adapter: Any, transformers: Any) -> None:
-    """What a model would do elsewhere does not matter, and being right for short texts says nothing of long ones."""
+    """Only the given extent matters, and correctness for short texts does not imply it for long ones."""
     model = build(transformers, "GPTNeo", "GPTNeoForCausalLM", {**NEO, "window_size": 20})
     compare(model, adapter, PROMPTS, max_new_tokens=12)
     for new in (16, 40):  # the window hides columns of the longest prompt, and of all
@@ -238,7 +238,7 @@ def test_a_model_is_checked_once(adapter: Any, transformers: Any) -> None:
 
 
 class Recorder:
-    """A streamer that keeps what it is given."""
+    """A streamer that keeps its input."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []

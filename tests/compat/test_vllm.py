@@ -20,7 +20,7 @@ K, MAX_MODEL_LEN, MAX_NUM_REQS = 4, 32, 4
 
 
 def vllm_config(hf_overrides: Any = None, k: int = K, max_model_len: int = MAX_MODEL_LEN) -> Any:
-    """What the proposer reads of vLLM's configuration."""
+    """The part of vLLM's configuration that the proposer reads."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=k, method="custom_class"),
         model_config=SimpleNamespace(max_model_len=max_model_len, hf_overrides=hf_overrides or {}),

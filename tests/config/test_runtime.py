@@ -1,4 +1,4 @@
-"""What a Runtime builds from a configuration: once each, and with one registry."""
+"""A Runtime builds each object of a configuration once, with one registry."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_strict(unit: Unit) -> None:
 
 
 def test_every_rule_has_a_named_case() -> None:
-    """The edges touch every rule but those that other groups stand for."""
+    """The edges touch every rule except those of other groups."""
     report = Report("xpu_sim", "cpu", "quick", 0)
     for unit in units():
         if unit.group == "edges":

@@ -42,7 +42,7 @@ def test_most_rules_have_an_edge_in_every_mode(op: str, attribute: str, modes: l
 
 
 class Outside(ReferenceBackend):
-    """Draws a token that is none."""
+    """Draws an invalid token."""
 
     def plan(self, call: Call) -> Any:
         launch, arrays = super().plan(call), self.arrays(call)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def generate(case: Case, model: Any, method: str, k: int) -> tuple[list[list[int]], dict[str, Any]]:
-    """What a runner on the GPU generates of the prompts, each twice: the second time captured steps are replayed."""
+    """A GPU runner's outputs for the prompts, each twice: the second time captured steps are replayed."""
     runtime = sd.load(
         ROOT / "configs/cuda.yaml",
         [

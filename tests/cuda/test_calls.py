@@ -1,4 +1,4 @@
-"""What the host can know is refused before anything is launched. Needs the library, but no GPU: tensors are fakes."""
+"""Everything that the host can check is refused before a launch. Needs the library, but no GPU: tensors are fakes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_index_whose_rows_are_not_aligned_is_refused(cuda):
 
 
 def test_a_host_backend_cannot_stand_in(cuda):
-    """A fallback would have to copy behind the caller's back."""
+    """A fallback would have to copy silently."""
     backend = CudaBackend(Options())
     backend.capabilities = {}
     backend.set_fallback([sd.get_backend("reference")])

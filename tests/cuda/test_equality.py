@@ -146,7 +146,7 @@ BEYOND = [case for op in OPS for case in wide_cases(op) if isinstance(case, Wide
 
 @pytest.mark.parametrize("case", BEYOND, ids=[f"{case.op}-{case.name}" for case in BEYOND])
 def test_rows_beyond_32_bits(case, cuda):
-    """Tensors of more than 2^31 elements, of which the last rows are asked for."""
+    """Tensors of more than 2^31 elements; the last rows are tested."""
     import torch
 
     call = case.make()
@@ -195,7 +195,7 @@ def test_an_index_changes_nothing(op, cuda):
 
 @pytest.mark.parametrize("op", [*INDEX_OPS, "ngram_match", "hybrid_mtp_ngram"])
 def test_an_overflowed_index_stays_in_bounds(op, cuda):
-    """What the kernels make of random bits is undefined, but nothing outside the outputs is written."""
+    """Results for random bits are undefined, but nothing outside the outputs is written."""
     option = {} if op in INDEX_OPS else {"index": True}
     for options in cases(op, 60):
         inputs = hostile(op, workspace=cuda.workspace, **options, **option)

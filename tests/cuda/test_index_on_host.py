@@ -58,7 +58,7 @@ def contents(index: np.ndarray) -> np.ndarray:
 
 
 def assert_holds_all(backend: CudaOnHost, index: np.ndarray, state: dict[str, Any], n: int) -> None:
-    """Whatever n tokens of its history a text goes on with are found in the index that knows the history alone."""
+    """Any n tokens of the history that a text continues with are found in the index of the history."""
     ends = state["prompt_lens"] + state["step_idx"]
     for b in range(len(ends)):
         end = int(ends[b])

@@ -1,4 +1,4 @@
-"""What is said where CUDA is missing: library, driver, device, or code for the device. No GPU is needed for this."""
+"""Messages without CUDA: library, driver, device, or code for the device. No GPU is needed for this."""
 
 from __future__ import annotations
 

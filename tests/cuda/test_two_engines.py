@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def engine(seed: int) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """What a runner gives alone, and the same over and over by new runners, whose steps are captured again."""
+    """A runner's outputs alone, and again by new runners, whose steps are captured again."""
     runtime = sd.load(ROOT / "configs/cuda.yaml", ["model.framework=torch", "runner.max_num_seqs=2"])
     model, tokenizer = runtime.load_model(), runtime.load_tokenizer()
     prompt = np.random.default_rng(seed).integers(1, 4096, 12).tolist() * 2

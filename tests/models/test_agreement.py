@@ -40,7 +40,7 @@ def assert_close(ours: Logits, theirs: Logits, tolerance: float = 1e-4) -> None:
 
 @pytest.fixture
 def expected(checkpoint: Path, framework: str, drivers: Drivers) -> Logits:
-    """What the framework computes as it is set up by default."""
+    """The framework's results with its defaults."""
     return ragged_steps(drivers(checkpoint, framework))
 
 
@@ -94,7 +94,7 @@ def test_without_bit_stability(checkpoint: Path, framework: str, make_driver: Dr
 def test_attention_in_paddles_operators(
     checkpoint: Path, make_driver: Drivers, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a GPU gets, on a CPU."""
+    """The GPU's variant on a CPU."""
     paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     from specdec_hal.models.llama_paddle import LlamaPaddle
     from specdec_hal.models.paddle_attention import DeviceAttention

@@ -39,7 +39,7 @@ class Models(Case):
         return DeviceTransformers(load_decoder(self.folder, "cpu", "float32"))
 
     def decode(self, model: Any, method: str, **settings: Any) -> tuple[list[list[int]], dict[str, Any]]:
-        """What a runner generates of the prompts, in one batch, and what it counted."""
+        """A runner's outputs for the prompts, in one batch, and its counts."""
         k = 0 if method == "none" else 3
         runner = make_runner(
             model=model,

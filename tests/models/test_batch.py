@@ -1,4 +1,4 @@
-"""What a batch must look like, and how it is cut."""
+"""Checks of batches, and their division into blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""load_model: which framework, which model, and what is said if there is none."""
+"""load_model: choice of framework and model, and errors."""
 
 from __future__ import annotations
 

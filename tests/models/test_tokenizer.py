@@ -188,7 +188,7 @@ def test_missing_tokenizer(make_checkpoint: Make) -> None:
 
 
 def test_any_architecture(folder: Path) -> None:
-    """A model of a plug-in has a tokenizer, too; what else its config.json says is none of the tokenizer's business."""
+    """A model of a plug-in has a tokenizer, too; the tokenizer ignores other keys of its config.json."""
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 999, "eos_token_id": [2]}))
     tokenizer = load_tokenizer(folder)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (None, (2,))

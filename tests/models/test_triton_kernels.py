@@ -209,7 +209,7 @@ def attended(
 def run_attention(
     launcher: Any, parts: list[tuple[int, int]], heads: Any, block_size: int, bound: int, padding: int = 0, **rule: Any
 ) -> tuple[Any, Doubles]:
-    """`parts`: position and number of tokens of each slot. What the kernel gives, and what it should."""
+    """`parts`: position and number of tokens of each slot. The kernel's result, and the expected one."""
     import torch
 
     from specdec_hal.plugin.model import DeviceBatch

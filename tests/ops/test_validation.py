@@ -1,4 +1,4 @@
-"""What a wrong call raises, for every operand and attribute of every op, as the OpSpecs declare them."""
+"""Errors of wrong calls, for every declared operand and attribute of every op."""
 
 from __future__ import annotations
 

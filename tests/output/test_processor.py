@@ -77,7 +77,7 @@ class Pair:
         )  # fmt: skip
 
     def restart_processor(self) -> None:
-        """What was under way is lost."""
+        """Unsent data is lost."""
         self.sent.clear()
         self.reader, self.processor = FrameReader(), TokenProcessor(LetterTokenizer().detokenizer)
         self.ends.clear()

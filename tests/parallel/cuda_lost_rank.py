@@ -13,7 +13,7 @@ from specdec_hal.tensors.group import Shared
 
 
 class Lost:
-    """A group of two, the other rank of which never comes."""
+    """A group of two whose other rank never arrives."""
 
     rank, size, capturable = 0, 2, False
 
@@ -29,7 +29,7 @@ class Lost:
 
 
 def main(device: str) -> None:
-    """What the lost rank had last is added: zeros."""
+    """The lost rank's last values are added: zeros."""
     device = torch.device(device)
     group: Any = Lost(device)
     launcher = Launcher(device, torch.float32)

@@ -76,7 +76,7 @@ def test_another_team_goes_on_from_the_journal(checkpoint: Path, tmp_path: Path)
 
 
 def fails_to_load(config: Config, group: Any) -> Any:
-    """What a rank whose files are unreadable does."""
+    """A rank with unreadable files."""
     raise OSError("no such file")
 
 

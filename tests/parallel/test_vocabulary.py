@@ -95,7 +95,7 @@ class Counted:
 
 @pytest.mark.parametrize("kind", BYTES)
 def test_bytes_that_a_rank_sends_for_a_row(kind: str) -> None:
-    """What the docs say."""
+    """The figures in the docs."""
     kernels, rows = OneAtATime(), torch.from_numpy(rows_of(5000)[:2])
     params = {name: array[1:3] for name, array in params_of([kind], 3).items()}
 

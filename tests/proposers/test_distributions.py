@@ -74,7 +74,9 @@ def test_three_tokens(method: str, strategy: str) -> None:
 
 @pytest.mark.slow
 def test_distributions_before_the_filters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above is for: drafts judged by what the draft model said before temperature and filters."""
+    """Counter-example of the test above: drafts verified with the draft model's distribution before temperature and
+    filters.
+    """
     draw = DraftSampler.draw
 
     def raw(self: DraftSampler, index: int, slots: int, stream: int = 0) -> Any:

@@ -79,7 +79,7 @@ def test_every_draft_of_a_perfect_head_is_accepted(
 
 
 def test_a_wrong_tap_of_it_is_noticed(tmp_path: Path) -> None:
-    """What the test above rests on: one row of features too early."""
+    """Counter-example of the test above: features one row too early."""
     target, head = perfect(tmp_path / "target")
     folder = head.write_speculators(tmp_path / "head")
     runner = make_runner(target, with_head(folder))

@@ -1,4 +1,4 @@
-"""Fake plug-ins: modules built in memory behind fake entry points, so that a Registry can be made of anything."""
+"""Fake plug-ins: modules in memory with fake entry points, for any Registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m tests.runner.killed JOURNAL OUT``: decodes, or goes on with, what :data:`PROMPTS` ask for."""
+"""``python -m tests.runner.killed JOURNAL OUT``: decodes or resumes :data:`PROMPTS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of drafts: vLLM's definitions, by what each step judged, and no draft that is not in the output."""
+"""Draft counts by vLLM's definitions: verified drafts per step, and accepted ones only if in the output."""
 
 from __future__ import annotations
 

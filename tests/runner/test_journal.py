@@ -1,4 +1,4 @@
-"""After a crash another process goes on with the very same tokens."""
+"""After a crash another process continues with the same tokens."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def decode(folder: Path, kill_after: float | None) -> bool:
 
 
 def survive(folder: Path, kills: int, seed: int) -> None:
-    """Kill processes at random moments until so many have died; the outputs must be those of an undisturbed run."""
+    """Kill processes at random moments, this many times; the outputs must be those of an undisturbed run."""
     undisturbed = folder / "undisturbed"
     undisturbed.mkdir()
     assert decode(undisturbed, None)

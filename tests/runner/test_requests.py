@@ -138,7 +138,7 @@ def test_the_context_limits_the_output() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_cancelling(steps: int, runner: ModelRunner) -> None:
-    """Waiting, in prefill, and running; the slot is free again and the others go on as if nothing had happened."""
+    """Waiting, in prefill, and running; the slot becomes free and the others are unaffected."""
     victim = Request("victim", [7, 8, 9] * 4, SamplingParams(max_new_tokens=40, bad_token_ids=[0]))
     runner.add_request(victim)
     runner.add_request(BYSTANDER)

@@ -148,7 +148,7 @@ def test_the_rest_of_a_refused_body(hurried: Running) -> None:
 
 
 def test_a_long_answer_takes_its_time(hurried: Running) -> None:
-    """The limits are those of requests. A stray end of line after one is none."""
+    """The limits are those of requests. A stray end of line after a request does not count as one."""
     hurried.model.gate.clear()
     body = b'{"prompt": [1, 2, 3], "max_tokens": 3}'
     with connect(hurried) as client:

@@ -60,7 +60,7 @@ def shared() -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the engine is asked for could go to one in another process."""
+    """The engine's requests can be sent to another process."""
     submit = AsyncEngine.submit
 
     async def sent(engine: AsyncEngine, requests: Sequence[Request]) -> RequestStream:

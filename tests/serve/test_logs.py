@@ -1,4 +1,4 @@
-"""What a server logs: a line for each request, as text or JSON, and nothing that is secret."""
+"""A server's log: a line per request, as text or JSON, without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both libraries behind one interface: masks, end tokens, rolling back, and what they refuse."""
+"""Both libraries through one interface: masks, end tokens, rollback, refusals."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_lengths_that_adapt_change_nothing(device: bool) -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_rows_keep_to_their_requests(order: tuple[int, ...]) -> None:
-    """Two with a grammar and one without, of different lengths and in chunks, one of which comes late."""
+    """Two with a grammar and one without, of different lengths and in chunks; one arrives late."""
     kinds: list[dict[str, Any]] = [{}, {"structured": {"regex": "(bed|cb)+"}}, {"structured": None}]
     requests = [Request(str(kind), [kind + 1, 5, 6, 5, 6] * (1 + kind), params(kind, **kinds[kind])) for kind in order]
     runner = make_runner(runner={"max_num_seqs": 3, "prefill_chunk": 4})

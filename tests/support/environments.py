@@ -71,7 +71,7 @@ class Environment:
         )
 
     def output(self, *command: object, status: int = 0, stream: str = "stdout") -> str:
-        """What a command that ends with this status wrote to `stream`."""
+        """The output on `stream` of a command with this exit status."""
         done = self.run(*command)
         assert done.returncode == status, (
             f"{command}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

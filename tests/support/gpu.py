@@ -14,7 +14,7 @@ FRAMEWORKS = ("torch", "cupy")
 
 
 def why_not(framework: str) -> str:
-    """What is missing for GPU tests through a framework, "" if nothing."""
+    """The missing requirement of GPU tests with a framework, or ""."""
     from specdec_hal.backends.cuda.probe import probe
 
     found = probe()
@@ -91,7 +91,7 @@ class GpuCall:
             self.call[name] = _typed(self.buffer[start : start + array.nbytes], array, framework)
 
     def results(self) -> dict[str, np.ndarray]:
-        """What the op wrote. Fails if it wrote anything else: an input, or outside its tensors."""
+        """The op's outputs. Fails if it wrote to an input or outside its tensors."""
         after = self.buffer.cpu().numpy() if hasattr(self.buffer, "cpu") else self.buffer.get()
         allowed = np.zeros(len(after), np.bool_)
         outputs = {}
@@ -120,7 +120,7 @@ class GpuCall:
 def run_on_gpu(
     op: str, inputs: dict[str, Any], backend: Any, framework: str = "torch", device: int = 0
 ) -> dict[str, np.ndarray]:
-    """What the op writes, given these inputs."""
+    """The op's outputs for these inputs."""
     gpu = GpuCall(op, inputs, framework, device)
     getattr(backend, op)(**gpu.call)
     return gpu.results()

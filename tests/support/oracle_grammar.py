@@ -1,4 +1,4 @@
-"""What a grammar allows next, by trying every word: no library has a say in it."""
+"""The tokens that a grammar allows next, by trying every word, without a library."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Kept(NamedTuple):
 
 
 def kept(a: Inputs, r: int) -> Kept | None:
-    """What a row's parameters keep; None if there is no distribution."""
+    """The elements kept by a row's parameters; None without a distribution."""
     row = exact.widen(a["logits"][r])
     if a["position"][r] < 0 or any(map(math.isnan, row)) or all(x == -math.inf for x in row):
         return None

@@ -26,7 +26,7 @@ def written(op: str, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def run(op: str, inputs: dict[str, Any], backend: Any = BACKEND) -> dict[str, np.ndarray]:
-    """What the op writes, given these inputs; the inputs themselves stay as they were."""
+    """The op's outputs for these inputs, which are not changed."""
     call = copied(inputs)
     getattr(backend, op)(**call)
     for name, operand in get_op(op).by_name.items():
@@ -36,7 +36,7 @@ def run(op: str, inputs: dict[str, Any], backend: Any = BACKEND) -> dict[str, np
 
 
 def searched(op: str, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What the reference writes where histories are searched: a backend that keeps no n-gram index leaves it alone."""
+    """The reference's outputs for a backend that searches histories and leaves the index alone."""
     index = inputs.get("index")
     if index is None or op == "ngram_index_reset":
         return run(op, inputs)

@@ -107,6 +107,6 @@ class TokenPlane:
         self.device.write(self.logits, slice(None), logits)
 
     def values(self) -> dict[str, Any]:
-        """All that a step leaves behind, on the host."""
+        """All results of a step, on the host."""
         outputs = {name: self.device.download(tensor) for name, tensor in self.outputs.items()}
         return {**{name: self.state.read(name).copy() for name in COMPARED}, **outputs}

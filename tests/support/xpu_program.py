@@ -21,7 +21,7 @@ KERNELS = Path(__file__).parents[1] / "xpu_sim" / "kernels"
 
 @dataclass(frozen=True)
 class Result:
-    """What a program of xpu-cc said: exit status, findings and counters, standard output and error."""
+    """Results of a program of xpu-cc: exit status, findings and counters, standard output and error."""
 
     status: int
     findings: list[dict[str, Any]]

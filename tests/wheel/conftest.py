@@ -19,7 +19,7 @@ def wheel(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """What a user gets: the wheel and what it asks for, nothing else."""
+    """A user's environment: the wheel and its requirements, nothing else."""
     return Environment.make(tmp_path_factory.mktemp("installed"), [f"{wheel}[conformance]"])
 
 

@@ -83,7 +83,7 @@ def test_the_flags_of_the_model_are_the_emulators():
 
 
 def test_explain_is_honest():
-    """What is listed runs; what is not is refused by name, unless a fallback is allowed."""
+    """Listed ops run; others are refused by name, unless a fallback is allowed."""
     backend = sd.get_backend("xpu_sim")
     for status in backend.explain():
         assert status.available == (status.op in OPS)

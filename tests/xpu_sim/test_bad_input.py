@@ -1,4 +1,4 @@
-"""What a careless user does ends with a finding or a clear error, in each build: never in a crash without a word."""
+"""Careless use ends with a finding or a clear error in each build, never with a silent crash."""
 
 from __future__ import annotations
 

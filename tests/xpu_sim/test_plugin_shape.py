@@ -35,7 +35,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> CallProgram:
 
 
 def both(program, name, arguments, out):
-    """What the call leaves in the arrays that are named, on the CPU path and on the device's."""
+    """The call's results in the named arrays, on the CPU path and on the device's."""
     results = []
     for cpu in (True, False):
         given = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in arguments.items()}

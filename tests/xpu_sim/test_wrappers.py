@@ -106,7 +106,7 @@ def test_arguments_are_those_of_the_wrapper(folder, capsys):
 
 
 def test_arguments_go_by_their_names(folder, capsys):
-    """In any order; a name that is none of the wrapper's is refused, and so are two that changed places."""
+    """In any order; unknown names are refused, and so are two swapped ones."""
     inputs = folder / "scale_segments_inputs.py"
     text = inputs.read_text()
     y = '        "y": np.zeros_like(x),\n'

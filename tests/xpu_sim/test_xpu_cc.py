@@ -104,7 +104,7 @@ def test_checks_are_those_of_the_mode(folder):
 
 
 def test_profiles(folder):
-    """What the vendor's compiler adds, for all files, for some, or chosen when the program runs."""
+    """Fences of the vendor's compiler, for all files, for some, or chosen at run time."""
     strict = [*COMMAND, "-DFORGET", "--mode", "strict"]
     for profiles, status in (
         (["production"], 0),

@@ -77,7 +77,7 @@ def read_scored(data: bytes) -> tuple[int, int, list[int], list[list[tuple[Any, 
 
 
 class Step:
-    """What a runner has to send: 5 slots, of which one is inside its prompt and one was preempted."""
+    """A runner's data to send: 5 slots, one inside its prompt, one preempted."""
 
     def __init__(self, rng: Any, columns: int = 1) -> None:
         self.num = np.array([2, 1, 0, 3, 6], np.int32)

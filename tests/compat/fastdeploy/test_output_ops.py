@@ -51,7 +51,7 @@ def test_stop_sequences(gpu: Any, rng: Any) -> None:
 
 @pytest.mark.parametrize("text", [[], [7], [1, 7, 2]])
 def test_thinking_limits_over_steps(gpu: Any, rng: Any, text: list[int]) -> None:
-    """Several steps of the same requests: the status goes on where it was."""
+    """Several steps of the same requests: the status continues."""
     for _ in ROUNDS:
         b = Emitted(rng, width=4)
         ends, think, reply = [5, 6], rng.integers(-1, 9, b.slots), rng.integers(-1, 4, b.slots)

@@ -238,7 +238,7 @@ def test_an_offset_of_older_versions_is_refused(xpu: Any) -> None:
 
 
 def test_eagle_get_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
-    """XPU's gives the rows alone, as many as there are."""
+    """XPU's op only returns the existing rows."""
     for _ in ROUNDS:
         b = Batch(rng)
         if b.tokens == 0:

@@ -42,7 +42,7 @@ def strided(array: Any) -> Any:
 def call(
     line: table.Signature, values: dict[str, Any], make: Any = lambda name, array: tensor(array)
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What a call gives, as arrays, and its tensors."""
+    """A call's results as arrays, and its tensors."""
     given = {name: make(name, value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
     tensors = {name: value for name, value in given.items() if isinstance(value, paddle.Tensor)}
     addresses = {name: tensors[name].data_ptr() for name in tensors if name in line.writes}
@@ -135,7 +135,7 @@ def more_slots_than_are_in_use(line: table.Signature, values: dict[str, Any], ba
 
 
 def what_a_plan_holds(line: table.Signature, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the launches of an op that works in place read is the caller's or the plan's own."""
+    """Launches of an in-place op read only tensors of the caller or the plan."""
     plans: list[tuple[Plan, list[Any]]] = []
     run = Plan.run
 

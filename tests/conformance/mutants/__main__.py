@@ -1,4 +1,4 @@
-"""By which check of which case each mutant is killed: ``python -m tests.conformance.mutants``."""
+"""The check and case that kill each mutant: ``python -m tests.conformance.mutants``."""
 
 from tests.conformance.mutants import MUTANTS
 from tests.conformance.mutants.making import judge

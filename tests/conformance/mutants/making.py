@@ -41,7 +41,7 @@ class Mutant:
 
 
 def judge(mutant: Mutant) -> Report:
-    """What the suite says, up to the first failure, about the ops that the mutant breaks."""
+    """The suite's results, up to the first failure, for the ops that the mutant breaks."""
     return run(mutant.make(), ops=mutant.ops, level="quick", stop_at_failure=True, shrink_failures=False, samples=8192)
 
 

@@ -1,4 +1,4 @@
-"""What is not known of the device is one flag each: with the other reading, other kernels are right."""
+"""Each unknown property of the device is a flag: with the other reading, other kernels are right."""
 
 from __future__ import annotations
 

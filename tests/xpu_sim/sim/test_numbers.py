@@ -22,7 +22,7 @@ def call(xpu_programs):
 
 
 def assert_same_bits(got, expected):
-    """But for NaN, of which there are many."""
+    """Except for NaN, of which there are many."""
     both = np.isnan(got) & np.isnan(expected)
     bits = f"u{expected.itemsize}"
     np.testing.assert_array_equal(got.view(bits)[~both], expected.view(bits)[~both])

@@ -48,7 +48,7 @@ def share_inputs(scene: Scene) -> dict[str, Buffer]:
 
 
 class Runner:
-    """What the runners of both platforms share: buffers, insertion, preemption."""
+    """Common parts of both platforms' runners: buffers, insertion, preemption."""
 
     def __init__(self, scene: Scene, lockstep: Lockstep) -> None:
         self.scene, self.ops = scene, lockstep
@@ -179,7 +179,7 @@ class Engine:
             self.read[slot] += count
 
     def _length(self, slot: int, request: Request) -> int:
-        """Tokens that are read before the request goes on to write."""
+        """Tokens read before the request continues."""
         return len(request.prompt) + (request.recomputed[-1] if request.recomputed else 0)
 
     def _grant_blocks(self) -> None:

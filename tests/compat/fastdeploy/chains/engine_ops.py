@@ -39,7 +39,7 @@ def recover_decode_task(
     stop: Array, tt: Array, enc: Array, dec: Array, step_dec: Array, block_tables: Array, paused: Array,
     drafts: Array | None, step_drafts: Array | None, step_tt: Array | None, block_size: int, most_drafts: int,
 ) -> None:  # fmt: skip
-    """Let paused texts go on whose block has come."""
+    """Resume paused texts whose block has arrived."""
     stop, tt, dec, step_dec, paused = flat(stop, tt, dec, step_dec, paused)
     for b in range(len(tt)):
         if not paused[b]:

@@ -30,7 +30,7 @@ def flat(*arrays: Array) -> list[Array]:
 
 
 class _Row:
-    """What a slot emits, until an end token or the limit."""
+    """A slot's emitted tokens, up to an end token or the limit."""
 
     def __init__(self, step: int, limit: int, ends: list[int]) -> None:
         self.step, self.limit, self.ends = step, limit, ends
@@ -56,7 +56,7 @@ def verify_draft_tokens(
     ids[:], lens[:] = -1, 0
 
     def best(row: int) -> list[int]:
-        """What a row of logits allows."""
+        """Tokens that a row of logits allows."""
         if strategy != TOPP:
             return [int(targets.reshape(-1)[row])]  # type: ignore[union-attr]
         count = min(int(candidate_lens.reshape(-1)[row]), candidates.shape[1])  # type: ignore[union-attr]

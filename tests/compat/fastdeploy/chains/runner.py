@@ -21,7 +21,7 @@ PREEMPTED = -9
 
 
 class Rows(NamedTuple):
-    """What the target model gives in a step."""
+    """The target model's results in a step."""
 
     all_hidden: Buffer
     """Rows of all tokens, in slot order."""

@@ -91,7 +91,7 @@ class Scene:
 
 
 def methods(platform: str, version: str) -> list[str]:
-    """What a runner of that day can be asked for and the layer serves."""
+    """Requests that a runner of that date supports and the layer serves."""
     if platform == "gpu":  # before, ngram_match looked up a token that was not written yet
         return ["", "naive", "suffix", "mtp"] + ["ngram"] * (version >= "2026-05-20")
     return ["", "naive", "suffix"] + ["mtp"] * (version >= "2026-06-17")  # before, it dropped and recomputed tokens

@@ -29,7 +29,7 @@ FORMS = {
         **TENSOR_NUM,
     },
 }
-"""What is passed on a day: kinds of the arguments (`Lockstep.forms`), or how many there are."""
+"""Arguments on a date: their kinds (`Lockstep.forms`), or their number."""
 
 
 @pytest.fixture(autouse=True)
