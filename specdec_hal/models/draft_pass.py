@@ -374,8 +374,8 @@ class HeadPass(DraftPass):
 class BlockPass(DraftPass):
     """A DFlash drafter, or a DSpark one, whose drafts depend on each other by a Markov head.
 
-    DSpark: a row is what the Markov head makes of the token before. A block has the last token of its slot, whose own
-    row is that of the first draft `sample_from_anchor`, else of none.
+    DSpark: a row is the Markov head's output for the previous token. A block begins with its slot's last token, which
+    gives the first draft with `sample_from_anchor`, else none.
     """
 
     config: DFlashConfig
@@ -437,7 +437,7 @@ class BlockPass(DraftPass):
                 torch.as_tensor(out).copy_(self._given(number, batch.token_ids[:, 0], owner))
 
     def _given(self, number: int, before: Any, owner: Any) -> Any:
-        """Rows for draft `number`, after the tokens `before`."""
+        """Rows for draft `number`, after the previous tokens `before`."""
         named, kind, rows = self._tensors, self.config.markov_head_type, self._rows_ahead[owner, number]
         token = named["markov_head.markov_w1.weight"][before.clamp(0, self._vocab_size - 1)]
         added = token
