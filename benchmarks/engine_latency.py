@@ -153,7 +153,7 @@ def stages(calls: list[Call]) -> dict[str, Any]:
         return {}
     records = [call.record.seconds if call.record is not None else {} for call in calls]
     names = dict.fromkeys(name for seconds in records for name in seconds)
-    told = {name: 1e6 * median(seconds.get(name, 0.0) for seconds in records) for name in names}
+    by_stage = {name: 1e6 * median(seconds.get(name, 0.0) for seconds in records) for name in names}
     rest = (
         call.seconds - sum(seconds.get(name, 0.0) for name in ("wait", "host", "output", "propose"))
         for call, seconds in zip(calls, records, strict=True)
@@ -164,4 +164,4 @@ def stages(calls: list[Call]) -> dict[str, Any]:
             name = "x".join(map(str, call.record.bucket))
             buckets[name] = buckets.get(name, 0) + 1
     total = 1e6 * median(call.seconds for call in calls)
-    return {"call": total, **told, "rest": 1e6 * median(rest), "calls": len(calls), "buckets": buckets}
+    return {"call": total, **by_stage, "rest": 1e6 * median(rest), "calls": len(calls), "buckets": buckets}

@@ -248,7 +248,7 @@ def frames(repeats: int) -> dict[str, Any]:
 
 
 def writing(repeats: int) -> dict[str, Any]:
-    """Microseconds of an engine's step that a frame writer takes with 256 slots: told slot by slot, then sent."""
+    """Microseconds of an engine's step that a frame writer takes with 256 slots: given slot by slot, then sent."""
     from specdec_hal.serve.stream import FrameWriter
 
     rng, slots, most = np.random.default_rng(0), 256, 4
@@ -267,17 +267,17 @@ def writing(repeats: int) -> dict[str, Any]:
             "logprobs": rng.normal(size=shape).astype("<f4"), "ranks": rng.integers(1, 99, len(shape) * slots * 2),
         }  # fmt: skip
         report: Any = SimpleNamespace(emitted=rng.integers(0, 99, (slots, most)), counts=counts, scores=scores)
-        told, sent = list[float](), list[float]()
+        given, sent = list[float](), list[float]()
         for _ in range(20 * repeats):
             start = time.perf_counter()
             for slot, request in enumerate(requests):
                 writer.gained(request, slot, flags[slot], 3)  # type: ignore[arg-type]
             middle = time.perf_counter()
             writer.stepped(report)
-            told.append(1e6 * (middle - start))
+            given.append(1e6 * (middle - start))
             sent.append(1e6 * (time.perf_counter() - middle))
         name = "none" if top is None else f"top_{top}"
-        found[name] = {"told_us": statistics.median(told), "sent_us": statistics.median(sent)}
+        found[name] = {"given_us": statistics.median(given), "sent_us": statistics.median(sent)}
     return found
 
 

@@ -144,10 +144,10 @@ async def remote_stages(
                 update: Any = messages.for_http(data)
             began = time.perf_counter()
             engine._take(update)
-            news = [await stream.read() for stream in streams]
+            gained = [await stream.read() for stream in streams]
             took["stream"].append(time.perf_counter() - began)
             with timed(took["event"]):
-                for answer, deltas in zip(answers, news, strict=True):
+                for answer, deltas in zip(answers, gained, strict=True):
                     for delta in deltas:
                         answer.chunk(0, delta)
         engine.close()
@@ -181,9 +181,9 @@ def stages(requests: int, tokens: int, steps: int = 200) -> dict[str, Any]:
         with timed(took["processor"]):
             frame = follow.feed(data)
             assert frame is not None
-            news = processor.take(frame)
+            deltas = processor.take(frame)
         with timed(took["update"]):
-            updates.append(messages._encoder.encode(messages.Update(news)))
+            updates.append(messages._encoder.encode(messages.Update(deltas)))
     asyncio.run(remote_stages([data for data in updates[1:]], many, tokenizer, took))
     took["http"] = [asyncio.run(http(1000)) * requests / 1000 for _ in range(5)]
     took["update"] = [one + other for one, other in zip(took["update"][1:], took["update_decode"], strict=True)]

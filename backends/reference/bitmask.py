@@ -45,7 +45,7 @@ def truncate_drafts(
     seq_lens_this_time: I32,
     vocab_size: int,
 ) -> None:
-    """Cut each slot's drafts at the first that the mask of its row forbids."""
+    """Truncate each slot's drafts at the first that the mask of its row forbids."""
     size = min(vocab_size, 32 * bitmask.shape[1])
     for b, slt in enumerate(seq_lens_this_time):
         if seq_lens_encoder[b] > 0:

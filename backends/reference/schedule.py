@@ -60,7 +60,7 @@ def set_stop_sequences(
     end_after_stop: bool,
     keep_tail: bool,
 ) -> None:
-    """Cut the emitted tokens after the first stop sequence."""
+    """Truncate the emitted tokens after the first stop sequence."""
     end = int(end_tokens[0]) if end_after_stop and end_tokens is not None and len(end_tokens) else None
     row_width, widest = token_ids_all.shape[1], stop_seqs.shape[2]
     for b in range(len(accept_num)):

@@ -133,18 +133,18 @@ class OutputFolder:
             lock.close()
 
     def _begin(self, manifest: dict[str, Any], lock: Path) -> None:
-        told = self.path / "manifest.json"
-        if not told.exists():
+        path = self.path / "manifest.json"
+        if not path.exists():
             if any(entry != lock for entry in self.path.iterdir()):
                 raise BatchError(f"{self.path}: expected an empty folder or one of an earlier run; choose another")
-            with _writing(self.path), replacing(told) as file:
+            with _writing(self.path), replacing(path) as file:
                 file.write(json.dumps(manifest, indent=2).encode() + b"\n")
             return
         try:
-            before = json.loads(told.read_bytes())
+            before = json.loads(path.read_bytes())
             other = [key for key in manifest if before.get(key) != manifest[key]]
         except (ValueError, AttributeError) as error:
-            raise BatchError(f"{told}: expected the manifest of a batch; choose another folder") from error
+            raise BatchError(f"{path}: expected the manifest of a batch; choose another folder") from error
         if other:
             raise BatchError(
                 f"{self.path}: batch with another {' and another '.join(other)}; choose another folder, or "
@@ -182,26 +182,26 @@ class OutputFolder:
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
             if not line.endswith(b"\n"):
                 break
-            told = json.loads(line)
-            if "answer" in told:
-                answered = Answered(*told["answer"])
+            note = json.loads(line)
+            if "answer" in note:
+                answered = Answered(*note["answer"])
                 notes.rows[answered.number] = answered
-            elif told["attempt"] is None:
+            elif note["attempt"] is None:
                 notes.together += 1
             else:
-                notes.alone[told["attempt"]] += 1
+                notes.alone[note["attempt"]] += 1
         return notes
 
     def clear_blocks(self) -> None:
         """Remove the blocks after their answers were merged."""
         shutil.rmtree(self._blocks, ignore_errors=True)
 
-    def _note(self, block: Block, told: dict[str, Any]) -> None:
+    def _note(self, block: Block, note: dict[str, Any]) -> None:
         with _writing(self.path), self._of(block, "partial").open("ab+") as file:
             file.seek(0)
             whole = file.read().rfind(b"\n") + 1
             file.truncate(whole)  # a line that was cut off by the end of its process
-            file.write(encode(told))
+            file.write(encode(note))
 
     def _of(self, block: Block, suffix: str) -> Path:
         return self._blocks / f"{block.number:08}.{suffix}"

@@ -157,7 +157,7 @@ def seeded(defaults: SamplingParams, row: int) -> SamplingParams:
 
 def answer(row: int, name: str | None, output: RequestOutput) -> Row:
     """The row of a finished request. It depends only on prompt, parameters and seed: no times."""
-    told: Row = {
+    fields: Row = {
         "row": row,
         "id": name,
         "prompt_tokens": output.prompt_tokens,
@@ -172,11 +172,11 @@ def answer(row: int, name: str | None, output: RequestOutput) -> Row:
         "accepted_tokens": output.accepted,
     }
     for key, entries in ("logprobs", output.logprobs), ("prompt_logprobs", output.prompt_logprobs):
-        told[key] = [entry and _told(entry) for entry in entries] or None
-    return told
+        fields[key] = [entry and _scores(entry) for entry in entries] or None
+    return fields
 
 
-def _told(entry: TokenLogprobs) -> Row:
+def _scores(entry: TokenLogprobs) -> Row:
     top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
     return {"logprob": entry.logprob, "rank": entry.rank, "top": top}
 

@@ -97,7 +97,7 @@ class RequestStream:
         self.outputs: dict[str, RequestOutput] = {}
         self.loop = asyncio.get_running_loop()
         self._engine, self._names = engine, names
-        self._news: dict[str, list[StreamDelta]] = {}
+        self._gained: dict[str, list[StreamDelta]] = {}
         self._submitted = False
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -110,19 +110,19 @@ class RequestStream:
 
         EngineDeadError if the engine has stopped.
         """
-        while not self._news and len(self.outputs) < len(self._names):
+        while not self._gained and len(self.outputs) < len(self._names):
             if self._error is not None:
                 raise self._error
             await self._something()
-        news, self._news = self._news, {}
-        return [deltas[0] if len(deltas) == 1 else StreamDelta.joined(deltas) for deltas in news.values()]
+        gained, self._gained = self._gained, {}
+        return [deltas[0] if len(deltas) == 1 else StreamDelta.joined(deltas) for deltas in gained.values()]
 
     def take(self, item: Item) -> None:
         """Handle an event, on the thread of the event loop."""
         if isinstance(item, StreamDelta):
             if (text := self.texts.get(item.request_id)) is not None:
                 item = text.delta(item)
-            self._news.setdefault(item.request_id, []).append(item)
+            self._gained.setdefault(item.request_id, []).append(item)
         elif isinstance(item, RequestOutput):
             text = self.texts.get(item.request_id)
             self.outputs[item.request_id] = item if text is None else text.output(item)

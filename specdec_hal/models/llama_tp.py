@@ -26,7 +26,7 @@ class TensorParallelLlama(LlamaTorch):
         """`weights`: the whole checkpoint's, by name."""
         self._group = group
         part = WeightsPart(config, group.rank, group.size)
-        super().__init__(part.config, arrange(part.cut(weights), part.config), **options)
+        super().__init__(part.config, arrange(part.shard(weights), part.config), **options)
 
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""

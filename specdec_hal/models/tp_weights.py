@@ -69,7 +69,7 @@ class WeightsPart:
             return (_WHOLE,)
         return (_WHOLE, mine) if kind in _BY_INPUTS else (mine,)
 
-    def cut(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def shard(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's part of whole weights, head included."""
         mine = {name: weight[self.slices(name)] for name, weight in weights.items()}
         self.cut_head(mine)

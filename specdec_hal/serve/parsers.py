@@ -375,9 +375,9 @@ class CallScanner:
             used += 1
         if not self.named:
             self.raw += text[:used]
-        return used, self._news()
+        return used, self._new_calls()
 
-    def _news(self) -> list[Call]:
+    def _new_calls(self) -> list[Call]:
         if self.wrong:
             return []
         arguments = "".join(self._arguments)

@@ -210,9 +210,9 @@ class Service:
 
     async def _whole(self, answer: Answer, stream: RequestStream, timing: Timing) -> Json:
         deltas: dict[str, list[StreamDelta]] = {}
-        while news := await stream.read():
-            timing.gained(news)
-            for delta in news:
+        while gained := await stream.read():
+            timing.gained(gained)
+            for delta in gained:
                 deltas.setdefault(delta.request_id, []).append(delta)
         outputs = in_order(stream)
         for output in outputs:
@@ -316,11 +316,11 @@ class _Events(StreamingResponse):
         if opening := answer.opening():
             yield opening
         try:
-            while news := await stream.read():
-                self._timing.gained(news)
+            while gained := await stream.read():
+                self._timing.gained(gained)
                 yield b"".join(
                     answer.chunk(index_of(delta.request_id), delta)
-                    for delta in news
+                    for delta in gained
                     if delta.finish_reason not in ("error", "timeout")
                 )
             outputs = in_order(stream)

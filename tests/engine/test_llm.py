@@ -443,9 +443,9 @@ class TestAsyncEngine:
                 assert streaming.runner.metrics.requests["cancelled"] == 0  # none of them was queued
                 stream = await streaming.submit(requests)
                 tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-                while news := await stream.read():
-                    assert len({delta.request_id for delta in news}) == len(news)
-                    for delta in news:
+                while deltas := await stream.read():
+                    assert len({delta.request_id for delta in deltas}) == len(deltas)
+                    for delta in deltas:
                         tokens[delta.request_id] += delta.token_ids
                 plain = [plain_decoding(PROMPTS[n], PARAMS[n]).tokens for n in range(4)]
                 assert list(tokens.values()) == plain

@@ -45,12 +45,12 @@ class Pair:
 
     def receive(self) -> list[OutputDelta]:
         sent, self.sent = self.sent, []
-        news = list[OutputDelta]()
+        deltas = list[OutputDelta]()
         for data in sent:
             frame = self.reader.feed(data)
             if frame is not None:
-                news += self.processor.take(frame)
-        for one in news:
+                deltas += self.processor.take(frame)
+        for one in deltas:
             name = one.delta.request_id
             before = self.deltas.setdefault(name, [])
             if one.token_start == 0 and one.char_start == 0:
@@ -61,7 +61,7 @@ class Pair:
             before.append(one.delta)
             if one.ended is not None:
                 self.ends[name] = one
-        return news
+        return deltas
 
     def output(self, name: str) -> RequestOutput:
         """As the other end sees it."""
@@ -125,9 +125,9 @@ def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
             pair.runner.model.failures.append(OSError("injected"))  # type: ignore[attr-defined]
         pair.step()
         if rng.random() < 0.5:
-            for news in pair.receive():  # the engine continues a request after a stop string until it is notified
-                if news.ended is not None:
-                    pair.runner.cancel(news.delta.request_id, "stop")
+            for deltas in pair.receive():  # the engine continues a request after a stop string until it is notified
+                if deltas.ended is not None:
+                    pair.runner.cancel(deltas.delta.request_id, "stop")
         if trouble == "restarts" and rng.random() < 0.05:
             pair.restart_processor()
     pair.writer.flush()
@@ -328,23 +328,23 @@ def test_drafts_are_paired_with_their_tokens() -> None:
     processor = TokenProcessor(LetterTokenizer().detokenizer)
     processor.take(frame(0, (0,), (0,), streams=[DRAFTS]))
     assert not processor.take(frame(1, (0,), (1,), each=3, flags=FrameKind.DRAFT))
-    (news,) = processor.take(frame(2, (0,), (1,), each=2, drafted=[3], accepted=b"\1\1"))
-    assert news.delta.drafts == (Drafts(1, (1, 2, 3), 2),) and news.delta.accepted_draft == (True, True)
+    (deltas,) = processor.take(frame(2, (0,), (1,), each=2, drafted=[3], accepted=b"\1\1"))
+    assert deltas.delta.drafts == (Drafts(1, (1, 2, 3), 2),) and deltas.delta.accepted_draft == (True, True)
 
 
 def test_a_stream_ends_once() -> None:
     processor = TokenProcessor(LetterTokenizer().detokenizer)
     stopped = StreamStart(0, "a", 2, 5, SamplingParams(stop=["c"]).model_dump(), 0.5)
-    news = processor.take(frame(0, (0, 0), (0, 1), streams=[stopped], end_tokens=[9]))
-    assert [one.delta.finish_reason for one in news] == ["stop"] and news[0].delta.text == "b"
-    assert news[0].ended is not None and news[0].ended.queue_s == 0.5
+    deltas = processor.take(frame(0, (0, 0), (0, 1), streams=[stopped], end_tokens=[9]))
+    assert [one.delta.finish_reason for one in deltas] == ["stop"] and deltas[0].delta.text == "b"
+    assert deltas[0].ended is not None and deltas[0].ended.queue_s == 0.5
     assert processor.take(frame(1, (0,), (2,), ended=[StreamEnd(0, "cancelled", "")])) == []
 
 
 def test_what_the_engine_emits_after_a_stop_string_is_dropped() -> None:
     processor = TokenProcessor(LetterTokenizer().detokenizer)
     stopped = StreamStart(0, "a", 2, 9, SamplingParams(stop=["b"]).model_dump(), 0.5)
-    (news,) = processor.take(frame(0, (0,), (0,), each=3, streams=[stopped]))
-    assert (news.delta.text, news.delta.token_ids, news.delta.finish_reason) == ("", (1,), "stop")
+    (deltas,) = processor.take(frame(0, (0,), (0,), each=3, streams=[stopped]))
+    assert (deltas.delta.text, deltas.delta.token_ids, deltas.delta.finish_reason) == ("", (1,), "stop")
     assert processor.take(frame(1, (0,), (3,), each=2)) == []
     assert processor.totals.emitted == 1

@@ -82,7 +82,7 @@ def test_parts_make_up_the_weights(tmp_path: Path, shape: str, size: int) -> Non
     config = read_config(folder)
     whole = read_weights(folder, config)
     parts = [WeightsPart(config, rank, size) for rank in range(size)]
-    cut = [part.cut(whole) for part in parts]
+    cut = [part.shard(whole) for part in parts]
     for part, mine in zip(parts, cut, strict=True):
         read = load_weights(folder, config, dtype="float32", part=part.slices)
         read |= load_weights(folder, config, dtype="float32", part=part.slices, mtp=True)

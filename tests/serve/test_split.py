@@ -323,7 +323,7 @@ async def submitted(engine: RemoteEngine, sent: Sent, *names: str) -> RequestStr
     return await waiting
 
 
-def news(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = False) -> OutputDelta:
+def update(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = False) -> OutputDelta:
     ids = tuple(LetterTokenizer().encode(text))
     prompt = () if tokens else (None, TokenLogprobs(-1.0, 2, ()))
     delta = StreamDelta(name, ids, (True,) * len(ids), ((text, True),), "length" if ended else None, (), prompt)
@@ -335,7 +335,7 @@ def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(tmp
         async with remote(tmp_path) as (engine, sent):
             waiting = asyncio.create_task(engine.submit([Request("a", [1, 2])]))
             await asyncio.sleep(0)
-            engine._take(messages.Update([news("a", "b")]))
+            engine._take(messages.Update([update("a", "b")]))
             engine._take(messages.Queued(sent[-1].number))
             assert [delta.text for delta in await (await waiting).read()] == ["b"]
 
@@ -346,11 +346,13 @@ def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> No
     async def run() -> None:
         async with remote(tmp_path) as (engine, sent):
             stream = await submitted(engine, sent, "a")
-            engine._take(messages.Update([news("a", "bcd")]))
+            engine._take(messages.Update([update("a", "bcd")]))
             assert [delta.text for delta in await stream.read()] == ["bcd"]
             engine._take(messages.Down(messages.TOKENS))
             assert "tokens" in engine.unready
-            engine._take(messages.Update([news("a", "bc"), news("a", "defg", 2, 2), news("a", "h", 6, 6, ended=True)]))
+            engine._take(
+                messages.Update([update("a", "bc"), update("a", "defg", 2, 2), update("a", "h", 6, 6, ended=True)])
+            )
             assert [(d.text, d.token_ids, d.finish_reason) for d in await stream.read()] == [
                 ("efgh", (4, 5, 6, 7), "length")
             ]
@@ -360,18 +362,18 @@ def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> No
             assert output.text == "bcdefgh" and (output.drafted, output.accepted, output.queue_s) == (4, 5, 0.5)
             assert output.num_cached_tokens == 1
             assert sent[-1] == messages.Release("a", "length")
-            engine._take(messages.Update([news("a", "bcdefgh", ended=True)]))
+            engine._take(messages.Update([update("a", "bcdefgh", ended=True)]))
             assert sent[-1] == messages.Release("a", "cancelled"), "nobody waits for it any more"
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("missing", [news("a", "d", 2, 1), news("a", "d", 1, 2)])
+@pytest.mark.parametrize("missing", [update("a", "d", 2, 1), update("a", "d", 1, 2)])
 def test_a_part_that_is_missing_ends_the_request(tmp_path: Path, missing: OutputDelta) -> None:
     async def run() -> None:
         async with remote(tmp_path) as (engine, sent):
             stream = await submitted(engine, sent, "a")
-            engine._take(messages.Update([news("a", "b"), missing]))
+            engine._take(messages.Update([update("a", "b"), missing]))
             (delta,) = await stream.read()
             assert (delta.text, delta.finish_reason) == ("b", "error")
             assert await stream.read() == [] and "missing" in stream.outputs["a"].error
@@ -413,7 +415,7 @@ def test_a_new_engine_gets_the_seed_that_was_drawn(tmp_path: Path) -> None:
             assert first == second and first.params.seed is not None
             engine._take(messages.Queued(sent[-1].number))
             stream = await waiting
-            engine._take(messages.Update([news("a", "b", ended=True)]))
+            engine._take(messages.Update([update("a", "b", ended=True)]))
             assert stream.outputs["a"].seed == first.params.seed
 
     asyncio.run(run())
@@ -460,7 +462,7 @@ def test_what_is_no_message(data: bytes) -> None:
 
 
 def test_messages_are_what_they_were(tmp_path: Path) -> None:
-    scored = news("a", "b")
+    scored = update("a", "b")
     scored = scored._replace(delta=scored.delta._replace(logprobs=(TokenLogprobs(-0.5, 2, ((1, -0.25),)),)))
     assert messages.for_http(messages._encoder.encode(messages.Update([scored]))) == messages.Update([scored])
 

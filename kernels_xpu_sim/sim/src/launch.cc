@@ -54,7 +54,7 @@ void Worker::run(Launch* launch) {
   if (launch->ended.load(std::memory_order_relaxed)) forget_fibers();
   if (checker) checker->launch_ends(*this);
   count_lane();
-  count_told();
+  count_reported();
 }
 
 // What kernels have done without a call.
@@ -73,12 +73,12 @@ void Worker::count_lane() {
   }
 }
 
-void Worker::count_told() {
-  if (repeats) told.clear();
-  for (const Told& t : told) {
+void Worker::count_reported() {
+  if (repeats) reported.clear();
+  for (const Reported& t : reported) {
     if (t.count > 1) count_again(t.finding, t.count - 1, &launch_->findings);
   }
-  told.clear();
+  reported.clear();
 }
 
 // A fiber runs cores to their ends, one after the other on one stack; only a core that must wait keeps its stack, and

@@ -358,7 +358,7 @@ Finding of_core(Check check, const Core& core, std::string message) {
   return f;
 }
 
-std::string place(Site site) { return site.file ? text("%s:%d", site.file, site.line) : "its start"; }
+std::string site_text(Site site) { return site.file ? text("%s:%d", site.file, site.line) : "its start"; }
 
 // "3", "3-7".
 std::string range(int first, int last) {
@@ -398,7 +398,7 @@ bool is_launcher(const Location& l) {
 
 // Where the core is, and from where it came there. A return address is the instruction after a call, of another line
 // perhaps.
-std::vector<Location> places(const Core& core, const void* pc) {
+std::vector<Location> call_path(const Core& core, const void* pc) {
   core.finding_pc = pc;
   std::vector<Location> all;
   for (const void* address : return_addresses(core, pc)) {
@@ -412,7 +412,7 @@ std::vector<Location> places(const Core& core, const void* pc) {
 
 // The way to a finding, innermost place first; it begins at `from`. The head is the innermost line of the kernel's own
 // file: that is where its author looks. What happened in a header of the emulator or one that kernels share is inside.
-void place(Finding* f, std::vector<Location>& way, std::vector<Location>::iterator from) {
+void set_path(Finding* f, std::vector<Location>& way, std::vector<Location>::iterator from) {
   const auto head = std::find_if(from, way.end(), [&way](const Location& l) { return l.file == way.back().file; });
   f->at = *head;
   f->inside.assign(from, head);
@@ -428,26 +428,26 @@ Finding finding_at(Check check, const Core& core, Site site, std::string message
   f.at.line = site.line;
   // The line may be of an earlier call, or of another core's: then the way there is not known any more.
   if (!core.last_pc || site.line != core.last.line || site.file != core.last.file) return f;
-  std::vector<Location> all = places(core, core.last_pc);
+  std::vector<Location> all = call_path(core, core.last_pc);
   // A helper of the dialect's own, such as LmPtr, passes on the line it was called from.
   auto here = std::find_if(all.begin(), all.end(),
                            [&f](const Location& l) { return l.file == f.at.file && l.line == f.at.line; });
   if (here == all.end()) here = all.begin();
   if (here == all.end()) return f;
   if (site.file) here->file = f.at.file, here->line = f.at.line;
-  place(&f, all, here);
+  set_path(&f, all, here);
   return f;
 }
 
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message) {
   const WatchdogHold making(&core.worker->watch);
   Finding f = of_core(check, core, std::move(message));
-  std::vector<Location> all = places(core, pc);
+  std::vector<Location> all = call_path(core, pc);
   if (all.empty()) {
     f.at = locate(static_cast<const char*>(pc) - 1);
     return f;
   }
-  place(&f, all, all.begin());
+  set_path(&f, all, all.begin());
   return f;
 }
 
@@ -467,15 +467,15 @@ void report(Check check, const Core& core, Finding finding) {
   if (ends) core.worker->end_launch();
 }
 
-Told* first_time(Check check, Severity severity, const Core& core, const void* place, int line) {
-  std::vector<Told>& told = core.worker->told;
-  for (Told& t : told) {
-    if (t.place != place || t.line != line || t.check != check || t.severity != severity) continue;
+Reported* first_time(Check check, Severity severity, const Core& core, const void* origin, int line) {
+  std::vector<Reported>& reported = core.worker->reported;
+  for (Reported& t : reported) {
+    if (t.origin != origin || t.line != line || t.check != check || t.severity != severity) continue;
     ++t.count;
     return nullptr;
   }
-  told.push_back({check, severity, place, line, {}, 1});
-  return &told.back();
+  reported.push_back({check, severity, origin, line, {}, 1});
+  return &reported.back();
 }
 
 void trap(Finding finding) {
@@ -617,10 +617,10 @@ std::string positions(Worker& worker) {
     const Core& core = worker.core(i);
     const uint64_t bit = uint64_t{1} << i;
     if (worker.finished() & bit) return std::string("returned");
-    if (worker.waiting() & bit) return "waits at " + place(core.last);
+    if (worker.waiting() & bit) return "waits at " + site_text(core.last);
     if (&core == current()) return std::string("running");
     if (!core.fiber) return std::string("not started");
-    return "after " + place(core.last);
+    return "after " + site_text(core.last);
   };
   for (int i = 0; i < cores;) {
     const std::string at = where(i);

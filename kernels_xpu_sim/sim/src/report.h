@@ -45,13 +45,13 @@ Finding depending(Finding finding, const char* flag);
 // Records it, and ends the launch if its check or the options say so.
 void report(Check check, const Core& core, Finding finding);
 // nullptr: it is counted with the first.
-Told* first_time(Check check, Severity severity, const Core& core, const void* place, int line);
+Reported* first_time(Check check, Severity severity, const Core& core, const void* origin, int line);
 // The same with what make() gives, unless this check has found something at that place in this launch: then it is
 // counted.
 template <class F>
-void report_once(Check check, const Core& core, const void* place, int line, F make,
+void report_once(Check check, const Core& core, const void* origin, int line, F make,
                  Severity severity = Severity::defect) {
-  if (Told* t = first_time(check, severity, core, place, line)) {
+  if (Reported* t = first_time(check, severity, core, origin, line)) {
     const WatchdogHold making(&core.worker->watch);
     Finding f = make();
     t->finding = f;

@@ -31,12 +31,12 @@ constexpr size_t kGroupLmBytes = 32 * 1024;  // shared by the cores of a group: 
 class Worker;
 
 // A place where a check has found something in this launch. Making a finding is slow, and a loop makes many.
-struct Told {
+struct Reported {
   Check check;
   Severity severity;
-  const void* place;                        // an instruction, or the name of a source file
+  const void* origin;                        // an instruction, or the name of a source file
   int line;
-  Finding finding;                          // what of it tells it from others
+  Finding finding;                          // what of it differs from others
   long count;
 };
 
@@ -111,7 +111,7 @@ class Worker {
   int lock_holder = -1;                     // core that holds ticket_lock_mix
   Watch watch;
   bool repeats = false;                     // the launch is run again, to compare: nothing is reported
-  std::vector<Told> told;                   // of this launch
+  std::vector<Reported> reported;                   // of this launch
   std::string left_out;                     // the first copy of this launch that was wrong and not done
   std::shared_ptr<void> checker_state;
 
@@ -131,7 +131,7 @@ class Worker {
   void forget_fibers();
   [[noreturn]] void deadlock();
   void count_lane();
-  void count_told();
+  void count_reported();
 
   void push(int core) { ready_[tail_++ % kMaxCores] = static_cast<uint8_t>(core); }
   int pop() { return ready_[head_++ % kMaxCores]; }

@@ -5,7 +5,7 @@ FastDeploy itself refuses: masks for the sampler's rows and the slots' drafts.
     guided.begin(slot, guided_json=schema)                              # when a request takes a slot
     guided.prepare(draft_tokens, seq_lens_this_time, seq_lens_encoder)  # after pre_process, while the model computes
     guided.apply(logits)                                                # in the sampler, after its penalties
-    lens = guided.cut(draft_tokens, seq_lens_this_time, seq_lens_encoder, cu_seqlens_q_output)   # for the verifier
+    lens = guided.truncate(draft_tokens, seq_lens_this_time, seq_lens_encoder, cu_seqlens_q_output)   # for the verifier
     guided.commit(accept_tokens, accept_num, seq_lens_decoder, prompt_lens)   # after unified_update_model_status
 
 No name of FastDeploy's is replaced: its interface for guided decoding has one row per request and no rollback.
@@ -108,7 +108,7 @@ class GuidedDecoding:
         if self._masked:
             backend_of((logits,)).bind("apply_token_bitmask", logits, **self._operands(logits.shape[0]))()
 
-    def cut(
+    def truncate(
         self, draft_tokens: Tensor, seq_lens_this_time: Tensor, seq_lens_encoder: Tensor, cu_seqlens_q_output: Tensor
     ) -> Tensor:
         """`seq_lens_this_time` up to the first draft that a slot's grammar refuses: a copy, as the proposer needs the

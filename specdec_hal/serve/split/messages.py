@@ -155,10 +155,10 @@ class CountsAre(msgspec.Struct, array_like=True, tag="counts are"):
     counts: Counts
 
 
-class Update(msgspec.Struct, array_like=True, tag="news"):
+class Update(msgspec.Struct, array_like=True, tag="deltas"):
     """From the token processor: deltas of requests."""
 
-    news: list[OutputDelta]
+    deltas: list[OutputDelta]
 
 
 class AskPeer(msgspec.Struct, array_like=True, tag="ask peer"):

@@ -50,12 +50,12 @@ class _Live:
     aborted: bool = False
     deaths: int = 0
 
-    def gained(self, news: OutputDelta) -> StreamDelta | None:
+    def gained(self, update: OutputDelta) -> StreamDelta | None:
         """Its new output, or None; a restarted token processor repeats everything.
 
         EngineDeadError if something is missing.
         """
-        delta, old_tokens, old_chars = news.delta, self.tokens - news.token_start, self.chars - news.char_start
+        delta, old_tokens, old_chars = update.delta, self.tokens - update.token_start, self.chars - update.char_start
         if old_tokens < 0 or old_chars < 0:
             raise EngineDeadError("a part of the output is missing")
         if old_tokens or old_chars:
@@ -69,9 +69,9 @@ class _Live:
         self.deltas.append(delta)
         return delta
 
-    def output(self, news: OutputDelta) -> RequestOutput:
+    def output(self, update: OutputDelta) -> RequestOutput:
         """The whole output after the end."""
-        whole, ended = StreamDelta.joined(self.deltas), news.ended
+        whole, ended = StreamDelta.joined(self.deltas), update.ended
         assert ended is not None and whole.finish_reason is not None
         steps, drafted, accepted, num_drafts = ended.counts
         return RequestOutput(
@@ -261,8 +261,8 @@ class RemoteEngine:
     def _take(self, message: ToHttp) -> None:
         match message:
             case messages.Update():
-                for news in message.news:
-                    self._news(news)
+                for delta in message.deltas:
+                    self._take_delta(delta)
             case messages.Queued():
                 self._answer(message.number, None)
             case messages.Refused():
@@ -350,23 +350,23 @@ class RemoteEngine:
         del self._live[name]
         self._engine.send(messages.Release(name, "error"))
 
-    def _news(self, news: OutputDelta) -> None:
-        name = news.delta.request_id
+    def _take_delta(self, update: OutputDelta) -> None:
+        name = update.delta.request_id
         live = self._live.get(name)
         if live is None:  # already ended, or owned by another HTTP process
             self._engine.send(messages.Release(name, "cancelled"))
             return
         try:
-            delta = live.gained(news)
+            delta = live.gained(update)
         except EngineDeadError as error:
             self._fail(name, live, str(error))
             return
         if delta is not None:
             live.stream.take(delta)
-        if news.ended is not None:
+        if update.ended is not None:
             del self._live[name]
-            live.stream.take(live.output(news))
-            reason = news.delta.finish_reason
+            live.stream.take(live.output(update))
+            reason = update.delta.finish_reason
             assert reason is not None
             self._engine.send(messages.Release(name, reason))
 

@@ -42,23 +42,23 @@ def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
             except FrameError:
                 _log.exception("the engine's output is out of order; requesting a new session")
                 reader = FrameReader()
-                processor.news()  # of a part of the frame: all of it comes again
+                processor.deltas()  # of a part of the frame: all of it comes again
                 engine.send(messages.Attach())
                 continue
             began |= frame.sequence == 0
         if began:
             for outbox in http:
                 outbox.send(messages.Up(TOKENS))
-        shares = [processor.news()] if len(http) == 1 else _shared_out(processor.news(), len(http))
-        for outbox, news in zip(http, shares, strict=True):
-            if news:
-                outbox.send(messages.Update(news))
+        shares = [processor.deltas()] if len(http) == 1 else _shared_out(processor.deltas(), len(http))
+        for outbox, deltas in zip(http, shares, strict=True):
+            if deltas:
+                outbox.send(messages.Update(deltas))
 
 
-def _shared_out(news: list[OutputDelta], workers: int) -> list[list[OutputDelta]]:
+def _shared_out(deltas: list[OutputDelta], workers: int) -> list[list[OutputDelta]]:
     """Deltas by owning HTTP process."""
     shares: list[list[OutputDelta]] = [[] for _ in range(workers)]
-    for one in news:
+    for one in deltas:
         shares[messages.owner(one.delta.request_id)].append(one)
     return shares
 

@@ -53,7 +53,7 @@ class TokenProcessor:
         self._streams: dict[int, _Stream] = {}
         self._end_tokens: frozenset[int] = frozenset()
         self._touched: dict[int, _Stream] = {}
-        """Requests with output since the last :meth:`news`."""
+        """Requests with output since the last :meth:`deltas`."""
         self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
         """Drafts for the tokens of the next frame, by number and start."""
         self.totals = StepRecord()
@@ -64,10 +64,10 @@ class TokenProcessor:
     def take(self, frame: OutputFrame) -> list[OutputDelta]:
         """Deltas of a frame, in its order. Drafts produce none until the next frame's tokens arrive."""
         self.add(frame)
-        return self.news()
+        return self.deltas()
 
     def add(self, frame: OutputFrame) -> None:
-        """Process a frame; :meth:`news` returns the deltas of all frames since its last call."""
+        """Process a frame; :meth:`deltas` returns the deltas of all frames since its last call."""
         if frame.flags == FrameKind.DRAFT and frame.sequence:
             self._unpaired.update(_drafts_of(frame))
             return
@@ -94,10 +94,10 @@ class TokenProcessor:
             self._stream(number)
             del self._streams[number]
 
-    def news(self) -> list[OutputDelta]:
+    def deltas(self) -> list[OutputDelta]:
         """Merged deltas of the frames since the last call, one per request, in order."""
         touched, self._touched = self._touched, {}
-        return [found for stream in touched.values() for found in self._news(stream)]
+        return [found for stream in touched.values() for found in self._deltas_of(stream)]
 
     def _stream(self, number: int) -> _Stream:
         stream = self._streams.get(number)
@@ -177,7 +177,7 @@ class TokenProcessor:
             raise FrameError(f"{name}: expected {drafted} that give {tokens} after {start}, got {list(judged)}")
         return judged
 
-    def _news(self, stream: _Stream) -> list[OutputDelta]:
+    def _deltas_of(self, stream: _Stream) -> list[OutputDelta]:
         output = stream.output
         if stream.closed:
             return []

@@ -72,7 +72,7 @@ def decode(guided: Any, known: list[list[int]] | None, k: int, limit: int = 24) 
         ids, this, encoder, cu, given = tensors(drafts, lens, enc, offsets, np.array(logits))
         guided.prepare(ids, this, encoder)
         guided.apply(given)
-        cut = guided.cut(ids, this, encoder, cu).numpy()
+        cut = guided.truncate(ids, this, encoder, cu).numpy()
         assert (this.numpy() == lens).all(), "the lengths that were fed stay"
         accepted, counts = np.full((slots, k + 1), -1), np.zeros(slots, np.int32)
         for slot in np.flatnonzero(lens):

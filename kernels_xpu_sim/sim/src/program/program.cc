@@ -46,7 +46,7 @@ class Suppressions {
 
  private:
   struct Entry {
-    std::string check, where, place;  // `place`: its own, in the file
+    std::string check, where, listed_at;  // `listed_at`: its own, in the file
     bool used;
   };
   std::vector<Entry> entries_;
@@ -58,8 +58,8 @@ bool matches(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), 0) == 0 || fnmatch(("*/" + pattern).c_str(), name.c_str(), 0) == 0;
 }
 
-bool is_at(const Location& place, const std::string& pattern) {
-  return matches(pattern, place.file) || matches(pattern, place.file + ":" + std::to_string(place.line));
+bool is_at(const Location& location, const std::string& pattern) {
+  return matches(pattern, location.file) || matches(pattern, location.file + ":" + std::to_string(location.line));
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ std::string Suppressions::read(const std::string& path) {
     std::string reason;
     if (!(words >> entry.check) || entry.check[0] == '#') continue;
     if (!(words >> entry.where >> reason)) {
-      return entry.place + ": expected a check, a place and a reason, got '" + line + "'";
+      return entry.listed_at + ": expected a check, a place and a reason, got '" + line + "'";
     }
     entries_.push_back(std::move(entry));
   }
@@ -85,7 +85,7 @@ bool Suppressions::hold(const Finding& finding) {
   bool held = false;
   for (Entry& entry : entries_) {
     if (!matches(entry.check, finding.check)) continue;
-    const auto here = [&entry](const Location& place) { return is_at(place, entry.where); };
+    const auto here = [&entry](const Location& location) { return is_at(location, entry.where); };
     if (!here(finding.at) && !std::any_of(finding.inside.begin(), finding.inside.end(), here)) continue;
     held = entry.used = true;
   }
@@ -95,7 +95,7 @@ bool Suppressions::hold(const Finding& finding) {
 std::vector<std::string> Suppressions::stale() const {
   std::vector<std::string> all;
   for (const Entry& entry : entries_) {
-    if (!entry.used) all.push_back(entry.place + ": " + entry.check + " " + entry.where);
+    if (!entry.used) all.push_back(entry.listed_at + ": " + entry.check + " " + entry.where);
   }
   return all;
 }

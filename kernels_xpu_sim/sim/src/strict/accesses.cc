@@ -62,7 +62,7 @@ inline void visit(Cell& c, const Access& a, bool write, Worst* worst) {
 }
 
 // How many of the words are accessed as most are, without anything to find; those are done with.
-size_t good_words(const Core& core, State& state, Cell* words, size_t count, bool write, Place place) {
+size_t good_words(const Core& core, State& state, Cell* words, size_t count, bool write, Origin origin) {
   const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
   const uint32_t fence = state.fences[sm_space][core.id];
   size_t good = 0;
@@ -74,7 +74,7 @@ size_t good_words(const Core& core, State& state, Cell* words, size_t count, boo
     return good;
   }
   const PlainAccess a = {state.now, state.cluster_start, state.full_barrier, fence, state.published[sm_space], who,
-                         place};
+                         origin};
   if (write) {
     while (good < count && plain_write(&words[good], a)) ++good;
   } else {
@@ -84,7 +84,7 @@ size_t good_words(const Core& core, State& state, Cell* words, size_t count, boo
 }
 
 void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write, const void* pc) {
-  const Place place = state.places.of(pc);
+  const Origin origin = state.origins.of(pc);
   const size_t offset = static_cast<size_t>(p - core.worker->sm());
   uint8_t* const widths = state.sm_objects.widths(offset);
   if (write) {
@@ -95,10 +95,10 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
   }
   size_t good = 0;
   if (Cell* const words = state.sm.words(p, bytes)) {
-    good = 4 * good_words(core, state, words, bytes / 4, write, place);
+    good = 4 * good_words(core, state, words, bytes / 4, write, origin);
     if (good == bytes) return;
   }
-  const Access a = state.access(core, sm_space, place, write ? kCellStored : 0);
+  const Access a = state.access(core, sm_space, origin, write ? kCellStored : 0);
   Worst worst;
   const auto look = [&](Cell& c, const char* at, size_t n) {
     const bool seen_written = in_cluster(a, c.wstamp);
@@ -162,7 +162,7 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
         write ? written_again(*c, state.now, who, fence) : read_again(*c, state.now, who) && !(c->flags & kCellAsync);
     if (again) return;
   }
-  const Access a = state.access(core, gm_space, state.places.of(pc), write ? kCellStored : 0);
+  const Access a = state.access(core, gm_space, state.origins.of(pc), write ? kCellStored : 0);
   Worst worst;
   if (write) {
     state.narrow_stores.note(region, at, bytes, pc, 0, [&] {
@@ -359,7 +359,7 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
       const uint8_t* const byte = std::find_if(shadow, shadow + c.bytes, [](uint8_t b) { return b & kStored; });
       const char* const at = byte == shadow + c.bytes ? local : local + (byte - shadow);
       unfenced_store(core, c, at, "store_to_dma_needs_fence", "its source was stored to, and no mfence_lm since",
-                     bits & kStored ? "store at " + place_text(store_at(core, at)) : "");
+                     bits & kStored ? "store at " + location_text(store_at(core, at)) : "");
     }
     if (mixed_widths(shadow, c.bytes)) narrow_load(core, local, c.bytes, core.last_pc, c.site);
     if (!sync) set_bits(shadow, c.bytes, kSource);
@@ -372,13 +372,13 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
 
 void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) {
   const bool reads = to_gm(c.direction);
-  Access a = s.access(core, sm_space, s.places.of(c.site));
+  Access a = s.access(core, sm_space, s.origins.of(c.site));
   if (!reads && sync) --a.fence;  // it is in SM when the call returns, for the barrier to publish
   Conflict worst = Conflict::none;
   Cell cell{};
   const char* where = local;
   bool unwritten = false;
-  Place stored = 0;
+  Origin stored = 0;
   const size_t offset = static_cast<size_t>(local - core.worker->sm());
   if (!reads) {
     s.sm_objects.written(offset, c.bytes);
@@ -400,7 +400,7 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
           before.wstamp < s.cluster_start && s.sm_objects.unwritten(static_cast<size_t>(p - core.worker->sm()), bytes);
       if (before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who &&
           before.wfence == a.fence) {
-        stored = before.wplace;
+        stored = before.worigin;
       }
       if (!sync) x.flags |= kCellSource;
     } else {
@@ -416,7 +416,7 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   }
   if (stored && core.launch->options->model.store_to_dma_needs_fence) {
     unfenced_store(core, c, local, "store_to_dma_needs_fence", "its source was stored to, and no mfence_sm since",
-                   "store at " + place_text(s.places.locate(stored)));
+                   "store at " + location_text(s.origins.locate(stored)));
   }
 }
 
@@ -440,7 +440,7 @@ struct FreshRun {
 
 void gm_side(State& s, Core& core, const Region& region, const Copy& c, const char* gm, const char* local, bool sync) {
   const bool writes = to_gm(c.direction);
-  Access a = s.access(core, gm_space, s.places.of(c.site), writes && !sync ? kCellAsync : 0);
+  Access a = s.access(core, gm_space, s.origins.of(c.site), writes && !sync ? kCellAsync : 0);
   if (writes && sync && core.launch->options->model.sync_store_is_visible) --a.fence;
   if (writes && !core.launch->options->model.dma_fifo) {
     for (const InFlight& f : s.in_flight[core.id]) {
@@ -461,14 +461,14 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
   Cell cell{};
   const char* where = gm;
   const bool caches = !core.launch->options->model.scalar_gm_is_coherent;
-  Place stored = 0;  // where: by this core, and perhaps in its cache still
+  Origin stored = 0;  // where: by this core, and perhaps in its cache still
   const auto look = [&](Cell& x, uintptr_t first, size_t bytes) {
     const char* const p = reinterpret_cast<const char*>(first);
     Conflict k;
     const Cell before = x;
     if (in_launch(a, before.wstamp) && (before.flags & kCellStored) && before.wcore == a.who &&
         before.wfence == s.fences[gm_space][core.id]) {
-      stored = before.wplace;
+      stored = before.worigin;
     }
     if (writes) {
       k = check_write(&x, a);
@@ -500,7 +500,7 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
   if (stored && caches) {
     unfenced_store(core, c, gm, "scalar_gm_is_coherent",
                    "its side in GM was stored to by this core, and no mfence since",
-                   "store at " + place_text(s.places.locate(stored)));
+                   "store at " + location_text(s.origins.locate(stored)));
   }
 }
 
@@ -597,7 +597,7 @@ void finish_lm(State& s, Core& core) {
 }
 
 void atomic_access(State& s, Core& core, const char* address, bool store) {
-  Access a = s.access(core, sm_space, s.places.of(core.last), kCellAtomic);
+  Access a = s.access(core, sm_space, s.origins.of(core.last), kCellAtomic);
   --a.fence;  // it is in SM at once, for a barrier to publish
   if (store) {
     const size_t offset = static_cast<size_t>(address - core.worker->sm());

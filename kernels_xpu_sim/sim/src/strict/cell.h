@@ -17,21 +17,21 @@ namespace xpu_sim::rt::strict {
 // Where an access came from, in 32 bits, so that shadow memory can afford it.
 
 // A return address in the kernel's module, or the source line of a builtin.
-using Place = uint32_t;
+using Origin = uint32_t;
 
-class Places {
+class Origins {
  public:
   void launch_begins(const Module* module) { base_ = module ? module->base : 0; }
 
-  Place of(const void* pc) const { return static_cast<Place>(reinterpret_cast<uintptr_t>(pc) - base_) & ~kSite; }
-  Place of(Site site);
-  Location locate(Place place) const;
+  Origin of(const void* pc) const { return static_cast<Origin>(reinterpret_cast<uintptr_t>(pc) - base_) & ~kSite; }
+  Origin of(Site site);
+  Location locate(Origin origin) const;
 
  private:
-  static constexpr Place kSite = 0x80000000u;
+  static constexpr Origin kSite = 0x80000000u;
   uintptr_t base_ = 0;
   std::vector<Site> sites_;
-  Place recent_[64] = {};  // by a few bits of the line: most copies repeat
+  Origin recent_[64] = {};  // by a few bits of the line: most copies repeat
 };
 
 enum CellFlags : uint16_t {
@@ -46,9 +46,9 @@ enum CellFlags : uint16_t {
 };
 
 struct Cell {
-  uint32_t wstamp, wplace, wfence;   // last write: when, where, and its core's count of fences then
+  uint32_t wstamp, worigin, wfence;   // last write: when, where, and its core's count of fences then
   uint16_t wcore, flags;             // its core: cluster * 64 + core
-  uint32_t rstamp, rplace;           // last read
+  uint32_t rstamp, rorigin;           // last read
   uint64_t readers;                  // bit per core of the running cluster
 };
 static_assert(sizeof(Cell) == 32);
@@ -64,7 +64,7 @@ struct Access {
   bool atomic;
   bool in_part;  // cores have synchronised otherwise than by barriers of all: `seen` has something
   bool fifo;  // the model's dma_fifo
-  Place place;
+  Origin origin;
 
   unsigned core() const { return who & 63u; }
 };
@@ -133,7 +133,7 @@ struct PlainAccess {
   uint32_t now, cluster_start, full_barrier, fence;
   const uint32_t* published;
   uint16_t who;
-  Place place;
+  Origin origin;
 
   uint64_t me() const { return uint64_t{1} << (who & 63u); }
 };
@@ -149,7 +149,7 @@ inline bool plain_read(Cell* c, const PlainAccess& a) {
   if (c->wstamp < a.cluster_start || !write_is_over(*c, a)) return false;
   c->readers = (c->rstamp < a.full_barrier ? 0 : c->readers) | a.me();
   c->rstamp = a.now;
-  c->rplace = a.place;
+  c->rorigin = a.origin;
   return true;
 }
 
@@ -159,7 +159,7 @@ inline bool plain_write(Cell* c, const PlainAccess& a) {
   if (c->wstamp >= a.cluster_start && !write_is_over(*c, a)) return false;
   if (c->rstamp >= a.full_barrier && (c->readers & ~a.me())) return false;
   c->wstamp = a.now;
-  c->wplace = a.place;
+  c->worigin = a.origin;
   c->wfence = a.fence;
   c->wcore = a.who;
   c->flags = kCellStored;
@@ -190,7 +190,7 @@ inline Conflict read_cell(Cell* c, const Access& a) {
     c->readers |= me;
   }
   c->rstamp = a.now;
-  c->rplace = a.place;
+  c->rorigin = a.origin;
   return k;
 }
 
@@ -212,7 +212,7 @@ inline Conflict check_write(Cell* c, const Access& a) {
 
 inline void record_write(Cell* c, const Access& a) {
   c->wstamp = a.now;
-  c->wplace = a.place;
+  c->worigin = a.origin;
   c->wfence = a.fence;
   c->wcore = a.who;
   c->flags = static_cast<uint16_t>((c->flags & (kCellParts | kCellOtherRead)) | a.flags);
@@ -225,7 +225,7 @@ inline bool first_read(Cell* c, const Access& a) {
   c->flags &= kCellParts;
   c->readers = uint64_t{1} << a.core();
   c->rstamp = a.now;
-  c->rplace = a.place;
+  c->rorigin = a.origin;
   return true;
 }
 inline bool first_write(Cell* c, const Access& a) {

@@ -159,8 +159,8 @@ class GmCells {
   void launch_begins(const GmTable& table);
 
   // nullptr: no GM. `place`: what accesses; the same one mostly accesses the same region.
-  const Region* region(uintptr_t address, uintptr_t place = 0) {
-    const Region*& hint = hints_[place % std::size(hints_)];
+  const Region* region(uintptr_t address, uintptr_t origin = 0) {
+    const Region*& hint = hints_[origin % std::size(hints_)];
     if (hint && address - hint->begin < hint->end - hint->begin) return hint;
     return hint = search(address);
   }
@@ -211,7 +211,7 @@ class GmCells {
 
 class GmCaches {
  public:
-  // False: some of the bytes are others in GM by now. What is told once is then forgotten.
+  // False: some of the bytes are others in GM by now. What is reported once is then forgotten.
   bool load(int core, const Region& region, uintptr_t address, size_t bytes);
   // The core is about to store.
   void store(int core, const Region& region, uintptr_t address, size_t bytes);

@@ -20,7 +20,7 @@ class StrictChecker : public Checker {
     if (!worker.checker_state) worker.checker_state = std::make_shared<State>(worker);
     State& s = state(worker);
     const KernelInfo& kernel = *worker.launch()->kernel;
-    s.places.launch_begins(kernel.module);
+    s.origins.launch_begins(kernel.module);
     s.sm_objects.launch_begins(&kernel, worker.sm());
     s.gm.launch_begins(*worker.launch()->gm);
     s.launch_start = ++s.now;

@@ -182,7 +182,7 @@ void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc) {
     if (__builtin_expect(pc == state.on_trial, 0))
       state.lm.each_unwritten(p, bytes, [&](char* at, size_t n) { try_other_value(state, at, n, pc); });
   }
-  set_bits(shadow, bytes, kWritten);  // told once; or written by code that does not tell
+  set_bits(shadow, bytes, kWritten);  // reported once; or written by code without instrumentation
 }
 
 void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc) {

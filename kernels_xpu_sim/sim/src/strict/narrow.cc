@@ -10,30 +10,30 @@
 namespace xpu_sim::rt::strict {
 
 void NarrowStores::clear() {
-  places_.clear();
+  stores_.clear();
   elements_.clear();
 }
 
-size_t NarrowStores::number_of(const void* place, int line) const {
-  const auto same = [&](const Place& p) { return p.place == place && p.line == line; };
-  return static_cast<size_t>(std::find_if(places_.begin(), places_.end(), same) - places_.begin());
+size_t NarrowStores::number_of(const void* origin, int line) const {
+  const auto same = [&](const Origin& p) { return p.origin == origin && p.line == line; };
+  return static_cast<size_t>(std::find_if(stores_.begin(), stores_.end(), same) - stores_.begin());
 }
 
-void NarrowStores::add(const Region& region, uintptr_t element, uintptr_t begin, uintptr_t end, size_t place) {
-  Element& e = elements_.try_emplace(region.begin + element, Element{region.element, 0, place}).first->second;
+void NarrowStores::add(const Region& region, uintptr_t element, uintptr_t begin, uintptr_t end, size_t origin) {
+  Element& e = elements_.try_emplace(region.begin + element, Element{region.element, 0, origin}).first->second;
   for (unsigned i = 0; i < region.element; ++i) {
     if (element + i >= begin && element + i < end) e.written |= 1u << i;
   }
 }
 
 std::vector<Finding> NarrowStores::take() {
-  std::vector<bool> narrow(places_.size());
+  std::vector<bool> narrow(stores_.size());
   for (const auto& [address, e] : elements_) {
-    if (e.written != (1u << e.bytes) - 1) narrow[e.place] = true;
+    if (e.written != (1u << e.bytes) - 1) narrow[e.origin] = true;
   }
   std::vector<Finding> all;
-  for (size_t i = 0; i < places_.size(); ++i) {
-    if (narrow[i]) all.push_back(std::move(places_[i].finding));
+  for (size_t i = 0; i < stores_.size(); ++i) {
+    if (narrow[i]) all.push_back(std::move(stores_[i].finding));
   }
   clear();
   return all;
@@ -61,15 +61,16 @@ size_t narrow_bytes(const uint8_t* shadow, const Scalar& s) {
 }
 
 // Where that store was, as far as it is known.
-Location place_of(State& state, const Core& core, const char* p) {
+Location origin_of(State& state, const Core& core, const char* p) {
   const size_t offset = static_cast<size_t>(p - core.worker->sm());
   if (offset < core.worker->sm_bytes()) {
     const Cell* const word = state.sm.words(p, 4);
-    return word && !(word->flags & kCellParts) ? state.places.locate(word->wplace) : Location();
+    return word && !(word->flags & kCellParts) ? state.origins.locate(word->worigin) : Location();
   }
-  const NarrowWrites::Place* const place = state.narrow_writes.find(p);
-  if (!place) return {};
-  return place->pc ? locate(static_cast<const char*>(place->pc) - 1) : Location{place->site.file, place->site.line, ""};
+  const NarrowWrites::Origin* const origin = state.narrow_writes.find(p);
+  if (!origin) return {};
+  return origin->pc ? locate(static_cast<const char*>(origin->pc) - 1)
+                    : Location{origin->site.file, origin->site.line, ""};
 }
 
 int64_t read_integer(uintptr_t at, size_t bytes, bool has_sign) {
@@ -105,7 +106,7 @@ void found(State& state, Core& core, const Scalar& s, size_t narrow, const void*
                      : finding_at(Check::narrow_store, core, pc, message);
     if (same) f.severity = Severity::notice;
     describe(&f, core, p);
-    const Location at = place_of(state, core, p);
+    const Location at = origin_of(state, core, p);
     if (at.line) f.other = text("write of %zu bytes at %s:%d", narrow, at.file.c_str(), at.line);
     return f;
   }, same ? Severity::notice : Severity::defect);
@@ -132,7 +133,7 @@ void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, Site s
     if (whole && s.bytes > 1) {
       if (const size_t narrow = narrow_bytes(shadow, s)) found(state, core, s, narrow, pc, site);
     }
-    // Told, or right; the next read need not look again.
+    // Reported, or right; the next read need not look again.
     clear_bits(shadow, done, kWidths);
     p += done;
   }

@@ -18,11 +18,11 @@ class NarrowStores {
   // A write of [address, address + bytes) from `place` (an instruction, or a file with a line); make() gives the
   // finding that it is if nothing fills the rest.
   template <class F>
-  void note(const Region& region, uintptr_t address, size_t bytes, const void* place, int line, F make) {
+  void note(const Region& region, uintptr_t address, size_t bytes, const void* origin, int line, F make) {
     const uintptr_t begin = address - region.begin, last = region.element - 1;
     if (__builtin_expect(((begin | bytes) & last) == 0 || region.element > 8, 1)) return;
-    const size_t number = number_of(place, line);
-    if (number == places_.size()) places_.push_back({place, line, make()});
+    const size_t number = number_of(origin, line);
+    if (number == stores_.size()) stores_.push_back({origin, line, make()});
     const uintptr_t end = begin + bytes;
     add(region, begin & ~last, begin, end, number);
     if ((begin & ~last) != ((end - 1) & ~last)) add(region, (end - 1) & ~last, begin, end, number);
@@ -32,19 +32,19 @@ class NarrowStores {
   std::vector<Finding> take();
 
  private:
-  struct Place {
-    const void* place;
+  struct Origin {
+    const void* origin;
     int line;
     Finding finding;
   };
   struct Element {
     unsigned bytes, written;  // a bit for each byte
-    size_t place;
+    size_t origin;
   };
-  size_t number_of(const void* place, int line) const;
-  void add(const Region& region, uintptr_t element, uintptr_t begin, uintptr_t end, size_t place);
+  size_t number_of(const void* origin, int line) const;
+  void add(const Region& region, uintptr_t element, uintptr_t begin, uintptr_t end, size_t origin);
 
-  std::vector<Place> places_;
+  std::vector<Origin> stores_;
   std::unordered_map<uintptr_t, Element> elements_;
 };
 

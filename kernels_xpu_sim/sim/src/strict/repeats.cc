@@ -23,7 +23,7 @@ uint32_t drawn(uint64_t seed, uint64_t trial) {
   return static_cast<uint32_t>(bits >> 32) >> bits % 32;
 }
 
-// All that a launch can be told apart by.
+// All by which a launch can be recognised.
 struct Outcome {
   bool ended;
   uint64_t way;

@@ -19,17 +19,17 @@ uint32_t State::advance(int core) {
   return ++now;
 }
 
-std::string place_text(const Location& where) {
+std::string location_text(const Location& where) {
   std::string s = where.file.empty() ? "an unknown line" : where.file + ":" + std::to_string(where.line);
   if (where.file.empty() && !where.function.empty()) s += " of " + where.function;
   return s;
 }
 
-std::string place_text(const void* pc) { return place_text(locate(static_cast<const char*>(pc) - 1)); }
+std::string location_text(const void* pc) { return location_text(locate(static_cast<const char*>(pc) - 1)); }
 
 std::string writer_of(const State& state, const Cell& cell) {
   return text("write by core %d of cluster %d at ", cell.wcore % kMaxCores, cell.wcore / kMaxCores) +
-         place_text(state.places.locate(cell.wplace));
+         location_text(state.origins.locate(cell.worigin));
 }
 
 namespace {
@@ -56,7 +56,7 @@ Words words_for(State& state, const Core& core, Conflict conflict, const Cell& c
     const uint64_t others = cell.readers & ~(uint64_t{1} << core.id);
     s += here && others ? text("core %d", __builtin_ctzll(others)) : std::string("another core");
     s += here ? text(" of cluster %d at ", core.cluster) : std::string(" of an earlier cluster, such as at ");
-    return s + place_text(state.places.locate(cell.rplace));
+    return s + location_text(state.origins.locate(cell.rorigin));
   };
   switch (conflict) {
     case Conflict::uninitialised: w.message = "read of SM that nothing has written in this cluster"; break;

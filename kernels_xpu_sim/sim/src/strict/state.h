@@ -86,7 +86,7 @@ struct Suspect {
 };
 
 // An index beyond its array. An access outside of any object of SM follows if the array lies there. Else it lies in LM,
-// where an array that is used by index alone is not told of.
+// where an array that is used by index alone is not reported.
 struct BadIndex {
   bool waits = false;
   Site site;
@@ -104,20 +104,20 @@ struct Spin {
 // Where elements of LM were last written in part, as far as it is known. Forgets: addresses share entries.
 class NarrowWrites {
  public:
-  struct Place {
+  struct Origin {
     const void* pc = nullptr;
     Site site;
   };
-  void note(const char* address, Place place) { entry(address) = {address, place}; }
-  const Place* find(const char* address) {
+  void note(const char* address, Origin origin) { entry(address) = {address, origin}; }
+  const Origin* find(const char* address) {
     const Entry& e = entry(address);
-    return e.address == address ? &e.place : nullptr;
+    return e.address == address ? &e.origin : nullptr;
   }
 
  private:
   struct Entry {
     const char* address = nullptr;
-    Place place;
+    Origin origin;
   };
   Entry& entry(const char* address) { return entries_[reinterpret_cast<uintptr_t>(address) / 8 % 64]; }
   Entry entries_[64];
@@ -126,7 +126,7 @@ class NarrowWrites {
 struct State {
   explicit State(Worker& w) : worker(w) {}
 
-  Access access(const Core& core, Space space, Place place, uint16_t flags = 0) const;
+  Access access(const Core& core, Space space, Origin origin, uint16_t flags = 0) const;
   // Time advances: `core` has synchronised, with whom the caller records in seen.
   uint32_t advance(int core);
 
@@ -136,7 +136,7 @@ struct State {
   SmObjects sm_objects;
   GmCells gm;
   GmCaches gm_caches;
-  Places places;
+  Origins origins;
   uint32_t now = 1, launch_start = 1, cluster_start = 1, full_barrier = 1;
   uint32_t seen[kMaxCores][kMaxCores];            // row: the core that knows
   bool synchronised_in_part = false;              // in this cluster, not by barriers of all: seen has something
@@ -193,7 +193,7 @@ void unwritten_load(State& state, Core& core, const void* pc, F make) {
   state.unwritten_loads.push_back({pc, make()});
 }
 
-inline Access State::access(const Core& core, Space space, Place place, uint16_t flags) const {
+inline Access State::access(const Core& core, Space space, Origin origin, uint16_t flags) const {
   Access a;
   a.now = now;
   a.launch_start = space == sm_space ? cluster_start : launch_start;  // SM starts again with each cluster
@@ -207,7 +207,7 @@ inline Access State::access(const Core& core, Space space, Place place, uint16_t
   a.atomic = (flags & kCellAtomic) != 0;
   a.in_part = synchronised_in_part;
   a.fifo = core.launch->options->model.dma_fifo;
-  a.place = place;
+  a.origin = origin;
   return a;
 }
 
@@ -222,8 +222,8 @@ void look(State& state, Core& core);
 
 // -- findings
 // FILE:LINE, as far as it is known.
-std::string place_text(const Location& where);
-std::string place_text(const void* pc);  // of a return address
+std::string location_text(const Location& where);
+std::string location_text(const void* pc);  // of a return address
 // The last write that the history has.
 std::string writer_of(const State& state, const Cell& cell);
 void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool write, const void* pc);
@@ -239,10 +239,10 @@ Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell
 
 // A store, or a copy, of what is there already. What make() gives says so.
 template <class F>
-void report_equal(Core& core, Conflict conflict, const void* place, int line, F make) {
+void report_equal(Core& core, Conflict conflict, const void* origin, int line, F make) {
   const bool fenced = conflict == Conflict::unpublished;  // of stores of the same value, both orders give the same
   if (fenced || !core.launch->options->model.equal_stores_conflict) return;
-  report_once(check_for(conflict), core, place, line, [&] {
+  report_once(check_for(conflict), core, origin, line, [&] {
     Finding f = depending(make(), "equal_stores_conflict");
     f.message += "; here it is the value that is there already";
     return f;

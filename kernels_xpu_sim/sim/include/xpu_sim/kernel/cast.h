@@ -23,7 +23,7 @@ constexpr long long cast_step() {
 
 // Where an unordered cast from 16 to 32 bits puts element i of a step: those at even places come first, as with
 // unordered loads of vectors. The way back undoes it.
-constexpr long long place_unordered(long long i) { return i % 2 * 16 + i / 2; }
+constexpr long long unordered_position(long long i) { return i % 2 * 16 + i / 2; }
 
 template <bool UNORDERED = false, class A, class B>
 inline __attribute__((always_inline)) void cast_array(const char* name, const A* x, B* y, long long n, Site site) {
@@ -54,8 +54,8 @@ inline __attribute__((always_inline)) void cast_array(const char* name, const A*
       const long long first = kBackwards ? whole - kStep - k : k, count = n - first < kStep ? n - first : kStep;
       B step[kStep];
       for (long long i = 0; i < count; ++i) {
-        const long long place = count < kStep ? i : place_unordered(i);
-        step[kBackwards ? place : i] = one(first + (kBackwards ? i : place));
+        const long long position = count < kStep ? i : unordered_position(i);
+        step[kBackwards ? position : i] = one(first + (kBackwards ? i : position));
       }
       std::memcpy(y + first, step, static_cast<size_t>(count) * sizeof(B));
     }
