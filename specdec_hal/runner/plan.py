@@ -64,7 +64,7 @@ class ShardedLogitsHead(Protocol):
 
 
 class Features(NamedTuple):
-    """Needs of a step's requests besides tokens.
+    """What a step's requests need besides tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most biased tokens of a request. `allowed`: a
     request is restricted to some tokens. `masked`: rows are restricted by masks that the host writes while the model
