@@ -36,7 +36,10 @@ _BLOCK_SIZE = 64  # of a cache that no target's blocks decide
 
 @dataclass(frozen=True)
 class _Weights:
-    """A layer, [out, in]; rows of queries and keys in pairs that rotary embeddings turn."""
+    """A layer, [out, in]; rows of queries and keys in pairs that rotary embeddings turn.
+
+    For Triton's kernels these are in order, and rows of `gate_up` in turns.
+    """
 
     input_norm: Any
     qkv: Any
@@ -45,6 +48,11 @@ class _Weights:
     mlp_norm: Any
     gate_up: Any
     down: Any
+
+
+def kernels_of(device: Any) -> Any:
+    """Triton's kernels, on a GPU that has them."""
+    return launchers(device) if device.type == "cuda" else None
 
 
 class PagedPass(ABC):
@@ -66,10 +74,9 @@ class PagedPass(ABC):
         width = -(-(blocks.positions + drafts + 1) // _BLOCK_SIZE)
         self._tables = np.arange(blocks.slots * width, dtype=np.int32).reshape(blocks.slots, width)
         count, size = blocks.pool or (blocks.slots * width, _BLOCK_SIZE)
-        make = launchers(self.device) if self.device.type == "cuda" else None
-        self._store = PagedStore(
-            layers, count, size, dtype=self._dtype, device=self.device, launcher=make and make(self._dtype)
-        )
+        make = kernels_of(self.device)
+        self._launcher = make and make(self._dtype)
+        self._store = PagedStore(layers, count, size, dtype=self._dtype, device=self.device, launcher=self._launcher)
         # Slots by their number in a batch.
         self._owners = self._every = torch.arange(blocks.slots, device=self.device)
 
@@ -140,7 +147,10 @@ class DraftPass(PagedPass):
         self._tensors = {name: self._upload(array) for name, array in weights.tensors.items()}
         self.draft_ids = weights.draft_ids
         self._layers = [self._layer(i) for i in range(config.num_hidden_layers)]
-        self._rotary = self._index(rotations(config, blocks.positions).astype(np.complex64))
+        turns = rotations(config, blocks.positions)
+        if self._launcher is not None:  # cosines and sines
+            turns = np.stack([turns.real, turns.imag]).astype(np.float32)
+        self._rotary = self._index(turns if self._launcher is not None else turns.astype(np.complex64))
         if self.block is not None:
             # Of each slot, and of none: the head's logits for all drafts. Their rows are the last of a block.
             self._last = torch.arange(-drafts, 0, device=self.device)
@@ -261,29 +271,56 @@ class DraftPass(PagedPass):
     def _features(self, features: Mapping[int, Any]) -> list[Any]:
         return [self._rows(features[tap]) for tap in self.config.taps]
 
-    def _run(self, i: int, x: Any, queries: Any, others: Any, at: tuple[Any, Any, Any], place: Placed) -> Any:
+    def _norm_to(self, out: Any, x: Any, weight: Any) -> None:
+        if self._launcher is None:
+            out.copy_(self._normed(x, weight))
+        else:
+            self._launcher.rms_norm(x, weight, out, None, self.config.rms_norm_eps)
+
+    def _run(self, i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any, place: Placed) -> Any:
         """Add layer i to the residual x: rows `queries` attend to the cache, including keys and values of `others`.
 
         `others` None: the queries' rows. `at`: rotations of queries and keys, and lines of the pool.
         """
-        layer, kind, (of_queries, of_keys, lines) = self._layers[i], self._kinds[i], at
+        if self._launcher is not None:
+            return self._run_by_triton(i, x, rows, first, turns, lines, place)
+        layer, kind = self._layers[i], self._kinds[i]
         wide = kind.heads * kind.head_dim
-        if others is None:
-            q, kv = F.linear(queries, layer.qkv).split([wide, len(layer.qkv) - wide], 1)
+        if first:
+            q, kv = F.linear(rows[first:], layer.qkv[:wide]), F.linear(rows, layer.qkv[wide:])
         else:
-            q, kv = F.linear(queries, layer.qkv[:wide]), F.linear(others, layer.qkv[wide:])
+            q, kv = F.linear(rows, layer.qkv).split([wide, len(layer.qkv) - wide], 1)
         keys, values = kv.unflatten(1, (2, kind.kv_heads, kind.head_dim)).unbind(1)
         q = q.unflatten(1, (kind.heads, kind.head_dim))
         if layer.head_norms is not None:
             q, keys = (self._normed(part, norm) for part, norm in zip((q, keys), layer.head_norms, strict=True))
-        self._store.write(kind, lines, _turned(keys, of_keys), values)
-        attended = self._store.look(kind, place, _turned(q, of_queries).to(self._dtype))
+        self._store.write(kind, lines, _turned(keys, turns), values)
+        attended = self._store.look(kind, place, _turned(q, turns[first:]).to(self._dtype))
         x = torch.addmm(x, attended.flatten(1), layer.out.T)
         gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, 1)
         return torch.addmm(x, F.silu(gate) * up, layer.down.T)
 
-    def _turns(self, place: Placed) -> Any:
-        return self._rotary[place.position.clamp(max=len(self._rotary) - 1), None]
+    def _run_by_triton(self, i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any, place: Placed) -> Any:
+        """As `_run`, in seven kernels. Rows before `first` have queries too, which a step's few rows do not feel."""
+        layer, kind, launch, (cos, sin) = self._layers[i], self._kinds[i], self._launcher, turns
+        sizes = [heads * kind.head_dim for heads in (kind.heads, kind.kv_heads, kind.kv_heads)]
+        qkv, y, normed = x.new_empty((len(rows), sum(sizes))), torch.empty_like(x), torch.empty_like(x)
+        gated = x.new_empty((len(x), len(layer.gate_up) // 2))
+        launch.linear(rows, layer.qkv, qkv, None)
+        q, k, v = (part.unflatten(1, (-1, kind.head_dim)) for part in qkv.split(sizes, 1))
+        turned = x.new_empty(q.shape)
+        norms = layer.head_norms and (*layer.head_norms, self.config.rms_norm_eps)
+        launch.rotate(q, k, cos, sin, turned, self._store.pool[i], norms=norms, value=v, lines=lines)
+        attended = self._store.look(kind, place, turned[first:]).flatten(1)
+        launch.linear(attended, layer.out, y, None, residual=x)
+        self._norm_to(normed, y, layer.mlp_norm)
+        launch.gate_up(normed, layer.gate_up, gated, None)
+        launch.linear(gated, layer.down, y, None, residual=y)
+        return y
+
+    def _turns(self, position: Any) -> Any:
+        position = position.clamp(max=self._rotary.shape[-2] - 1)
+        return self._rotary[position, None] if self._launcher is None else self._rotary[:, position]
 
     # ---- tensors
 
@@ -295,15 +332,20 @@ class DraftPass(PagedPass):
             return self._tensors.pop(f"layers.{i}.{name}.weight")
 
         q, k, v = (take(f"self_attn.{name}_proj") for name in "qkv")
+
+        def paired(weight: Any) -> Any:
+            return _paired(weight, config.head_dim) if self._launcher is None else weight
+
         normed = f"layers.{i}.self_attn.q_norm.weight" in self._tensors
-        norms = tuple(_paired(take(f"self_attn.{name}_norm"), config.head_dim) for name in "qk") if normed else None
+        norms = tuple(paired(take(f"self_attn.{name}_norm")) for name in "qk") if normed else None
+        gate_up = [take("mlp.gate_proj"), take("mlp.up_proj")]
         return _Weights(
             input_norm=take("input_layernorm"),
-            qkv=torch.cat([_paired(q, config.head_dim), _paired(k, config.head_dim), v]),
+            qkv=torch.cat([paired(q), paired(k), v]),
             head_norms=norms,
             out=take("self_attn.o_proj"),
             mlp_norm=take("post_attention_layernorm"),
-            gate_up=torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")]),
+            gate_up=torch.cat(gate_up) if self._launcher is None else torch.stack(gate_up, 1).flatten(0, 1),
             down=take("mlp.down_proj"),
         )
 
@@ -359,12 +401,12 @@ class HeadPass(DraftPass):
     def _pass(self, batch: DeviceBatch, state: Any) -> Any:
         """The states [T, D] for further drafts, and for the head."""
         config, place = self.config, self._store.place(batch)
-        turns, normed = self._turns(place), self._norm(state, "layers.0.hidden_norm")
+        turns, normed = self._turns(place.position), self._norm(state, "layers.0.hidden_norm")
         token = self._normed(self._embed(batch.token_ids[:, 0]), self._layers[0].input_norm)
         x = normed if config.norm_before_residual else state
         for i, layer in enumerate(self._layers):
             n = self._normed(x, layer.input_norm) if i else torch.cat([token, normed], 1)
-            x = self._run(i, x, n, None, (turns, turns, place.line), place)
+            x = self._run(i, x, n, 0, turns, place.line, place)
         return self._norm(x, "norm") if config.norm_output else x
 
     def _head_rows(self, hidden: Any) -> Any:
@@ -412,11 +454,12 @@ class BlockPass(DraftPass):
             batch, block, context = on_torch(batch), on_torch(block), torch.as_tensor(hidden)
             known, place = self._store.place(batch), self._store.place(block)
             ids, starts, slots = block.token_ids[:, 0], block.cu_seqlens_q, len(block.cu_seqlens_q) - 1
-            x, turns = self._embed(ids), self._turns(place)
-            at = turns, torch.cat([self._turns(known), turns]), torch.cat([known.line, place.line])
+            x, first = self._embed(ids), len(context)
+            rows, turns = torch.cat([context, x]), self._turns(torch.cat([known.position, place.position]))
+            lines = torch.cat([known.line, place.line])
             for i, layer in enumerate(self._layers):
-                n = self._normed(x, layer.input_norm)
-                x = self._run(i, x, n, torch.cat([context, n]), at, place)
+                self._norm_to(rows[first:], x, layer.input_norm)
+                x = self._run(i, x, rows, first, turns, lines, place)
             owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
             drafts = self._look_ahead(x, starts, owner)
             if self.config.markov_rank:

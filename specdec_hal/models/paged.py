@@ -85,11 +85,8 @@ class PagedStore:
         if self._launcher is not None:
             self._launcher.pending = None  # of a step that failed
         if self._launcher is not None and batch.token_ids is not None:
-            rows = len(batch.batch_id_per_token)
-            ids, position, line = torch.empty((3, rows), dtype=torch.int64, device=batch.token_ids.device)
-            self._launcher.places(batch, ids, position, line, len(self.pool[0]) - 1, self._block_size, vocab_size)
-            self._step = Placed(batch, None, position, line)
-            return ids, position
+            ids, self._step = self._by_kernel(batch, vocab_size)
+            return ids, self._step.position
         ids = None
         if batch.token_ids is not None:  # drafts of a stopped slot may be invalid tokens
             ids = batch.token_ids.flatten()
@@ -99,6 +96,8 @@ class PagedStore:
 
     def place(self, batch: DeviceBatch) -> Placed:
         """Where the rows of a batch are."""
+        if self._launcher is not None and batch.token_ids is not None:
+            return self._by_kernel(batch, 0)[1]
         slot, size, dead = batch.batch_id_per_token.long(), self._block_size, len(self.pool[0]) - 1
         real, slot = slot >= 0, slot.clamp(min=0)
         row = torch.arange(len(slot), device=slot.device)
@@ -111,6 +110,14 @@ class PagedStore:
         block = torch.where(inside, block, dead)
         line = block * (2 * size) + position % size
         return Placed(batch, slot, position, line)
+
+    def _by_kernel(self, batch: DeviceBatch, vocab_size: int) -> tuple[Any, Placed]:
+        """The rows' ids, and their places, of which the slots are not needed."""
+        ids, position, line = torch.empty(
+            (3, len(batch.batch_id_per_token)), dtype=torch.int64, device=batch.token_ids.device
+        )
+        self._launcher.places(batch, ids, position, line, len(self.pool[0]) - 1, self._block_size, vocab_size)
+        return ids, Placed(batch, None, position, line)
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
