@@ -1,6 +1,6 @@
 """Time trained drafters beside a 3.2 B target with random weights, captured, and decode with the embedded model's head.
 
-usage: python3 benchmarks/drafter_steps.py OUT.json
+usage: python3 benchmarks/drafter_steps.py OUT.json [passes|engine|embedded]
 
 Needs an idle CUDA GPU, PyTorch and Triton. Random weights accept almost nothing: the 3.2 B target only shows the cost
 of a step, and so the break-even tokens per step.
@@ -288,12 +288,13 @@ def embedded() -> list[Row]:
 
 
 def main() -> None:
-    """Write all figures, even if a part fails."""
+    """Write all figures, or those of one part, even if a part fails."""
     found: list[Row] = []
-    out = Path(sys.argv[1])
+    out, wanted = Path(sys.argv[1]), sys.argv[2:]
     model = target()
-    for part in (lambda: passes(model), lambda: engine(model), embedded):
-        found += part()
+    parts = {"passes": lambda: passes(model), "engine": lambda: engine(model), "embedded": embedded}
+    for name in wanted or parts:
+        found += parts[name]()
         write(found, out)
 
 
