@@ -237,8 +237,14 @@ class Fields:
 
 
 def read_token_ids(folder: str | Path) -> TokenIds:
-    """Vocabulary size, bos and eos ids of a checkpoint of any architecture."""
-    return _token_ids(folder, Fields(Path(folder) / CONFIG, read_json(folder, CONFIG)))
+    """Vocabulary size, bos and eos ids of a checkpoint of any architecture.
+
+    Of one with other parts beside its decoder, which has a `text_config`, the size may be left to the class: MAX_SIZE.
+    """
+    raw = read_json(folder, CONFIG)
+    if isinstance(text := raw.get("text_config"), dict):
+        raw = {"vocab_size": MAX_SIZE, **text, **{key: value for key, value in raw.items() if value is not None}}
+    return _token_ids(folder, Fields(Path(folder) / CONFIG, raw))
 
 
 def _token_ids(folder: str | Path, fields: Fields) -> TokenIds:

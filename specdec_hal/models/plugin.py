@@ -76,8 +76,6 @@ def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) 
 def _transformers(
     path: str | Path, *, device: str = "cpu", dtype: str | None = None, group: Group | None = None, **options: Any
 ) -> Any:
-    if group is not None:
-        raise _refused(TRANSFORMERS, "tensor_parallel", "1", group.size, "use a LlamaForCausalLM with framework torch")
     if dtype not in (None, *DTYPES):
         raise _refused(TRANSFORMERS, "dtype", f"one of {', '.join(DTYPES)}", dtype, "choose one of them")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
@@ -86,7 +84,7 @@ def _transformers(
         raise _refused(TRANSFORMERS, "threads", f"none on {device}", options["threads"], "leave it out")
     from specdec_hal.models.transformers.load import load
 
-    return load(path, device=device, dtype=dtype, **options)
+    return load(path, device=device, dtype=dtype, group=group, **options)
 
 
 def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None:

@@ -42,10 +42,10 @@ class WeightsPart:
         self._rank, self._size = rank, size
         kv_heads = config.num_key_value_heads
         if size % kv_heads and kv_heads % size:
-            raise _indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, size)
+            raise indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, size)
         for name in ("num_attention_heads", "intermediate_size"):
             if (count := getattr(config, name)) % size:
-                raise _indivisible("a divisor", name, count, size)
+                raise indivisible("a divisor", name, count, size)
         self.config = replace(
             config,
             num_attention_heads=config.num_attention_heads // size,
@@ -92,7 +92,8 @@ class WeightsPart:
         return slice(rank * width, (rank + 1) * width)
 
 
-def _indivisible(relation: str, name: str, count: int, size: int) -> ArgumentError:
+def indivisible(relation: str, name: str, count: int, size: int) -> ArgumentError:
+    """The error of sizes that cannot be divided among ranks."""
     return ArgumentError(
         op="load_model",
         backend="torch",

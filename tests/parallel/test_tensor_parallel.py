@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -17,7 +18,7 @@ import pytest
 
 from specdec_hal.config import parse
 from specdec_hal.engine.runtime import Runtime
-from specdec_hal.errors import ConfigError, EngineDeadError, RankMismatchError, RequestError
+from specdec_hal.errors import ConfigError, EngineDeadError, RankMismatchError, RequestError, UnsupportedError
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
@@ -25,6 +26,8 @@ from tests.models.conftest import Shape, write_checkpoint
 from tests.parallel.ranks import Threads
 from tests.support.dflash import Drafter
 from tests.support.drafters import Head
+from tests.support.hf_models import Case, write_model
+from tests.support.history_model import LetterTokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -32,6 +35,15 @@ EMBEDDED = Path(__file__).parents[2] / "models" / "tiny-py-lm"
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "old": {"type": "boolean"}}}
 PERSON |= {"required": ["name", "old"]}
 SHAPE = Shape(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, head_dim=8, bos_token_id=0, eos_token_id=0)
+
+# Norms of heads; one KV head for both ranks; biases; outputs that are gathered and inputs that are cut; experts.
+DECODERS: dict[str, dict[str, Any]] = {
+    "Qwen3": {},
+    "Gemma3": {"num_key_value_heads": 1},
+    "Starcoder2": {},
+    "Phi3": {},
+    "Qwen3Moe": {},
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +53,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(path: Path, ranks: int, vocabulary_parallel: bool = False, **speculative: Any) -> dict[str, Any]:
+def settings(
+    path: Path, ranks: int, vocabulary_parallel: bool = False, framework: str = "torch", **speculative: Any
+) -> dict[str, Any]:
     return {
         "backend": {"name": "reference"},
-        "model": {"path": str(path), "framework": "torch"},
+        "model": {"path": str(path), "framework": framework},
         "engine": {"tensor_parallel": ranks, "digest_interval": 4, "vocabulary_parallel": vocabulary_parallel},
         "runner": {"max_num_seqs": 3, "max_model_len": 200},
         "speculative": speculative or {"method": "ngram", "num_speculative_tokens": 3},
@@ -251,14 +265,66 @@ def test_a_rank_that_decides_differently_is_named(checkpoint: Path) -> None:
         )
 
 
-def test_ranks_end_with_their_leader_and_refuse_what_the_time_decides(checkpoint: Path) -> None:
-    with on_processes(checkpoint, 2) as runtime:
+@pytest.mark.parametrize("kind", list(DECODERS))
+def test_decoders_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Divided by the plans of their classes: the tokens of `generate`, with drafts and without."""
+    from specdec_hal.parallel.runner import RankHook
+    from specdec_hal.runner import build_runner
+
+    case = Case(write_model(tmp_path, kind, **DECODERS[kind]))
+    expected = case.generated
+
+    def work(group: Any) -> Any:
+        model = load_model(case.folder, "transformers", group=group)
+        assert model.batch_invariant
+        found = []
+        for method in ("naive", "ngram"):
+            config = parse(settings(case.folder, 2, method=method, num_speculative_tokens=3))
+            runtime = Runtime(config)
+            hook = RankHook(config, group)
+            found.append(decoded(case, build_runner(config, runtime.backend, model, LetterTokenizer(), hook=hook)))
+        return found
+
+    assert Threads(2).run(work) == [[expected] * 2] * 2
+
+
+def decoded(case: Case, runner: Any) -> list[list[int]]:
+    for i, prompt in enumerate(case.prompts):
+        runner.add_request(Request(str(i), prompt, SamplingParams(max_new_tokens=case.new_tokens)))
+    outputs = runner.run()
+    return [list(outputs[str(i)].token_ids) for i in range(len(case.prompts))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("GPT2", "it has no plan for tensor parallelism (base_model_tp_plan);"),
+        ("GptOss", "its plan for ranks is expert parallelism (base_model_ep_plan)"),
+        ("Llama", "its plan for ranks has 'sequence_parallel' for model.layers.0.mlp.down_proj"),
+    ],
+)
+def test_plans_that_are_refused(kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path, kind)
+    if kind == "Llama":
+        plan = {"layers.*.mlp.down_proj": "sequence_parallel"}
+        monkeypatch.setattr("transformers.LlamaConfig.base_model_tp_plan", plan)
+    with pytest.raises(UnsupportedError, match=f"^{kind}.*{re.escape(reason)}"):
+        load_model(folder, "transformers", group=Threads(2).rank(0))
+
+
+def test_ranks_end_with_their_leader_and_refuse_what_the_time_decides(tmp_path: Path) -> None:
+    """Processes that serve a decoder of `transformers`."""
+    case = Case(write_model(tmp_path, "Qwen3", vocab_size=4096, eos_token_id=0))
+    shutil.copy(EMBEDDED / "tokenizer.json", case.folder)
+    with on_processes(case.folder, 2, framework="transformers") as runtime:
+        runner = runtime.runner()
         with pytest.raises(RequestError, match="no deadline"):
-            runtime.runner().add_request(Request("late", [1], timeout_s=1.0))
+            runner.add_request(Request("late", [1], timeout_s=1.0))
+        assert decoded(case, runner) == case.generated
         ranks = runtime.team.processes
     assert [rank.exitcode for rank in ranks] == [0]
     with pytest.raises(ConfigError, match=r"speculative\.adaptive: expected false"):
-        parse(settings(checkpoint, 2, method="ngram", adaptive=True))
+        parse(settings(case.folder, 2, method="ngram", adaptive=True))
 
 
 def test_sizes_that_cannot_be_divided(checkpoint: Path) -> None:

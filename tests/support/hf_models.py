@@ -127,7 +127,7 @@ class Case:
 
     folder: Path
     prompts: list[list[int]] = field(default_factory=list)
-    new_tokens: int = 20
+    new_tokens: int = 12
 
     def __post_init__(self) -> None:
         generator = np.random.default_rng(5)

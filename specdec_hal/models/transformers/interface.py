@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -36,8 +37,12 @@ class Recorder(Protocol):
         """Represents a mask in the arguments of `record`."""
 
 
-recorder: Recorder | None = None
-"""Set while a model is tried."""
+class _Trial(threading.local):
+    recorder: Recorder | None = None
+
+
+trial = _Trial()
+"""Of this thread: its recorder is set while a model is tried."""
 
 
 def bind(module: Any, layer: Layer, store: Store) -> None:
@@ -54,14 +59,14 @@ def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, 
 
 
 def _try(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **arguments: Any) -> tuple[Any, None]:
-    assert recorder is not None  # models have this name during a trial only
+    assert trial.recorder is not None  # models have this name during a trial only
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    return recorder.record(module, query, key, value, attention_mask, arguments)[None], None
+    return trial.recorder.record(module, query, key, value, attention_mask, arguments)[None], None
 
 
 def _mask(*args: Any, mask_function: Any, **arguments: Any) -> Any:
-    assert recorder is not None
-    return recorder.mask(mask_function)
+    assert trial.recorder is not None
+    return trial.recorder.mask(mask_function)
 
 
 AttentionInterface.register(NAME, _attend)

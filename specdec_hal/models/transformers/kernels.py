@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.transformers.bits import Silent
-from specdec_hal.models.transformers.packed import is_experts
+from specdec_hal.models.transformers.packed import is_experts, is_linear
 from specdec_hal.models.triton_kernels.launcher import Rotation
 
 EXPERTS = "specdec_hal_kernels"
@@ -91,6 +91,7 @@ def install(decoder: Any, launcher: Any, run: Callable[[], Any]) -> None:
             del gated.gate_proj, gated.up_proj
     parents = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
     head = model.get_output_embeddings()
+    head = getattr(head, "part", head)  # of a rank
     for layers in groups:
         if layers[0] not in parents:
             continue  # of an MLP that was replaced
@@ -144,7 +145,7 @@ def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[
 
     hooks = [module.register_forward_pre_hook(block, with_kwargs=True) for module in blocks]
     for module in model.modules():
-        if type(module) in (torch.nn.Linear, Conv1D) and module.weight.dtype == dtype:
+        if is_linear(module, dtype):
             hooks.append(module.register_forward_pre_hook(linear))
         elif type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:
             hooks.append(module.register_forward_pre_hook(lambda norm, args: norms.setdefault(norm, args[0])))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import logging
+import threading
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,19 +13,26 @@ from typing import Any
 import torch
 import transformers
 from safetensors import safe_open
+from transformers.quantizers import AutoHfQuantizer
 
-from specdec_hal.errors import CheckpointError, UnsupportedError
-from specdec_hal.models.checkpoint import read_token_ids
+from specdec_hal.errors import BackendUnavailableError, CheckpointError, SpecDecError, UnsupportedError
+from specdec_hal.models.checkpoint import checkpoint_error, read_token_ids
 from specdec_hal.models.from_host import gpu
 from specdec_hal.models.paged import launchers
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
 from specdec_hal.models.transformers.mtp import find_module
-from specdec_hal.models.transformers.survey import check_class, refused
+from specdec_hal.models.transformers.survey import check_class, compare, refused, survey
+from specdec_hal.models.weights import some_names
 from specdec_hal.plugin.model import ModelConfig, ModelMemory
-from specdec_hal.text import describe
+from specdec_hal.tensors.group import Group
+from specdec_hal.text import describe, one_line, short
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # others: a byte
+_GGUF = "pip install gguf, or leave model.framework to llama.cpp"
+_OF_TEXT = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?language_model\.(model\.)?": "model."}
+"""Names of a decoder's weights, where it is a part of another model."""
+_loading = threading.Lock()  # while it loads, the library changes what all threads share
 _log = logging.getLogger("specdec_hal")
 
 
@@ -34,6 +43,7 @@ def load(
     dtype: str | None = None,
     batch_invariant: bool | None = None,
     threads: int | None = None,
+    group: Group | None = None,
 ) -> Any:
     """A :class:`~.host.HostTransformers` on a CPU, a :class:`~.device.DeviceTransformers` on a GPU.
 
@@ -43,7 +53,7 @@ def load(
     on_host = device == "cpu"
     if not on_host:
         device = gpu(device)
-    decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"))
+    decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"), group)
     module = find_module(Path(path), decoder.model.config)
     if on_host:
         from specdec_hal.models.transformers.host import HostTransformers
@@ -59,38 +69,75 @@ def load(
     return made
 
 
-def load_decoder(path: str | Path, device: str, dtype: str) -> Decoder:
+def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None = None) -> Decoder:
     """The model of a checkpoint after its trial; `dtype`: one of :data:`~specdec_hal.models.checkpoint.DTYPES`, or
-    "auto".
+    "auto". `group`: of the ranks that share it.
     """
     where, options = _where(path)
+    if options and importlib.util.find_spec("gguf") is None:
+        raise BackendUnavailableError(f"{path}: expected the package gguf, which reads such files, got none; {_GGUF}")
     try:
-        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, **options)
-        known = transformers.AutoModelForCausalLM._model_mapping
-        architecture = known[type(config)] if type(config) in known.keys() else None  # noqa: SIM118
+        whole = transformers.AutoConfig.from_pretrained(where, local_files_only=True, **options)
+        architecture, config = _decoder_class(whole)
+        method = getattr(whole, "quantization_config", None) or {}
+        unknown = bool(method) and not AutoHfQuantizer.supports_quant_method(method)
     except Exception as error:
         raise _unreadable(path, error) from error
-    if config.is_encoder_decoder:
+    if whole.is_encoder_decoder:
         raise refused(
-            (config.architectures or [config.model_type])[0],
+            (whole.architectures or [whole.model_type])[0],
             "it is an encoder-decoder model, and drafts are verified by a decoder alone",
         )
     if architecture is None:
         raise UnsupportedError(
-            f"{config.model_type}: transformers {transformers.__version__} has no decoder "
+            f"{whole.model_type}: transformers {transformers.__version__} has no decoder "
             "alone for it (AutoModelForCausalLM); choose another model"
         )
-    if isinstance(architecture, tuple):
-        architecture = architecture[0]
     check_class(config, architecture)
+    if unknown:
+        raise refused(architecture.__name__, f"transformers does not know its quantisation, {short(method)}")
+    if method and config is not whole:
+        raise refused(architecture.__name__, "it is quantised, and a part of another model")
+    if method.get("quant_method") == "torchao":
+        raise refused(architecture.__name__, "tensors of torchao cannot be used in PyTorch's inference mode")
+    if method.get("quant_method") == "compressed-tensors":
+        config.quantization_config = {**method, "dequantize": True}  # else a hook would do it, in the first whole pass
+    wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            where, config=copy.deepcopy(config), dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation=NAME, local_files_only=True, **options,
-        )  # fmt: skip
+        with _loading:
+            if options:  # not as `gguf_file`, which demands the package accelerate
+                wanted["state_dict"] = _gguf_weights(Path(path), architecture, config)
+            model, info = architecture.from_pretrained(
+                None if options else where, config=copy.deepcopy(config), local_files_only=True,
+                key_mapping=None if config is whole else _OF_TEXT, output_loading_info=True, **wanted,
+            )  # fmt: skip
     except Exception as error:
         raise _unreadable(path, error) from error
-    return Decoder(model.eval().to(device), _config(path, model))
+    if missing := sorted(info["missing_keys"]):
+        hint = "download or export the whole checkpoint"
+        raise checkpoint_error(
+            Path(path), f"all weights of {architecture.__name__}", f"none of {some_names(missing)}", hint
+        )
+    found = _config(path, model.eval())
+    if group is None:
+        return Decoder(model.to(device), found)
+    return _part(model, found, device, group)
+
+
+def _part(model: Any, config: ModelConfig, device: str, group: Group) -> Decoder:
+    """This rank's part of a whole model, compared with it."""
+    from specdec_hal.models.transformers.tensor_parallel import divide
+
+    whole = survey(model, model.get_decoder(), config.max_position_embeddings).hidden
+    divide(model, group)
+    try:
+        decoder = Decoder(model.to(device), config)
+    except RuntimeError as error:
+        if isinstance(error, SpecDecError):  # a rank has ended
+            raise
+        raise refused(model, f"its code does not run with a part of its heads ({one_line(error)})") from error
+    compare(model, whole, decoder.survey.hidden.cpu(), "ranks compute something else by its plan for them")
+    return decoder
 
 
 def memory(path: str | Path, *, device: str) -> ModelMemory | None:
@@ -124,7 +171,35 @@ def _where(path: str | Path) -> tuple[Path, dict[str, str]]:
     return (file.parent, {"gguf_file": file.name}) if file.suffix == ".gguf" else (file, {})
 
 
-def _unreadable(path: str | Path, error: Exception) -> CheckpointError:
+def _decoder_class(config: Any) -> tuple[Any, Any]:
+    """The class of a decoder, and its configuration: of a model with other parts, such as one that sees, that of texts.
+
+    None for the class where there is none.
+    """
+    known = transformers.AutoModelForCausalLM._model_mapping
+    text = config.get_text_config(decoder=True)
+    for found in (text, config):
+        if type(found) in known.keys():  # noqa: SIM118  (no mapping)
+            architecture = known[type(found)]
+            return (architecture[0] if isinstance(architecture, tuple) else architecture), found
+    return None, config
+
+
+def _gguf_weights(file: Path, architecture: Any, config: Any) -> dict[str, Any]:
+    """The file's tensors under the names of `transformers`, dequantised."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    with torch.device("meta"):
+        empty = architecture(copy.deepcopy(config))
+    weights: dict[str, Any] = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=empty)["tensors"]
+    return weights
+
+
+def _unreadable(path: str | Path, error: Exception) -> CheckpointError | BackendUnavailableError:
+    if isinstance(error, ImportError):  # such as a quantisation's
+        return BackendUnavailableError(
+            f"{path}: expected what its format needs, got {describe(error)}; install the packages that are named"
+        )
     return CheckpointError(
         f"{path}: expected a checkpoint that transformers {transformers.__version__} loads, got "
         f"{describe(error)}; download it again, or use another version of transformers"
@@ -135,13 +210,13 @@ def _config(path: str | Path, model: Any) -> ModelConfig:
     text = model.config.get_text_config()
     if Path(path).is_dir():
         tokens = read_token_ids(path)
-        vocabulary, bos, ends = tokens.vocab_size, tokens.bos_token_id, tokens.eos_token_ids
+        bos, ends = tokens.bos_token_id, tokens.eos_token_ids
     else:
         ended = model.generation_config.eos_token_id
         ends = () if ended is None else tuple(ended) if isinstance(ended, list) else (ended,)
-        vocabulary, bos = text.vocab_size, text.bos_token_id
+        bos = text.bos_token_id
     return ModelConfig(
-        vocab_size=vocabulary,
+        vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         max_position_embeddings=text.max_position_embeddings,
         eos_token_ids=ends,

@@ -45,13 +45,20 @@ def pack(model: Any) -> bool:
             continue
         steady &= not holds_experts(parent)
         for name, child in parent.named_children():
-            if type(child) not in (torch.nn.Linear, Conv1D) or child.weight.dtype is not torch.float32:
+            if not is_linear(child, torch.float32):
                 continue
             if id(child) not in made:
                 weight = child.weight if type(child) is torch.nn.Linear else child.weight.T
                 made[id(child)] = PackedLinear(weight, child.bias)
             parent._modules[name] = made[id(child)]
     return steady
+
+
+def is_linear(module: Any, dtype: Any) -> bool:
+    """Whether a module is a linear layer over a plain tensor of that dtype: quantised ones are classes of their own, or
+    have tensors that are."""
+    plain = type(module) in (torch.nn.Linear, Conv1D) and type(module.weight.data) is torch.Tensor
+    return plain and module.weight.dtype is dtype
 
 
 def is_experts(module: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _TRIED = 7  # tokens of the trial's text, of which the first _CHUNK come first, packed with another text
 _CHUNK = 4
 _OTHER, _FUTURE = -1, -2  # instead of a window: other masks
-
-_one_trial = threading.Lock()
 
 
 def refused(what: Any, reason: str) -> UnsupportedError:
@@ -61,12 +58,16 @@ def check_class(config: Any, architecture: Any) -> None:
 
 @dataclass(frozen=True)
 class Survey:
-    """`blocks`: the decoder layers, containing `attentions`; `tappable`: they return hidden states."""
+    """`blocks`: the decoder layers, containing `attentions`; `tappable`: they return hidden states.
+
+    `hidden`: the trial text's, after the final norm.
+    """
 
     layers: tuple[Layer, ...]
     attentions: tuple[Any, ...]
     blocks: Any
     tappable: bool
+    hidden: Any
     hidden_size: int
     vocab_size: int
 
@@ -186,17 +187,16 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
     ids = torch.arange(1, 2 * _TRIED, device=device)[None] * 7919 % vocabulary
     first, second = ids[:, :_TRIED], ids[:, _TRIED:]
     tapped: list[Any] = []
-    with _one_trial:
-        interface.recorder = recorder = _Recorder(model, min(positions, 1 << 17))
-        try:
-            set_attention(model, TRIAL)
-            # With a given mask, `transformers` does not detect packed texts.
-            at = torch.arange(_TRIED, device=device)[None]
-            ones = torch.ones_like(first)
-            hidden = base(input_ids=first, attention_mask=ones, position_ids=at, use_cache=False)[0]
-        finally:
-            interface.recorder = None
-            set_attention(model, NAME)
+    interface.trial.recorder = recorder = _Recorder(model, min(positions, 1 << 17))
+    try:
+        set_attention(model, TRIAL)
+        # With a given mask, `transformers` does not detect packed texts.
+        at = torch.arange(_TRIED, device=device)[None]
+        ones = torch.ones_like(first)
+        hidden = base(input_ids=first, attention_mask=ones, position_ids=at, use_cache=False)[0]
+    finally:
+        interface.trial.recorder = None
+        set_attention(model, NAME)
     if not recorder.found:
         raise refused(model, "none of its layers called its attention")
     attentions, layers = tuple(recorder.found), tuple(recorder.found.values())
@@ -226,18 +226,18 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
     rest = _TRIED - _CHUNK
     one, two = run((first, 0, _CHUNK), (second, 0, 2))
     three, four = run((first, _CHUNK, rest), (second, 2, second.shape[1] - 2))
-    _compare(model, hidden[0], whole, "it masks attention in a way that was not understood")
+    compare(model, hidden[0], whole, "it masks attention in a way that was not understood")
     for expected, got in ((whole, [one, three]), (other, [two, four])):
-        _compare(
+        compare(
             model, expected, torch.cat(got),
             "its hidden states are others when a text comes in two steps, and beside another text: it keeps more than "
             "keys and values, or mixes the rows of a step",
         )  # fmt: skip
     tappable = len(tapped) == len(layers) and all(x.shape == hidden.shape for x in tapped)
-    return Survey(layers, attentions, blocks, tappable, hidden.shape[-1], vocabulary)
+    return Survey(layers, attentions, blocks, tappable, hidden[0], hidden.shape[-1], vocabulary)
 
 
-def _compare(model: Any, expected: Any, got: Any, reason: str) -> None:
+def compare(model: Any, expected: Any, got: Any, reason: str) -> None:
     """UnsupportedError with `reason` unless both are equal up to rounding."""
     error = (got - expected).float().norm() / expected.float().norm()
     if not error <= (1e-3 if expected.dtype == torch.float32 else 0.1):

@@ -1,0 +1,148 @@
+"""A model of `transformers` over a group of ranks, divided by the plan of its class (`base_model_tp_plan`).
+
+Layers that the plan calls "colwise" keep a part of their outputs, those that it calls "rowwise" a part of their inputs.
+Results of the latter are gathered and added in float32, in the order of ranks. So a token's bits do not depend on its
+batch, as a library's reduction may have it, and are the same on every rank; they depend on the number of ranks. The
+embedding is whole on every rank.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from specdec_hal.models.tp_weights import indivisible
+from specdec_hal.models.transformers.packed import is_experts
+from specdec_hal.models.transformers.survey import refused
+from specdec_hal.tensors.group import Group
+
+_WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce"}
+_BY_OUTPUTS = {"colwise", "packed_colwise"}
+_GATHERED = {"colwise_gather_output", "colwise_rep"}
+_BY_INPUTS = {"rowwise", "rowwise_split_input", "rowwise_rep"}
+_KV = ("k_proj", "v_proj")
+
+
+class Summed(torch.nn.Module):  # type: ignore[misc]
+    """A linear layer of which each rank has a part of the inputs. `split`: its input is whole."""
+
+    def __init__(self, layer: Any, group: Group, mine: slice, split: bool) -> None:
+        super().__init__()
+        self.bias, layer.bias = layer.bias, None
+        self.part, self._group, self._mine = layer, group, mine if split else slice(None)
+        _keep(layer, "weight", layer.weight[:, mine])
+
+    def forward(self, x: Any) -> Any:
+        """The sum of all ranks' products, and the bias."""
+        out = summed(self._group, self.part(x[..., self._mine].contiguous()))
+        return out if self.bias is None else out + self.bias
+
+
+class Gathered(torch.nn.Module):  # type: ignore[misc]
+    """A linear layer of which each rank has a part of the outputs, all of which are wanted."""
+
+    def __init__(self, layer: Any, group: Group) -> None:
+        super().__init__()
+        self._outputs = len(layer.weight)
+        width = -(-self._outputs // group.size)
+        for name in ("weight", "bias"):
+            if (whole := getattr(layer, name)) is not None:
+                part = whole[group.rank * width : (group.rank + 1) * width]
+                rows = torch.cat([part, part.new_zeros((width - len(part), *part.shape[1:]))])
+                _keep(layer, name, rows)
+        self.part, self._group = layer, group
+
+    def forward(self, x: Any) -> Any:
+        """All outputs, of all ranks in turn."""
+        parts = self._group.gather(self.part(x))
+        return torch.cat(list(parts), -1)[..., : self._outputs]
+
+
+def summed(group: Group, partial: Any) -> Any:
+    """All ranks' summands, added in their order."""
+    first, *others = group.gather(partial)
+    total = first.float()
+    for other in others:
+        total = total + other.float()
+    return total.to(partial.dtype)
+
+
+def divide(model: Any, group: Group) -> None:
+    """Leave this rank's part of a whole model. UnsupportedError for what its plan says and is not done here.
+
+    ArgumentError for sizes that cannot be divided.
+    """
+    config, plan = model.config.get_text_config(), model.tp_plan
+    if getattr(model, "is_quantized", False):
+        raise refused(model, "its weights are quantised, which are not divided among ranks here")
+    if not config.base_model_tp_plan:
+        if getattr(config, "base_model_ep_plan", None):
+            raise refused(
+                model, "its plan for ranks is expert parallelism (base_model_ep_plan), which is not done here"
+            )
+        raise refused(model, "it has no plan for tensor parallelism (base_model_tp_plan)")
+    _part(group, config.num_attention_heads, "num_attention_heads")
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if group.size % kv_heads and kv_heads % group.size:
+        raise indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, group.size)
+
+    def style(name: str) -> Any:
+        return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+
+    for name, module in list(model.named_modules()):
+        kind = style(name)
+        if kind is None or kind in _WHOLE:
+            continue
+        parent, _, last = name.rpartition(".")
+        if kind == "moe_tp_experts" and is_experts(module):
+            _divide_experts(model, name, module, group, style)
+        elif type(module) is not torch.nn.Linear or kind not in _BY_OUTPUTS | _GATHERED | _BY_INPUTS:
+            raise refused(model, f"its plan for ranks has '{kind}' for {name}, which is not done here")
+        elif kind in _BY_OUTPUTS:
+            count = len(module.weight)
+            rows = torch.arange(count).view(1 if kind == "colwise" else 2, -1)
+            if last in _KV and group.size > kv_heads:  # ranks share a head
+                first, width = group.rank * kv_heads // group.size, count // kv_heads
+                mine = slice(first * width, (first + 1) * width)
+            else:
+                mine = _part(group, rows.shape[1], name)
+            for tensor in ("weight", "bias"):
+                if (whole := getattr(module, tensor)) is not None:
+                    _keep(module, tensor, whole[rows[:, mine].flatten()])
+        else:
+            by_inputs = kind in _BY_INPUTS
+            made = (
+                Summed(module, group, _part(group, module.in_features, name), kind != "rowwise")
+                if by_inputs
+                else Gathered(module, group)
+            )
+            setattr(model.get_submodule(parent), last, made)
+
+
+def _divide_experts(model: Any, name: str, module: Any, group: Group, style: Any) -> None:
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    kinds = style(f"{name}.{up}"), style(f"{name}.down_proj")
+    if kinds != ("packed_colwise" if module.has_gate else "colwise", "rowwise") or module.has_bias:
+        raise refused(model, f"its plan for ranks divides {name} in a way that is not done here")
+    if module.is_transposed:
+        raise refused(model, f"the weights of {name} are transposed, which is not divided among ranks here")
+    mine = _part(group, module.down_proj.shape[2], name)
+    whole = getattr(module, up)
+    packed = whole.view(len(whole), 1 + module.has_gate, -1, whole.shape[2])
+    _keep(module, up, packed[:, :, mine].flatten(1, 2))
+    _keep(module, "down_proj", module.down_proj[:, :, mine])
+    module.register_forward_hook(lambda module, args, out: summed(group, out))
+
+
+def _part(group: Group, count: int, what: str) -> slice:
+    if count % group.size:
+        raise indivisible("a divisor", what, count, group.size)
+    width = count // group.size
+    return slice(group.rank * width, (group.rank + 1) * width)
+
+
+def _keep(module: Any, name: str, part: Any) -> None:
+    """A part of a weight in memory of its own, so that the whole can go."""
+    setattr(module, name, torch.nn.Parameter(part.detach().clone(), requires_grad=False))
