@@ -128,7 +128,7 @@ class OutputFolder:
                 sweep(self._blocks)
             yield
         finally:
-            with suppress(OSError):  # there are answers in it
+            with suppress(OSError):  # it has answers
                 self._blocks.rmdir()
             lock.close()
 
@@ -200,7 +200,7 @@ class OutputFolder:
         with _writing(self.path), self._of(block, "partial").open("ab+") as file:
             file.seek(0)
             whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)  # a line that was cut off by the end of its process
+            file.truncate(whole)  # incomplete: its process died
             file.write(encode(note))
 
     def _of(self, block: Block, suffix: str) -> Path:

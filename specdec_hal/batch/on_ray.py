@@ -34,7 +34,7 @@ def run(blocks: Sequence[Block], placement: Placement, **settings: Any) -> Itera
     try:
         items = ray.data.from_items([asdict(block) for block in blocks], override_num_blocks=len(blocks))
         decoded = items.map(
-            Replica,  # a class: an actor makes it once
+            Replica,  # a class, so that an actor builds it once
             fn_constructor_kwargs=settings,
             compute=ray.data.ActorPoolStrategy(size=min(placement.replicas, len(blocks))),
             num_cpus=placement.cpus,

@@ -126,7 +126,7 @@ class OwnLine(Line):
         tokens = wanted.prompt_token_ids
         if wanted.prompt is not None:
             tokens = tokenizer.encode(wanted.prompt, wanted.add_special_tokens)
-        assert tokens is not None  # read_row has seen to it
+        assert tokens is not None  # checked by read_row
         return [Request(str(self.number), tokens, params_of(wanted, self._llm.default_params, self.number))]
 
     def answered(self, outputs: Sequence[RequestOutput]) -> Answered:

@@ -31,7 +31,7 @@ def pooled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     for method in dict.fromkeys(row["method"] for row in rows):
         some = [row for row in rows if row["method"] == method]
-        # The first token of a prompt comes with it, not with a decode step.
+        # The prompt, not a decode step, yields the first token.
         counted = [row for row in some if row["tokens_per_step"]]
         decoded = [row["tokens"] - 1 for row in counted]
         steps = [tokens / row["tokens_per_step"] for tokens, row in zip(decoded, counted, strict=True)]

@@ -166,7 +166,7 @@ def _print(output: Output, document: dict[str, Any], by_replica: dict[str, Count
         columns = ("tokens per decode step", "mean acceptance length", "acceptance rate")
         rows = Rows("Replicas", ("replica", "rows", "errors", "tokens", "tokens/s", *columns), spare=(7, 6, 3))
         for name, counts in sorted(by_replica.items()):
-            # The first token of a choice comes with its prompt, not with a decode step.
+            # The prompt, not a decode step, yields a choice's first token.
             decoded = counts["tokens"] - counts["choices"]
             drafts = acceptance(counts["num_drafts"], counts["drafted_tokens"], counts["accepted_tokens"])
             rows.add_row(

@@ -214,7 +214,7 @@ class _Sides:
     def __init__(self, runtime: Runtime, others: dict[str, Runtime], *, optional: bool, sweep: bool) -> None:
         self.model, self.tokenizer = load(runtime)
         self._sweep = sweep
-        # The drafts' head-room may cost context; all sides get the same. What "auto" stands for, a runner knows.
+        # Drafts may cost context, so all sides get the same. A runner resolves "auto".
         configs: dict[str, Config] = {}
         longest = self._runner(runtime).max_model_len
         for label, side in {NAIVE: runtime.naive(), **others}.items():

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     rounds: Iterator[int] = itertools.count() if args.level == "soak" else iter(range(1))
     if args.rounds is not None:
         rounds = iter(range(args.rounds))
-    # Jobs in the background are often started with SIGINT ignored.
+    # Background jobs often ignore SIGINT.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler) if args.level == "soak" else None
     try:
         for number in rounds:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     given = {prompt.name for prompt in prompts}
     prompts += [_saved_prompt(record, tokenizer) for record in saved or () if record["request_id"] not in given]
     stream = None if output.json else _Stream(output.console, prompts, echo=args.echo)
-    # Text that streams to a terminal is its own progress.
+    # Streamed text needs no progress bar.
     watched = stream is not None and output.console.is_terminal
     total = runtime.config.sampling.max_new_tokens * len(prompts)
     with progress_bar("generating", total, show=not watched) as progress:

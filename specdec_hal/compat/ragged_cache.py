@@ -66,7 +66,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, cache: Any, pads: list[int], end: int, own_masks: bool) -> None:
-        # Some models have fewer layers than their cache, or layers that use the keys and values of others.
+        # Some models have fewer layers than their cache, or share keys and values between layers.
         layers = [layer for layer in getattr(cache, "layers", []) if getattr(layer, "is_initialized", True)]
         other = {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
         if type(cache) is not DynamicCache or other or not layers:

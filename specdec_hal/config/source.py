@@ -181,7 +181,7 @@ def _absolute(path: str, base: Path) -> str:
     """The path from `base` with '~' expanded; unchanged if that is impossible, for a later error."""
     try:
         return str((base / Path(path).expanduser()).resolve())
-    except (OSError, RuntimeError, ValueError):  # a user that is not known, a NUL, a loop of links
+    except (OSError, RuntimeError, ValueError):  # an unknown user, a NUL, a loop of links
         return path
 
 

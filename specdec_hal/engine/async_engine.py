@@ -189,7 +189,7 @@ class AsyncEngine:
         """Events not yet sent to event loops: one wake-up per step instead of per request."""
         self._numbers = count()
         self._lock = threading.Lock()
-        self._ended = ""  # why the engine takes no more commands
+        self._ended = ""  # the reason for refusing commands
         self._failed = threading.Event()
         self._unready = "" if self.config.engine.warm_up is False else "warming up"
         self._closing = threading.Event()

@@ -31,7 +31,7 @@ from specdec_hal.models.rope import rotations
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, TargetModel
 from specdec_hal.tensors.views import download
 
-_BLOCK_SIZE = 64  # of a cache that no target's blocks decide
+_BLOCK_SIZE = 64  # of a cache without a target's blocks
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class DraftPass(PagedPass):
             turns = np.stack([turns.real, turns.imag]).astype(np.float32)
         self._rotary = self._index(turns if self._launcher is not None else turns.astype(np.complex64))
         if self.block is not None:
-            # Of each slot, and of none: the head's logits for all drafts. Their rows are the last of a block.
+            # Per slot, and a spare one: the head's logits for all drafts. Their rows are the last of a block.
             self._last = torch.arange(-drafts, 0, device=self.device)
             head = self._tensors.get("lm_head.weight")
             columns = self._vocab_size if head is None else len(head)
@@ -431,7 +431,7 @@ class BlockPass(DraftPass):
         super().__init__(model, config, weights, blocks, drafts)
         if config.markov_rank:
             self.width = config.markov_rank
-            # Of each slot, and of none: the rows of its drafts, and what a recurrent head remembers.
+            # Per slot, and a spare one: the rows of its drafts, and a recurrent head's state.
             self._rows_ahead = self._zeros(blocks.slots + 1, drafts, self.state_width)
             self._memory = self._zeros(blocks.slots + 1, config.markov_rank)
             if config.confidence:

@@ -62,7 +62,7 @@ class LlamaTorch(Llama):
         return context
 
     def _upload(self, array: HostArray) -> Any:
-        tensor = torch.tensor(array)  # a copy: the allocator aligns tensors, NumPy does not
+        tensor = torch.tensor(array)  # a copy, which the allocator aligns
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def _download(self, x: Any) -> npt.NDArray[np.float32]:

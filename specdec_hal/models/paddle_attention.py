@@ -13,7 +13,7 @@ from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import RotaryTable, round_up
 from specdec_hal.plugin.model import Segment
 
-_STRIDE = 64  # contexts are rounded up to a multiple of it, so that few shapes come up
+_STRIDE = 64  # contexts are rounded up to a multiple, for few shapes
 
 
 class _Piece(NamedTuple):

@@ -108,7 +108,7 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
 
 
 def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
-    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)  # within the original context
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)  # in the original context
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(ramp, 0.0, 1.0)
     return (1 - kept) * plain / scaling.factor + kept * plain

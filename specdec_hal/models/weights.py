@@ -106,7 +106,7 @@ def load_weights(
                     read = shard.get_tensor(name) if part is None else shard.get_slice(name)[part(name)]
                     weights[name] = weight = read.to(getattr(torch, dtype))
                     finite[file, name] = weight.isfinite().all()
-    flags = torch.stack(list(finite.values())).tolist()  # one look at the device for all
+    flags = torch.stack(list(finite.values())).tolist()  # one device read for all
     for (file, name), good in zip(finite, flags, strict=True):
         if not good:
             raise not_finite(file, f"{name} as {dtype}", "some that are not")
@@ -181,7 +181,7 @@ def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
     whole = folder / WEIGHTS if len(files) == 1 else folder / INDEX
     hint = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
     layers = config.num_hidden_layers + config.num_nextn_predict_layers
-    if layers > len(got):  # before a name is made for each of their weights
+    if layers > len(got):  # before building a name per weight
         raise checkpoint_error(whole, f"the {layers} layers of {CONFIG}", f"{len(got)} weights", hint)
     check_shapes(whole, got, expected_shapes(config))
     return files

@@ -251,7 +251,7 @@ def between(low: int, high: str | int | None) -> ValueRule:
         limit = None
         if top is not None and (top.symbol is None or top.symbol in symbols):
             limit = top.value(symbols)
-        bad = ~(array >= low)  # written so that NaN is bad
+        bad = ~(array >= low)  # NaN must fail
         if limit is not None:
             bad = bad | (array > limit)
         if not bad.any():

@@ -114,7 +114,7 @@ def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], dev
             looks.append((value.dtype, value.shape, value.flags.num))
             base = value.base
             owner = id(value) if base is None else id(base)
-            # A foreign owner (a DLPack capsule, a buffer) may share its memory with others under another identity.
+            # Foreign owners (a DLPack capsule, a buffer) may share memory under different identities.
             if owner in owners or not (base is None or (type(base) is np.ndarray and base.base is None)):
                 clash = True
             owners.add(owner)
@@ -239,12 +239,12 @@ def _check_aliasing(
     for operand in op.operands:
         value = tensors[operand.name]
         info = None if value is None else infos[operand.name] if operand.name in infos else describe(value)
-        if info is not None and not info.aligned:  # not of all tensors is that among what was accepted before
+        if info is not None and not info.aligned:  # not cached for all tensors
             fail(operand.name, f"memory aligned for {info.dtype}", f"address {info.address:#x}", "pass a copy")
         if info is not None and info.nbytes:
             spans.append((info.address, info.address + info.nbytes, operand.role is not Role.IN, operand.name))
     spans.sort()
-    # Sorted by start, so that a tensor can only overlap the furthest-reaching ones before it: of all, and of written.
+    # Sorted by start: a tensor can only overlap the furthest end so far, of all or of written tensors.
     reach: tuple[int, str] = (0, "")
     written_reach: tuple[int, str] = (0, "")
     for start, stop, written, name in spans:

@@ -58,7 +58,7 @@ class RequestRules:
         limit = room(self.state, name, prompt, params)
         listed = isinstance(given, (list, tuple))  # immutable elements; the array is new then
         tokens = prompt.astype(np.int64, copy=not listed)
-        unsigned = tokens.view(np.uint64)  # where negative ids are large
+        unsigned = tokens.view(np.uint64)  # negative ids become large
         if unsigned[unsigned.argmax()] >= self.vocab_size:
             raise self._outside(name, "prompt", prompt[(prompt < 0) | (prompt >= self.vocab_size)][0])
         self._check_ids(name, params)

@@ -109,7 +109,7 @@ def footprint(
         count("probabilities", ((rows, vocabulary), "float32"))
     if config.sampling.logprobs is not None:
         columns = (rows, config.sampling.logprobs + 1)
-        # The raw logits are kept where a request has penalties too, which any may have.
+        # Any request may have penalties, which need a copy of the raw logits.
         count("log-probabilities", ((rows, vocabulary), "float32"), (columns, "int64"), (columns, "float32"))
     blocks = kv_blocks(config, model, positions)
     if model.capabilities.device_lengths:
@@ -127,7 +127,7 @@ def check_footprint(
     free = get_device(backend.device_name, model.framework).free_bytes()
     if free is None:
         return
-    if model.capabilities.device_lengths:  # the pool that it has now makes way for the next
+    if model.capabilities.device_lengths:  # the current pool is replaced
         free += cast(DeviceModel, model).cache_bytes
 
     def need(slots: int) -> dict[str, int]:

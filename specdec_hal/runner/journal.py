@@ -104,7 +104,7 @@ class _Request(_Saved):
 
     def problems(self, params: SamplingParams, vocab_size: int) -> Iterator[str]:
         """A message about inconsistent fields."""
-        if params.seeded() is not params:  # another one would change its tokens in the middle
+        if params.seeded() is not params:  # a new seed would change its tokens
             yield "seed: expected one for a request that is sampled, got none"
         tokens, prompt = len(self.token_ids), len(self.prompt_token_ids)
         entries = [entry for entry in (*self.logprobs, *self.prompt_logprobs) if entry is not None]

@@ -235,7 +235,7 @@ class StepCompiler:
         self._named, self._masks = named, masks
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
-        # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
+        # Models over device tensors need slot order, by `batch_id_per_token`.
         self._order = TokenOrder.SLOT if self.static else backend.token_order
         self.captured = captured
         self._compiled = self._compilations()
@@ -302,7 +302,7 @@ class StepCompiler:
         self._warming = True
         try:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
-                with compiling():  # submits the model's kernels only, to be compiled at the same time
+                with compiling():  # only collects the model's kernels, to compile them in parallel
                     for bucket in buckets:
                         self._bound(bucket).run(self.state.device.stream(), StepRecord(), _no_masks)
             for done, bucket in enumerate(buckets):
@@ -346,7 +346,7 @@ class StepCompiler:
         return {**self._late, "compile": self._compilations() - self._compiled}
 
     def _compilations(self) -> int:
-        return int(getattr(self.model, "compilations", 0))  # which models need not have
+        return int(getattr(self.model, "compilations", 0))  # optional for models
 
     def launch(
         self,
@@ -546,7 +546,7 @@ class StepCompiler:
             raise self._misbehaved(f"wants {lens[slot]} tokens fed to slot {slot}, of which at most {width} can be")
         ids = state.read("draft_tokens")
         wrong = ((ids < 0) | (ids >= vocabulary)) & (np.arange(width) < lens[:, None])
-        wrong[:, 0] &= ids[:, 0] != -1  # of a row without a distribution, whose request ends when this step is read
+        wrong[:, 0] &= ids[:, 0] != -1  # a row without a distribution; its request ends when this step is read
         for slot, column in np.argwhere(wrong):
             what = f"draft_tokens[{slot}, {column}] = {ids[slot, column]}"
             raise self._misbehaved(f"left {what}, outside the vocabulary [0, {vocabulary})")
@@ -564,7 +564,7 @@ class StepCompiler:
         if not self.static:
             return lambda stream: device.assign(logits, model.compute_logits(picked))
         counted = self.state["cu_seqlens_q_output"][slots : slots + 1]
-        num_rows = None if self.backend.debug else counted  # whose checks look at every row
+        num_rows = None if self.backend.debug else counted  # debug checks read every row
         compute = cast(DeviceModel, model).compute_logits_device
         if of_part and self._parts is not None:
             compute = self._parts.compute_device

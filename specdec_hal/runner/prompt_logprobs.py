@@ -122,7 +122,7 @@ class PromptScorer:
             filled = min(total - rows.start, self._block)
             end = given["ends"][at]
             if starts is None:
-                num_rows = None if self._backend.debug else end[1:]  # whose checks look at every row
+                num_rows = None if self._backend.debug else end[1:]  # debug checks read every row
                 cast(DeviceModel, model).compute_logits_device(picked[rows], self._logits, num_rows)
             else:
                 logits = model.compute_logits(picked[rows.start : rows.start + filled])

@@ -37,9 +37,9 @@ class StepReport:
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
         self.fed: list[int] = np.diff(values["cu_seqlens_q"]).tolist()
         """[M]: tokens of each slot fed to the model."""
-        self._first_row: list[int] = []  # where each slot's log-probabilities begin
+        self._first_row: list[int] = []  # start of each slot's log-probabilities
         self._columns: list[list[Any]] = []
-        self._entries: list[TokenLogprobs] | None = None  # of all rows at once, where there are no alternatives
+        self._entries: list[TokenLogprobs] | None = None  # for all rows at once, without alternatives
         if "ids" in values:
             self._keep(values["cu_batch_token_offset"], values["ids"], values["logprobs"], values["ranks"])
         elif "row_logprobs" in values:
@@ -81,7 +81,7 @@ class StepReport:
     def goes_on(self, slots: int, end_tokens: Array, vocab_size: int) -> bool:
         """Whether all emitted tokens of the first `slots` slots are in the vocabulary and not in `end_tokens` [E]."""
         emitted = self.emitted[:slots]
-        ends = emitted.view(np.uint64) >= vocab_size  # negative ones are large
+        ends = emitted.view(np.uint64) >= vocab_size  # negative ids become large
         for token in end_tokens:
             ends |= emitted == token
         return not (ends & self._counted[:slots]).any()

@@ -467,7 +467,7 @@ class ModelRunner:
         tokens = report.tokens(slot)
         if self._goes_on and sequence.plain and not work.chunk:
             length = len(sequence.token_ids) + len(tokens)
-            if length < sequence.max_new_tokens:  # nothing ends, as in nearly every step
+            if length < sequence.max_new_tokens:  # the usual case: nothing ends
                 flags, accepted = report.from_draft(slot, tokens), report.matched[slot]
                 if self.sink is not None:
                     self.sink.gained(sequence, slot, flags, fed - 1)
@@ -533,7 +533,7 @@ class ModelRunner:
         _log.exception("a step of %d requests failed; retrying them", len(schedule.work))
         self.metrics.failed_steps += 1
         self._read_down_to(0)
-        self._scheduler.forget_prefixes()  # it may have written something else
+        self._scheduler.forget_prefixes()  # its writes are unknown
         for sequence in reversed(list(self._scheduler.running.values())):
             self._scheduler.preempt(sequence)
             if self.sink is not None:

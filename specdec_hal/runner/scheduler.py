@@ -100,7 +100,7 @@ class Scheduler:
         self._free_slots = list(range(state.symbols["M"]))
         self._by_id: dict[str, Sequence] = {}
         self._stops: set[int] = set()
-        self._dirty = False  # whether the device has seen `state.request`
+        self._dirty = False  # whether `state.request` was sent
 
     # ---- requests
 
@@ -140,7 +140,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             return
         if sequence.finish_reason == "error" and self.pool is not None:
-            self.pool.forget(sequence.blocks)  # what has gone wrong may stand in them
+            self.pool.forget(sequence.blocks)  # they may hold wrong values
         self._vacate(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -164,7 +164,7 @@ class Scheduler:
         assert slot is not None
         del self.running[slot], self._decoding[slot]
         heapq.heappush(self._free_slots, slot)
-        self._stops.add(slot)  # the device may not know that it has ended
+        self._stops.add(slot)  # the device may still run it
         sequence.slot, sequence.cached = None, 0
         if self.pool is not None:
             self.pool.release(sequence.blocks)
@@ -223,7 +223,7 @@ class Scheduler:
         for slot, sequence in list(self.running.items()):
             if only is not None and sequence not in only:
                 continue
-            if sequence.cached < sequence.target:  # or preempted for an older one, just now
+            if sequence.cached < sequence.target:  # or just preempted for an older one
                 unfinished.append((slot, sequence))
                 continue
             # As _reach of `length`, inlined for speed.
@@ -277,7 +277,7 @@ class Scheduler:
         def short() -> bool:  # a spare block for everyone, or the youngest would be preempted at once
             return wanted + pool.idle(found) + len(self.running) > pool.free
 
-        if only is not None:  # those who sit out this step end nothing, and so free no block
+        if only is not None:  # deferred requests free no block
             for other in [s for s in reversed(self.running.values()) if s not in only]:
                 if short():
                     self._give_way(other)
@@ -292,7 +292,7 @@ class Scheduler:
         if count <= 0 or not self._reserve(sequence, reach):
             return False
         self._slots.fill_chunk(slot, start, count, max(0, end - prompt))
-        if start and sequence.token_ids:  # a token drawn after the chunk before stands in the history, and has counted
+        if start and sequence.token_ids:  # a token drawn after the previous chunk is already counted
             self._write_generated(slot, sequence)
         sequence.cached = end
         step.work[slot] = Work(sequence, count, end == sequence.target, end)
@@ -363,7 +363,7 @@ class Scheduler:
             return
         pool = self.pool
         assert pool is not None
-        # The drafter is not fed what the last step emits, nor what leaves no room for a draft.
+        # The drafter skips the last step's tokens and those without room for a draft.
         room = sequence.max_new_tokens - len(sequence.token_ids)
         drafted = sequence.draft_rows and sequence.finish_reason is None and room > 1
         keys = self._keys(sequence)[: positions // pool.block_size]
@@ -398,7 +398,7 @@ class Scheduler:
         self._slots.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
         self.state.write("token_ids_all", (slot, slice(len(prompt))), prompt)
         self._write_generated(slot, sequence)
-        if self.state.symbols["H"]:  # else no request's answer is constrained, and two launches are saved
+        if self.state.symbols["H"]:  # else no answer is constrained: two launches less
             self._slots.start_reasoning(slot, sequence.request.params)
 
     def _write_generated(self, slot: int, sequence: Sequence) -> None:

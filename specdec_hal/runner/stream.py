@@ -261,7 +261,7 @@ class OutputStream:
             and not self.stop_sequences
             and (not token_ids or min(token_ids) >= 0)
             and end_tokens.isdisjoint(token_ids)
-        ):  # none of them does, as in nearly every step
+        ):  # the usual case: none does
             self.token_ids += token_ids
             self.accepted_draft += from_draft
             self.logprobs += logprobs
@@ -313,7 +313,7 @@ class OutputStream:
         spans = self._text.release(reason is not None)
         scored = () if start else self._scored_prompt()
         drafts = tuple(one for one in self.drafts if one.start >= start) if self.drafts else ()
-        if end == start + 1:  # nearly always, without drafts
+        if end == start + 1:  # the usual case without drafts
             entry = (self.logprobs[-1],) if self.logprobs else ()
             flag = (self.accepted_draft[-1],)
             return _delta((name, (self.token_ids[-1],), flag, spans, reason, entry, scored, drafts))

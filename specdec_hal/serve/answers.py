@@ -320,7 +320,7 @@ class ChatAnswer(Answer):
         result: Json = {"content": "".join(said[Content])}
         if said[Reasoning] and self.request.include_reasoning:
             result |= dict.fromkeys(("reasoning_content", "reasoning"), "".join(said[Reasoning]))
-        if calls:  # which have numbers in a stream alone
+        if calls:  # numbered only in streams
             result["tool_calls"] = calls
             if part == "message":
                 for call in calls:
@@ -352,7 +352,7 @@ class ChatAnswer(Answer):
         return (*(THINK[reasoning] if reasoning else ()), *(TOOLS[tools].markers if tools else ()))
 
     def _reason(self, index: int, reason: str) -> str:
-        called = index in self._called and not self.request.forced_call  # a function that was named is no surprise
+        called = index in self._called and not self.request.forced_call  # not for a named function
         return "tool_calls" if reason == "stop" and called else super()._reason(index, reason)
 
     def _about_prompt(self, index: int, delta: StreamDelta) -> Json:

@@ -106,13 +106,13 @@ class Gate:
         head = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if head + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
             return refusal(431, f"expected a target and headers of at most {MAX_HEAD} bytes", {"Connection": "close"})
-        if b"host" in headers and not self._hosts.admit(headers[b"host"]):  # which every browser sends
+        if b"host" in headers and not self._hosts.admit(headers[b"host"]):  # sent by every browser
             return refusal(400, "Host: expected a name of this server, got another; --allowed-hosts adds names")
         if not self._admits(scope["path"], headers.get(b"authorization", b"")):
             return refusal(401, "expected the server's API key as a bearer token", {"WWW-Authenticate": "Bearer"})
         if self._key is None and scope["method"] not in ("GET", "HEAD") and not self._is_own_page(headers):
             return refusal(403, "Origin: expected a page of this server, got another; --allowed-origins adds origins")
-        if int(headers.get(b"content-length", b"0")) > self._longest:  # the parser has checked that it is a number
+        if int(headers.get(b"content-length", b"0")) > self._longest:  # a number, as checked by the parser
             return self._too_long()
         return None
 

@@ -314,7 +314,7 @@ class GenerationRequest(SamplingKeys, ABC):
         if self.token_limit is not None:
             changes["max_new_tokens"] = self.token_limit
         if not self.generates:
-            changes |= {"max_new_tokens": 1, "min_new_tokens": 0}  # which nobody is shown
+            changes |= {"max_new_tokens": 1, "min_new_tokens": 0}  # not shown
         elif self.min_tokens is not None:
             changes["min_new_tokens"] = self.min_tokens
         if self.alternatives is not None:
@@ -518,7 +518,7 @@ class TemplateKeys(Body):
         found = super().settled(template)
         if self.messages is not None and template is not None:
             found._prompt = rendered(template, self.template_arguments(template))
-        tools = self.tools and [{}]  # whether there are any is asked afterwards
+        tools = self.tools and [{}]  # presence is checked later
         empty = {"messages": self.messages and [], "tools": tools, "documents": None, "chat_template_kwargs": None}
         return found.model_copy(update=empty)
 

@@ -109,7 +109,7 @@ def run(config: Config, replicas: Replicas, api_key: str | None, started: Callab
         serve.start(http_options={"host": host, "port": port})
         serve.run(_application(config, replicas, api_key), name=NAME, route_prefix="/")
         ended = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own
+        for number in (signal.SIGINT, signal.SIGTERM):  # replaces Ray's
             signal.signal(number, lambda *_: ended.set())
         started(f"http://{host}:{port}")
         ended.wait()

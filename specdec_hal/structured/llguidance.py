@@ -120,7 +120,7 @@ class _Tokenizer:
         special = sorted(vocabulary.special_ids)
         none = [b""] * (vocabulary.size - len(vocabulary.tokens))
         self.tokens = [*vocabulary.tokens, *none]
-        for token in special:  # whose text may not be spelled by what is not text
+        for token in special:  # special tokens must not spell text
             self.tokens[token] = b"\xff" + b"[%d]" % token
         # One that no text ends with stands for none.
         self.eos_token_id = min(vocabulary.end_ids, default=special[0] if special else vocabulary.size - 1)

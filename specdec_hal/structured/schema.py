@@ -204,7 +204,7 @@ class _Schema:
             result["patternProperties"] = self._each(patterns, f"{at}/patternProperties")
             result["additionalProperties"] = False
         if properties:
-            if rest not in (None, False):  # a declared key might come again with a value of the others' schema
+            if rest not in (None, False):  # a declared key might repeat with another schema
                 _refuse(at, "additionalProperties", "beside properties")
             result |= {"properties": properties, "required": required, "additionalProperties": False}
         return result

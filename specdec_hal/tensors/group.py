@@ -157,7 +157,7 @@ class ProcessGroup:
         self._shared += 1
         paths = [f"{self._rendezvous}.{self._shared}.{rank}" for rank in range(self.size)]
         parts = [torch.from_file(path, shared=True, size=count, dtype=dtype) for path in paths]
-        self.gather_objects(None)  # all have opened it
+        self.gather_objects(None)  # all ranks have opened it
         os.unlink(paths[self.rank])
         self._kept += parts
         return Shared(parts[self.rank], torch.tensor([part.data_ptr() for part in parts]))
@@ -196,7 +196,7 @@ class ProcessGroup:
         self._stop()
         try:
             self._on("cuda").abort()
-        except RuntimeError as error:  # it has not ended within its time
+        except RuntimeError as error:  # not ended in time
             _log.error("tensor-parallel rank %d of %d: NCCL was not aborted (%s)", self.rank, self.size, error)
 
     def _stop(self) -> None:

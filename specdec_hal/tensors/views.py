@@ -69,7 +69,7 @@ def dtype_name(dtype: Any) -> str:
 
 def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
     """Of a tensor."""
-    # Other dtypes are refused by every op; their size does not matter.
+    # All ops refuse other dtypes; their size does not matter.
     count = _ITEMSIZE.get(dtype, 0)
     for extent in shape:
         count *= extent
@@ -203,12 +203,12 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
     if isinstance(tensor, np.ndarray):
         return tensor if type(tensor) is np.ndarray else tensor.view(np.ndarray)
     if getattr(tensor, "requires_grad", False) or not getattr(tensor, "stop_gradient", True):
-        tensor = tensor.detach()  # frameworks refuse to export what they differentiate; the memory is the same
+        tensor = tensor.detach()  # frameworks do not export tensors with gradients; the memory is the same
     dtype, held_by = getattr(tensor, "dtype", None), framework_of(type(tensor))
     if held_by and dtype is not None and dtype_name(dtype) == "bfloat16":
         return as_numpy(framework(held_by).bits(tensor)).view(np.uint16)
     array: NDArray[Any] = np.from_dlpack(tensor)
-    if not array.flags.writeable:  # NumPy says so of every unversioned capsule, which knows no such thing
+    if not array.flags.writeable:  # NumPy assumes this of every unversioned capsule
         import tvm_ffi
 
         array = np.from_dlpack(tvm_ffi.from_dlpack(tensor))

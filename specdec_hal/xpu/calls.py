@@ -201,7 +201,7 @@ class CallProgram:
             (folder / "request").write_bytes(request)
             variables = {
                 "XPU_SIM": options,
-                "XPU_SIM_PART": "1",  # others may need a suppression that this run does not
+                "XPU_SIM_PART": "1",  # other runs may need this suppression
                 "XPU_SIM_JSON": str(folder / "report"),
                 **(environment or {}),
             }

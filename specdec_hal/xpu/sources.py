@@ -15,11 +15,11 @@ _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(["<])([^">\n]+)[">]', re.M
 
 @dataclass
 class _File:
-    path: Path  # as it was named first
+    path: Path  # its first name
     text: str
     changed: bool
     launches: bool
-    headers: set[Path] = field(default_factory=set)  # what it includes of the user's
+    headers: set[Path] = field(default_factory=set)  # included user headers
     copy: Path | None = None
 
 

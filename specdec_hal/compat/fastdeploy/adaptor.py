@@ -154,7 +154,7 @@ class Adaptor:
             args = self._positional(args, named)
         key = tuple(map(id, args))
         plan = self._plans.get(key)
-        # The same tensors may have got other memory.
+        # The same tensors may have new memory.
         if plan is None or plan.addresses != tuple(map(data_ptr, plan.pick(args))):
             return self._first(args, key)
         plan.run()

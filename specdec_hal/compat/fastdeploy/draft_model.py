@@ -47,11 +47,11 @@ def draft_model_preprocess(
         **plan.given(base_model_step_idx="target_model_step_idx", base_model_stop_flags="target_model_stop_flags"),
         has_running=plan.flat(not_need_stop),
         max_dec_len=plan.constant(_NO_LIMIT, one.shape, "int64") if is_splitwise_prefill else max_dec_len,
-        draft_token_num=one,  # FastDeploy asks no request how many it wants
+        draft_token_num=one,  # FastDeploy has no limit per request
         min_room=num_model_step + 1,
     )
     write_drafts()
-    if target_drafts is not target_model_draft_tokens:  # of which the op clears all columns
+    if target_drafts is not target_model_draft_tokens:  # the op clears all columns
         drafts_of_target = plan.alias(target_model_draft_tokens)[: seq_lens_this_time.shape[0], 1:]
         plan.step(lambda: drafts_of_target.fill_(-1))
 
@@ -84,7 +84,7 @@ def draft_model_update(
 ) -> None:
     """Take one token of the draft model per slot with tokens; not_need_stop: whether any slot goes on."""
     width = draft_tokens.shape[1]
-    if base_model_draft_tokens.shape[1] != width or width > WIDEST_STEP:  # a column of each is written
+    if base_model_draft_tokens.shape[1] != width or width > WIDEST_STEP:  # one column of each is written
         width = substep + 2
     drafts, write_drafts = plan.columns(draft_tokens, width)
     target_drafts, write_target_drafts = plan.columns(base_model_draft_tokens, width)
@@ -125,7 +125,7 @@ def draft_model_postprocess(
         "draft_model_postprocess",
         **plan.given(draft_tokens="base_model_draft_tokens", seq_lens_this_time="base_model_seq_lens_this_time"),
         **plan.given(seq_lens_encoder="base_model_seq_lens_encoder", stop_flags="base_model_stop_flags"),
-        seq_lens_decoder=plan.constant(1, [slots], "int32"),  # FastDeploy does not ask whether a slot is idle
+        seq_lens_decoder=plan.constant(1, [slots], "int32"),  # FastDeploy ignores whether a slot is idle
     )
 
 

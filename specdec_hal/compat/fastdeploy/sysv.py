@@ -48,7 +48,7 @@ class MessageQueue:
     def send(self, message: NDArray[Any]) -> None:
         """Add a message; waits while the queue is full. An array of one element, or bytes."""
         size = message.nbytes - _TYPE_BYTES
-        if size > self._capacity:  # for which the system would wait forever
+        if size > self._capacity:  # the system would wait forever
             ctypes.set_errno(errno.EINVAL)
             raise self._too_long(size)
         while self._libc.msgsnd(self._id, message.ctypes.data, size, 0) < 0:

@@ -100,7 +100,7 @@ class PhaseScene(DraftScene):
         """[M]."""
         return self.rng("enable_thinking").random(self.size["M"]) < 0.5
 
-    # Rows of the draft model
+    # Draft model
 
     @cached_property
     def next_tokens(self) -> Array:

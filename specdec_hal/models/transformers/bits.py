@@ -13,7 +13,7 @@ from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.survey import only
 from specdec_hal.plugin.model import FINAL_NORM
 
-_TRIED = (11, 7)  # token ids
+_TRIED = (11, 7)  # ids
 
 
 class Silent:

@@ -94,13 +94,13 @@ def install(decoder: Any, launcher: Any, run: Callable[[], Any]) -> None:
     head = getattr(head, "part", head)  # of a rank
     for layers in groups:
         if layers[0] not in parents:
-            continue  # of an MLP that was replaced
+            continue  # of a replaced MLP
         whole = Linear(launcher, layers, torch.float32 if layers == [head] else layers[0].weight.dtype)
         for part, layer in enumerate(layers):
             parent, name = parents[layer]
             parent._modules[name] = _Part(whole, part) if len(layers) > 1 else whole
             if len(layers) > 1:
-                layer.weight = layer.bias = None  # whose memory was copied
+                layer.weight = layer.bias = None  # copied weights
                 parent._modules[f"{name}_joined"] = whole
     for module in model.modules():
         if is_experts(module):
@@ -159,7 +159,7 @@ def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[
 
 def _replace(module: Any, x: Any, forward: Callable[[Any], Any]) -> bool:
     """Let `forward` compute a module, if equal up to rounding; returns whether it is."""
-    for scale in (1.0, 1e-3):  # an epsilon counts for small numbers
+    for scale in (1.0, 1e-3):  # an epsilon matters for small numbers
         expected, got = module(x * scale), forward(x * scale)
         if expected.shape != got.shape or not _close(expected, got):
             return False
@@ -356,7 +356,7 @@ def _replace_block(block: Any, args: Any, kwargs: Any) -> None:
     if isinstance(expected, torch.Tensor):
         try:
             got = forward(*args, **kwargs)
-        except TypeError:  # it is called in another way
+        except TypeError:  # other arguments
             got = None
         out.residual = None
         if got is not None and got.shape == expected.shape and _close(expected, got):
@@ -368,7 +368,7 @@ def _install_rotary(model: Any, launcher: Any, seen: deque[tuple[_Norm, Any]]) -
     found: dict[Any, _Rotary] = {}
     for module in model.modules():
         forward = type(module).forward
-        while hasattr(forward, "__wrapped__"):  # warnings about arguments of other versions
+        while hasattr(forward, "__wrapped__"):  # warnings about other versions' arguments
             forward = forward.__wrapped__
         if not isinstance(forward, FunctionType) or _ROTATE not in forward.__code__.co_names:
             continue

@@ -22,7 +22,7 @@ _HARMLESS = {
 }  # fmt: skip
 _HONOURED = {"scaling", "sliding_window", "softcap", "s_aux"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_TRIED = 7  # tokens of the trial's text, of which the first _CHUNK come first, packed with another text
+_TRIED = 7  # tokens of the trial's text; the first _CHUNK are packed with another text
 _CHUNK = 4
 _OTHER, _FUTURE = -1, -2  # instead of a window: other masks
 
@@ -92,7 +92,7 @@ class _Recorder:
         self._check(module, name, arguments)
         if key.data_ptr() in self._keys:
             raise refused(self.model, f"layers ({name}) share their keys")
-        self._keys[key.data_ptr()] = key  # held, so that no other key gets its memory
+        self._keys[key.data_ptr()] = key  # kept alive, so that its memory is not reused
         scale = arguments.get("scaling")
         layer = Layer(
             index=len(self.found),

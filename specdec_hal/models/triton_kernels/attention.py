@@ -162,7 +162,7 @@ def paged_attention(
             weights = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             chunk_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
             begin_at, end = chunk_start(chunk, CHUNK), min(chunk_start(chunk + 1, CHUNK), context)
-            if WINDOW > 0:  # keys that no token of the tile sees change no bit of it
+            if WINDOW > 0:  # keys hidden from the tile do not change its bits
                 hidden = max(before + local * TOKENS + 1 - WINDOW - begin_at, 0)
                 begin_at += hidden // BLOCK_N * BLOCK_N
             for first in range(begin_at, end, BLOCK_N):
@@ -175,7 +175,7 @@ def paged_attention(
                 inside = there[:, None] & (d < HEAD_DIM)[None, :]
                 kv_at = pool + at[:, None] + d[None, :]
                 keys = tl.load(kv_at, mask=inside, other=0.0)
-                vals = tl.load(kv_at + BLOCK_SIZE * LINE, mask=inside, other=0.0)  # under way beside the scores
+                vals = tl.load(kv_at + BLOCK_SIZE * LINE, mask=inside, other=0.0)  # loaded beside the scores
                 scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
                 if SOFTCAP > 0:
                     fall = tl.exp2(
@@ -208,7 +208,7 @@ def paged_attention(
             tl.store(value_at + split * (BLOCK_M * BLOCK_D), value)
             tl.store(statistics_at + split * (2 * BLOCK_M), maximum)
             tl.store(statistics_at + split * (2 * BLOCK_M) + BLOCK_M, total)
-            tl.debug_barrier()  # every thread's stores come before the one thread's atomic
+            tl.debug_barrier()  # all stores precede the atomic
             if tl.atomic_add(counters + group, 1, sem="acq_rel") != states - 1:
                 return
             maximum = tl.full([BLOCK_M], MASKED, tl.float32)
@@ -218,7 +218,7 @@ def paged_attention(
                 four_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
                 four_total = tl.zeros([BLOCK_M], tl.float32)
                 four_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-                for i in tl.static_range(FOUR):  # the loads of four states are under way together
+                for i in tl.static_range(FOUR):  # load four states at once
                     state = first + i
                     other_maximum = tl.load(
                         statistics_at + state * (2 * BLOCK_M), mask=state < states, other=MASKED, cache_modifier=".cg"

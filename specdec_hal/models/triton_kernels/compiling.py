@@ -106,7 +106,7 @@ def compiling(workers: int | None = None) -> Iterator[None]:
     shares = [list(missing)[share::count] for share in range(count)]
     with ThreadPoolExecutor(count) as pool:
         failures = [why for why in pool.map(_in_a_process, shares) if why]
-    if failures:  # a launch compiles what is not there
+    if failures:  # launches compile the rest
         _log.warning("kernels could not be compiled ahead: %s", failures[0])
         return
     for marker in missing.values():

@@ -47,7 +47,7 @@ def product(
         weight_at = weight + weight_row.to(tl.int64)[:, None] * K + k
     PARTS: tl.constexpr = (K + PART - 1) // PART
     complete = True
-    if SPLIT or PARTS == 1:  # one accumulator: two of a large tile do not fit into the registers
+    if SPLIT or PARTS == 1:  # one accumulator: two of a large tile exceed the registers
         total = _part(
             x_at, weight_at, row, column, part, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP
         )
@@ -119,7 +119,7 @@ def _join(
     offset = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     at = partials + tile.to(tl.int64) * (PARTS * size) + offset
     tl.store(at + part * size, partial)
-    tl.debug_barrier()  # every thread's stores come before the one thread's atomic
+    tl.debug_barrier()  # all stores precede the atomic
     last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1
     total = partial
     if last:

@@ -46,7 +46,7 @@ class EngineProcess:
         engine.
         """
         if runner.config.engine.warm_up is not False:
-            warm_up(runner)  # before HTTP hears of it
+            warm_up(runner)  # before HTTP is notified
         own = runner.config.runner.journal is None
         self._journal = journal.Journal(directory / "journal", None) if own else None
         self._compiling: dict[Future[list[Grammar]], messages.Submit] = {}
@@ -151,7 +151,7 @@ class EngineProcess:
                 self._refuse(command, error)
                 continue
             self._add(command, [asked.request() for asked in command.requests])
-            del grammars  # which the runner has now
+            del grammars  # now in the runner
             for asked in command.requests:
                 if asked.request_id in self._aborted:
                     self.runner.cancel(asked.request_id)

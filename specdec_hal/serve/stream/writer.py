@@ -149,7 +149,7 @@ class FrameWriter:
         judged = self._step.judged
         if not judged:
             return True
-        if self._sequence == 0:  # the session begins with its requests; those that this step ended end after it
+        if self._sequence == 0:  # the session starts with all requests; those that this step ended end after it
             step, self._step, ended, self._ended = self._step, _Step(), self._ended, []
             self._send_frame(1, NOTHING, NOTHING, NOTHING)
             self._step, self._ended = step, ended
