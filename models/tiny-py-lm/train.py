@@ -373,7 +373,7 @@ def main() -> None:
     say(f"{len(copies)} augmented copies")
     tokenizer = train_tokenizer(corpus.train)
     check_round_trip(tokenizer, corpus.validation)
-    tokenizer.save(str(args.out / "tokenizer.json"))
+    tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
     config = Config()
     config.write(args.out / "config.json")
     streams = [encode(tokenizer, corpus.train, args.seed)]
