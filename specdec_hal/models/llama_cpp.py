@@ -137,11 +137,6 @@ class LlamaCpp:
         """No hidden states; row counts if batch-invariant."""
         return ModelCapabilities(hidden_layers=(), stable_row_counts=None if self._batch_invariant else ())
 
-    @property
-    def piece_sizes(self) -> tuple[int, ...]:
-        """With `batch_invariant`, once allocated: numbers of tokens that one pass takes, which agree in their bits."""
-        return self._sizes.sizes
-
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
         most = {"max_num_seqs": (max_num_seqs, api.MAX_SEQUENCES), "max_model_len": (max_model_len, 1 << 24)}
