@@ -147,6 +147,7 @@ def test_a_case_without_end_is_a_failure_with_its_inputs_saved(
     status, report = document(capsys, *args, *limit, "--save", str(tmp_path))
     assert status == 1
     ended = [result for result in report["results"] if result["check"] == "survival"]
+    ended = [result for result in ended if result["case"] != "(before the first case)"]  # where a start takes so long
     assert ended and all(how in result["detail"] and "its inputs are in" in result["detail"] for result in ended)
     assert list(tmp_path.glob("conformance-crash-*.npz"))
 

@@ -396,7 +396,7 @@ def asked(request: pytest.FixtureRequest) -> Iterator[tuple[Model, openai.OpenAI
     model: Model = request.getfixturevalue(name)
     assert model.plain  # before another engine has its KV cache
     if how == "--split":
-        changes = [f"model.path={model.path}", "model.num_threads=1", "engine.batch_invariant=true"]
+        changes = [f"model.path={model.path}", "model.num_threads=1", "engine.batch_invariant=false"]
         changes += ["runner.max_num_seqs=4", "runner.max_model_len=512", "serve.tool_call_parser=hermes"]
         changes += [f"speculative.{key}={value}" for key, value in DRAFTS.items()]
         if model.template_file is not None:
