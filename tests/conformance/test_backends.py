@@ -18,7 +18,7 @@ SAMPLES = {"reference": 4096}
 STRICT = {"generated": 40, "hostile": 25}
 """Results taken of each group in strict mode."""
 FEWER = Level(generated=25, hostile=15, traces=12)
-"""The fast part of level quick; `tests/wheel` and `make conformance` run all of it."""
+"""The fast part of level quick; `make conformance` runs all of it, `tests/wheel` that of three ops."""
 
 
 @cache
