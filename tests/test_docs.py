@@ -16,7 +16,7 @@ from specdec_hal.plugin.registry import Registry
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 ELSEWHERE = "docs/extend/xpu_emulator.md"
-"""Its files are run by tests/xpu_sim/test_docs_emulator.py."""
+"""Its files are run by tests/wheel/test_wheel.py."""
 
 
 def code_of(page: str) -> str:
