@@ -605,7 +605,8 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
         name, tools = self.forced_call, self.tools or []
         if name is None:
             if self.may_call and self._structured is None and any(tool["function"].get("strict") for tool in tools):
-                self._strict = tools
+                keys = ("name", "parameters", "strict")
+                self._strict = [{"function": {key: tool["function"].get(key) for key in keys}} for tool in tools]
             return self
         if not tools:
             raise ValueError(f"tool_choice: expected 'none' or 'auto' without tools, got {short(name or 'required')}")

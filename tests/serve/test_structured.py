@@ -155,7 +155,9 @@ def test_a_strict_tool_that_the_model_chooses_to_call(running: Running) -> None:
     chats: Any = running.openai.chat.completions
 
     def asked(strict: bool | None, drafts: int) -> dict[str, Any]:
-        tools = [STOP, {**CITY, "function": {**CITY["function"], "strict": strict}}]
+        long = {"name": "stop", "description": "long " * LONG}  # is read in another process
+        tools = [STOP if drafts else {**STOP, "function": long}]
+        tools.append({**CITY, "function": {**CITY["function"], "strict": strict}})
         more = {
             "temperature": 0,
             "max_tokens": 64,
