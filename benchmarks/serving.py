@@ -10,6 +10,8 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
   --client-processes 8 --http-workers 6``, and ``--large`` for a model that a GPU has to work for.
 - `stages`: the cost of each stage of that path (`serving_stages.py`), for as many requests.
+- `gpus`: one server on a GPU, a server on each of two, which share the clients as replicas would, and one server over
+  two ranks (`--large --load-clients 1 8 64 --client-processes 8`; on a machine without GPUs the embedded model).
 - `frames`: encoding and decoding of one step's output for 256 slots, in microseconds; `frame_writer`: what making the
   frame takes of the engine's step, encoding included.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -42,7 +45,7 @@ CLIENTS = (1, 4, 16)
 SETTLE_S = 1.5
 """Between loads: vLLM's processes poll for a second after their last message, on cores that the next server needs."""
 TOGETHER = 8
-PARTS = ("load", "logprobs", "output_path", "stages", "frames")
+PARTS = ("load", "logprobs", "output_path", "stages", "frames", "gpus")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
 NAIVE = ("--set", "speculative.method=naive")
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
@@ -188,7 +191,7 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
         for at in range(args.rounds + 1):
             found = {"engine": engine()}
             for name, url in urls.items():
-                answers, seconds = asking.closed_loop(url, wanted, clients)
+                answers, seconds = asking.closed_loop(wanted, clients, url)
                 assert all(answer.ok for answer in answers), f"{name}: a request failed"
                 found[name] = sum(sum(answer.tokens) for answer in answers) / seconds
             if at:
@@ -201,6 +204,44 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
     for name in urls:
         figures[name]["overhead"] = 1 - figures[name]["tokens_per_second"] / base
     return figures
+
+
+def gpus(args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second by clients, of one GPU, two replicas and two ranks, plain and with n-gram drafts, in turns."""
+    places = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
+    first, second = places.split(",")[:2]
+    most = max(args.load_clients)
+    figures: dict[str, Any] = {}
+    with ExitStack() as stack:
+        model = stack.enter_context(large_model()) if args.large else None
+        keys = [*model_keys(model), f"runner.max_num_seqs={most}", f"runner.max_waiting_requests={2 * most}"]
+        keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null", "model.framework=torch"]
+        asking = stack.enter_context(Clients(args.client_processes))
+        servers: dict[str, list[str]] = {}
+
+        def start(name: str, place: str, *more: str) -> None:
+            words = [word for key in (*keys, *more) for word in ("--set", key)]
+            url = stack.enter_context(server(*words, environment={"CUDA_VISIBLE_DEVICES": place}))[1]
+            servers.setdefault(name, []).append(url)
+            began = time.perf_counter()
+            asyncio.run(closed_loop(url, bodies(1, 1), 1))  # what it compiles, the next ones find
+            print(f"{name}: answers after {time.perf_counter() - began:.1f} s", flush=True)
+
+        for kind, method in (("plain", "speculative.method=naive"), ("ngram", "speculative.num_speculative_tokens=5")):
+            start(f"{kind}, one GPU", first, method)
+            servers[f"{kind}, two replicas"] = servers[f"{kind}, one GPU"].copy()
+            start(f"{kind}, two replicas", second, method)
+            start(f"{kind}, two ranks", places, method, "engine.tensor_parallel=2")
+        for clients, at in itertools.product(args.load_clients, range(args.rounds + 1)):
+            wanted = bodies(max(4, 3 * clients), args.new_tokens)
+            for name, urls in servers.items():
+                answers, seconds = asking.closed_loop(wanted, clients, *urls)
+                assert all(answer.ok for answer in answers), f"{name}: a request failed"
+                if at:  # the first warms up
+                    rate = sum(sum(answer.tokens) for answer in answers) / seconds
+                    figures.setdefault(name, {}).setdefault(str(clients), []).append(round(rate, 1))
+                    print(name, clients, round(rate, 1), flush=True)
+    return {"tokens_per_second": figures}
 
 
 # ---- frames
@@ -319,14 +360,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--vllm", type=Path, default=ROOT / "build/engine-venv", metavar="ENVIRONMENT")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
-    parser.add_argument("--load-clients", type=int, nargs="+", default=CLIENTS, metavar="N", help="load: so many")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS[:-1], help="these parts")
+    parser.add_argument("--load-clients", type=int, nargs="+", default=CLIENTS, metavar="N", help="load, gpus: so many")
     parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
     parser.add_argument("--clients", type=int, help="output_path: more than run at once, so that some always wait")
     parser.add_argument("--http-workers", type=int, default=1, help="output_path: of the split server")
     parser.add_argument("--turns", type=int, default=3, help="output_path: requests of each client")
-    parser.add_argument("--client-processes", type=int, default=1, help="output_path: that share the clients")
-    parser.add_argument("--large", action="store_true", help="output_path: with 1 B random parameters; needs a GPU")
+    parser.add_argument("--client-processes", type=int, default=1, help="output_path, gpus: that share the clients")
+    parser.add_argument("--large", action="store_true", help="output_path, gpus: 1 B random parameters; needs a GPU")
     parser.add_argument("--engine-alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -342,6 +383,8 @@ def main() -> None:
         figures["stages"] = stages(args.together, 5)
     if "output_path" in args.only:
         figures["output_path"] = output_path(args)
+    if "gpus" in args.only:
+        figures["gpus"] = gpus(args)
     if "logprobs" in args.only:
         with server() as (_, url):
             kinds = {"none": {}, "top_0": {"logprobs": 0}, "top_20": {"logprobs": 20}}

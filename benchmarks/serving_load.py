@@ -107,9 +107,10 @@ class Clients:
     def __exit__(self, *error: object) -> None:
         self._pool.terminate()
 
-    def closed_loop(self, url: str, bodies: Sequence[dict[str, Any]], clients: int) -> tuple[list[Answer], float]:
-        """As the function, with requests and clients shared out evenly."""
-        shares = [(url, bodies[at :: self.processes], clients // self.processes) for at in range(self.processes)]
+    def closed_loop(self, bodies: Sequence[dict[str, Any]], clients: int, *urls: str) -> tuple[list[Answer], float]:
+        """As the function, with requests and clients shared out evenly, over the servers too."""
+        shared = min(self.processes, clients)
+        shares = [(urls[at % len(urls)], bodies[at::shared], clients // shared) for at in range(shared)]
         start = time.perf_counter()
         answers = [answer for some in self._pool.map(_share, shares, chunksize=1) for answer in some]
         return answers, time.perf_counter() - start
@@ -128,8 +129,12 @@ def server(*arguments: str, environment: dict[str, str] | None = None) -> Iterat
     ) as process:
         try:
             assert process.stdout is not None
-            shown = "".join(iter(process.stdout.readline, "}\n"))
-            yield process.pid, json.loads(shown + "}")["url"]
+            shown = ""
+            while not shown.endswith("}\n"):
+                line = process.stdout.readline()
+                assert line, f"the server ended before it listened: {' '.join(arguments)}"
+                shown += line
+            yield process.pid, json.loads(shown)["url"]
         finally:
             process.terminate()
             process.wait(60)

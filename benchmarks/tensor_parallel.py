@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 from zlib import crc32
 
@@ -40,6 +41,7 @@ from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.memory import freeze_heap
 
 PROMPT, NEW_TOKENS = 256, 64
+WARM, TURNS = 2, 3
 WAYS = ("alone", "gathered", "shared", "parts")
 """How ranks exchange."""
 
@@ -171,10 +173,14 @@ def runner_of(model: Any, backend: Any, requests: int, k: int, group: Any, way: 
 
 
 def decode(model: Any, backend: Any, requests: int, k: int, group: Any, way: str) -> dict[str, Any]:
-    """Times of steps in which all requests decode, the third time that they come: nothing compiles or is captured."""
+    """Times of steps in which all requests decode, of the turns in which nothing compiles or is captured: the median.
+
+    `us_of_one_step`: the median of all steps' times, which a step that waits for the host or for a rank hardly changes.
+    """
     runner = runner_of(model, backend, requests, k, group, way)
-    for turn in range(3):
-        if turn == 2:
+    found, each = [], list[float]()
+    for turn in range(WARM + TURNS):
+        if turn >= WARM:
             runner.forget()
             freeze_heap()
             if group is not None:
@@ -183,18 +189,25 @@ def decode(model: Any, backend: Any, requests: int, k: int, group: Any, way: str
             runner.add_request(request)
         while runner.has_requests and not all_decode(runner):
             runner.step()
-        before, start = runner.metrics.steps, time.perf_counter()
+        before, times = runner.metrics.steps, [time.perf_counter()]
         tokens = -sum(len(one.token_ids) for one in runner.streams)
         while runner.has_requests:
             runner.step()
-        seconds, steps = time.perf_counter() - start, runner.metrics.steps - before
+            times.append(time.perf_counter())
+        seconds, steps = times[-1] - times[0], runner.metrics.steps - before
         outputs = runner.take_finished()
         tokens += sum(len(one.token_ids) for one in outputs.values())
+        if turn >= WARM:
+            found.append(seconds / steps)
+            each += np.diff(times).tolist()
     summary = runner.summary()
     if not summary["graphs"] or summary["failed_steps"]:
         raise SystemExit(f"expected captured steps, got {summary}")
+    seconds = median(found) * steps
     return {
         "us_per_step": round(1e6 * seconds / steps, 1),
+        "us_of_turns": [round(1e6 * one, 1) for one in found],
+        "us_of_one_step": round(1e6 * median(each), 1),
         "tokens_per_s": round(tokens / seconds, 1),
         "tokens_per_step_and_request": round(tokens / steps / requests, 3),
     }

@@ -104,6 +104,7 @@ def _texts() -> Iterator[tuple[str, Text]]:
     yield "latency", Text(32, 512, "low_input", 128)
     for length in (1024, 4096, 16_384, 65_536, 131_072):
         yield "length", Text(16, length, "low_input", 512)
+    yield "length", Text(32, 8192, "low_input", 512)
     for slots in (1, 8, 32, 128, 512):
         yield "batch", Text(slots, 16_384, "low_input", 8192)
     for kind in KINDS:
