@@ -1,8 +1,8 @@
 """Time from the start of a process until it is ready and to its first token, with cold and warm caches.
 
 ``python benchmarks/ready.py --out FILE``: `LLM(warm_up=True)` of the embedded model under configs/cuda.yaml, each
-time in a new process, whose caches (Triton's and CUDA's) are in a folder of their own. `late`: compilations and
-captures that the first requests still waited for.
+time in a new process, whose caches are in a folder of their own: Triton's, CUDA's, and Python's of compiled modules,
+which `pip install` fills. `late`: compilations and captures that the first requests still waited for.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def child(start: float) -> None:
 
 def measure(caches: str) -> dict[str, Any]:
     """One process."""
-    places = {"TRITON_CACHE_DIR": f"{caches}/triton", "CUDA_CACHE_PATH": f"{caches}/cuda"}
+    names = {"TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda", "PYTHONPYCACHEPREFIX": "python"}
+    places = {name: f"{caches}/{folder}" for name, folder in names.items()}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, __file__, "--child", repr(time.time())]
-    done = subprocess.run(command, env={**os.environ, **places}, text=True, capture_output=True)
+    done = subprocess.run(command, env={**environment, **places}, text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# How near to a GPU's limit ops, steps, the engine, ranks and servers are: recorded tables again, and tests that results
+# are the same. Each part ends after 240 s at most. Needs what tools/gpu_check.sh needs; host, servers and rank-tests
+# also the extra `serve`. ops compares with specdec_hal/lib/libspecdec_cuda_before.so, an older library, where there is one.
+# usage: benchmarks/limits.sh OUT_DIR PART...
+# PART, on one GPU each, shared out over those that are visible: tests ops steps turns ready host
+# PART, on two GPUs, not together with the others: rank-tests ranks-1.2B ranks-8B servers
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+shift
+python=${PYTHON:-python3}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 COLUMNS=160
+export COMMIT=${COMMIT:-$(git rev-parse --verify -q HEAD 2> /dev/null || echo unknown)}
+card=$(nvidia-smi --query-gpu=name --format=csv,noheader | grep -oE '[A-Z]+[0-9]+' | head -n 1)
+card=${card,,}
+
+part() { # part NAME: in the foreground
+  local name=$1 tests=("$python" -m pytest -m gpu -q -ra -p no:cacheprovider)
+  case $name in
+    tests) "${tests[@]}" -n 8 tests/cuda/test_equality.py tests/cuda/test_decoding.py tests/models/test_prefix_cache.py ;;
+    ops)
+      local builds=(after)
+      if [ -e specdec_hal/lib/libspecdec_cuda_before.so ]; then builds=(before after); fi
+      "$python" benchmarks/before_after.py "$out/$card-limits-ops.json" --builds "${builds[@]}" --only gather_next \
+        "build_sampling_params, B 256" "top-p 0.9, 1 x" "top-p 0.9, 8 x 32" "top-p 0.9, 32 x 32" "no filter, 1 x" \
+        "no filter, 2 x" "no filter, 4 x" "search, LATEST, B 16, L 16" "search, LATEST, B 32, L 8" \
+        "search, LATEST, B 16, L 32" "search, LEFTMOST, B 16" "search, LEFTMOST, B 32"
+      ;;
+    steps) "$python" benchmarks/gpu_model.py "$out/$card-limits-steps.json" bits models ;;
+    turns) "$python" benchmarks/chat_turns.py --out "$out/$card-limits-turns.json" ;;
+    ready) "$python" benchmarks/ready.py --out "$out/$card-limits-ready.json" ;;
+    host) "$python" benchmarks/engine.py overlap latency --out "$out/$card-limits-host.json" &&
+      "$python" benchmarks/serving.py --only output_path --rounds 2 --new-tokens 512 --together 64 --clients 128 --turns 24 \
+        --client-processes 8 --http-workers 6 --out "$out/$card-limits-output.json" ;;
+    rank-tests) "${tests[@]}" -n 4 tests/cuda/test_tensor_parallel.py ;;
+    ranks-*) "$python" benchmarks/tensor_parallel.py --models "${name#ranks-}" --ways gathered shared \
+      --out "$out/${card}x2-limits-$name.json" ;;
+    servers) "$python" benchmarks/serving.py --only gpus --large --load-clients 1 8 64 --client-processes 8 --rounds 2 \
+      --out "$out/${card}x2-limits-servers.json" ;;
+    *) echo "no part '$name'" && return 2 ;;
+  esac
+}
+
+IFS=, read -ra gpus <<< "${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd,)}"
+lane() { # lane I: every part whose turn it is on the I-th GPU, or all of them on all GPUs
+  local i=$1 at=0 failed=0 name start state
+  for name in "${parts[@]}"; do
+    if ((lanes == 1 || at++ % lanes == i)); then
+      start=$SECONDS state=done
+      (
+        if ((lanes > 1)); then export CUDA_VISIBLE_DEVICES=${gpus[i]}; fi
+        export -f part
+        export python out card name
+        timeout --kill-after=5 240 bash -c 'part "$name"'
+      ) > "$out/$name.log" 2>&1 || state=FAILED failed=1
+      echo "$name: $state, $((SECONDS - start)) s: $(tail -n 1 "$out/$name.log" | cut -c 1-100)"
+    fi
+  done
+  return $failed
+}
+parts=("$@") lanes=${#gpus[@]}
+for name in "${parts[@]}"; do
+  case $name in rank-tests | ranks-* | servers) lanes=1 ;; esac
+done
+pids=() status=0
+for ((i = 0; i < lanes; i++)); do
+  lane "$i" &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+exit $status
