@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -233,23 +234,31 @@ def _each(prompts: Any) -> Sequence[Prompt]:
 
 def warm_up(runner: ModelRunner, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
     """Warm a runner up, with a bar on a terminal, and log how long it took."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console, began, total = Console(stderr=True), time.perf_counter(), 0
-    columns = (TextColumn("warming up"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
+    began, total = time.perf_counter(), 0
+    with _warming_bar() if sys.stderr and sys.stderr.isatty() else nullcontext() as show:
 
         def advance(done: int, steps: int) -> None:
             nonlocal total
             total = steps
-            bar.update(task, completed=done, total=steps)
+            if show is not None:
+                show(done, steps)
             progress(done, steps)
 
         runner.warm_up(advance)
     if total:
         _log.info("warmed up: %d steps in %.1f s", total, time.perf_counter() - began)
+
+
+@contextmanager
+def _warming_bar() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar over the steps of a warm-up; yields what moves it."""
+    from rich.console import Console  # takes 0.2 s of a start
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("warming up"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, steps: bar.update(task, completed=done, total=steps)
 
 
 @contextmanager

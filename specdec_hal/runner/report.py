@@ -30,10 +30,11 @@ class StepReport:
         self._values = values
         self.emitted, self.counts = values["accept_tokens"], values["accept_num"]
         """int64 [M, S] and int32 [M], as they came."""
-        self._accepted: list[list[int]] = values["accept_tokens"].tolist()
+        self.accepted: list[list[int]] = values["accept_tokens"].tolist()
+        """The same as `emitted`, and `counts` as `accepted_counts`."""
         self.largest = int(values["accept_tokens"].max(initial=-1))
         """Of all token ids in it."""
-        self._counts: list[int] = values["accept_num"].tolist()
+        self.accepted_counts: list[int] = values["accept_num"].tolist()
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
         self.fed: list[int] = np.diff(values["cu_seqlens_q"]).tolist()
         """[M]: tokens of each slot fed to the model."""
@@ -63,11 +64,11 @@ class StepReport:
 
     def tokens(self, slot: int) -> list[int]:
         """The slot's emitted tokens."""
-        return self._accepted[slot][: self._counts[slot]]
+        return self.accepted[slot][: self.accepted_counts[slot]]
 
     def from_draft(self, slot: int, tokens: list[int]) -> list[bool]:
         """Which of a decoding slot's tokens are accepted drafts."""
-        return self._as_drafted[slot][: len(tokens)]
+        return self.as_drafted[slot][: len(tokens)]
 
     def logprobs(self, slot: int, count: int, top: int) -> list[TokenLogprobs]:
         """Of the slot's first `count` tokens, with `top` alternatives each."""
@@ -108,7 +109,8 @@ class StepReport:
         return self._values if "ids" in self._values else None
 
     @cached_property
-    def _as_drafted(self) -> list[list[bool]]:
+    def as_drafted(self) -> list[list[bool]]:
+        """[M, S]: which tokens are accepted drafts."""
         flags: list[list[bool]] = self._matches.tolist()
         return flags
 

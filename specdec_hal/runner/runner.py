@@ -80,8 +80,6 @@ class ModelRunner:
         self._vocab_size = parts.model.config.vocab_size
         self.end_tokens = frozenset(parts.model.config.eos_token_ids)
         self._end_ids = np.array(sorted(self.end_tokens), np.int64)
-        self._goes_on = False
-        """Whether no token of the step being read ends a request."""
         self._undrafted = set[int]()
         """Slots whose request the proposer refused."""
         self._launched: deque[LaunchedStep] = deque()
@@ -414,16 +412,49 @@ class ModelRunner:
             if step.prompts is not None:
                 step.prompts.read(self._send_scored)
             report = StepReport(values)
-            self._goes_on = report.goes_on(step.schedule.slots, self._end_ids, self._vocab_size)
+            goes_on = report.goes_on(step.schedule.slots, self._end_ids, self._vocab_size)
             decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
+            sink, emitted, counts = self.sink, report.accepted, report.accepted_counts
+            matched, flags_of = report.matched, report.as_drafted
             for slot, work in step.schedule.work.items():
-                sequence, kept, fed = work.sequence, work.sequence.accepted, report.fed[slot]
+                self._hook.took(self.metrics.steps, slot, report)
+                sequence, fed = work.sequence, report.fed[slot]
+                kept = sequence.accepted
                 sequence.in_flight -= 1
                 inputs += fed
                 rows += min(fed, 1) if work.chunk else fed
-                judged = self._take(slot, work, report, record)
-                if judged is None or work.chunk:
-                    continue
+                count = counts[slot]
+                length = len(sequence.token_ids) + count
+                if (
+                    goes_on
+                    and sequence.plain
+                    and length < sequence.max_new_tokens
+                    and sequence.finish_reason is None
+                    and not work.chunk
+                ):  # the usual case, written out: nothing ends
+                    flags = flags_of[slot][:count]
+                    if sink is not None:
+                        sink.gained(sequence, slot, flags, fed - 1)
+                    judged = matched[slot]
+                    sequence.advance(emitted[slot][:count], flags, fed - 1, judged)
+                    if sequence.prompt_len + length > sequence.shares_at:
+                        self._scheduler.computed(sequence, sequence.prompt_len + length - 1)
+                    record.emitted += count
+                    record.decode_slots += 1
+                    record.decode_tokens += count
+                    if sequence.grammar is not None:
+                        self._commit(sequence, sequence.grammar)
+                    if sequence.finish_reason is not None:
+                        self._retire(sequence)
+                    elif sink is None or sequence.request.callback is not None:
+                        self._delivery.add(sequence)
+                    if not count:
+                        continue
+                else:
+                    found = self._take(slot, work, report, record)
+                    if found is None or work.chunk:
+                        continue
+                    judged = found
                 drafted.append(fed - 1)
                 accepted.append(sequence.accepted - kept)
                 if self._lengths is not None and slot not in step.forced:
@@ -457,7 +488,6 @@ class ModelRunner:
 
         Returns the number of drafts accepted by the model, including those after the request's end.
         """
-        self._hook.took(self.metrics.steps, slot, report)
         sequence, fed = work.sequence, report.fed[slot]
         if sequence.finish_reason is not None:
             return None
@@ -465,25 +495,6 @@ class ModelRunner:
             self._scheduler.computed(sequence, work.end)
             return None
         tokens = report.tokens(slot)
-        if self._goes_on and sequence.plain and not work.chunk:
-            length = len(sequence.token_ids) + len(tokens)
-            if length < sequence.max_new_tokens:  # the usual case: nothing ends
-                flags, accepted = report.from_draft(slot, tokens), report.matched[slot]
-                if self.sink is not None:
-                    self.sink.gained(sequence, slot, flags, fed - 1)
-                sequence.advance(tokens, flags, fed - 1, accepted)
-                if sequence.prompt_len + length > sequence.shares_at:
-                    self._scheduler.computed(sequence, sequence.prompt_len + length - 1)
-                record.emitted += len(tokens)
-                record.decode_slots += 1
-                record.decode_tokens += len(tokens)
-                if sequence.grammar is not None:
-                    self._commit(sequence, sequence.grammar)
-                if sequence.finish_reason is None:
-                    self._show(sequence)
-                else:
-                    self._retire(sequence)
-                return accepted if tokens else None
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")

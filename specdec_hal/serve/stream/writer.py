@@ -41,13 +41,16 @@ class _Judged(NamedTuple):
 
 @dataclass
 class _Step:
-    """Contents of the frame under construction. `entries`: number, start, count and drafts; `sequences` and `slots`:
+    """Contents of the frame under construction: number, start, count and drafts of each entry; `sequences` and `slots`:
     those with tokens.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    entries: list[tuple[int, int, int, int]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
     accepted_draft: bytearray = field(default_factory=bytearray)
     judged: list[_Judged] = field(default_factory=list)
 
@@ -91,7 +94,10 @@ class FrameWriter:
             number = self._number(sequence)
         step.sequences.append(sequence)
         step.slots.append(slot)
-        step.entries.append((number, start, len(from_draft), -1 if drafted is None else drafted))
+        step.numbers.append(number)
+        step.starts.append(start)
+        step.counts.append(len(from_draft))
+        step.drafted.append(-1 if drafted is None else drafted)
         step.accepted_draft.extend(from_draft)
         if drafted and not sequence.plain and sequence.request.params.return_drafts:
             step.judged.append(_Judged(number, slot, start))
@@ -102,8 +108,11 @@ class FrameWriter:
 
     def resumes(self, sequence: Sequence, *, failed: bool) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
-        kind = RECOVERY if failed else PREEMPTED
-        self._step.entries.append((self._number(sequence), len(sequence.token_ids), kind, -1))
+        step = self._step
+        step.numbers.append(self._number(sequence))
+        step.starts.append(len(sequence.token_ids))
+        step.counts.append(RECOVERY if failed else PREEMPTED)
+        step.drafted.append(-1)
 
     def ended(self, sequence: Sequence) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
@@ -168,17 +177,16 @@ class FrameWriter:
 
     def flush(self) -> None:
         """Send entries collected outside steps, if any."""
-        if self._sequence == 0 or self._step.entries or self._ended or self._released:
+        if self._sequence == 0 or self._step.numbers or self._ended or self._released:
             assert not self._step.slots, "tokens go with their step"
             self._send_frame(1, NOTHING, NOTHING, NOTHING)
 
     def _send_frame(self, n: int, ids: memoryview, scores: memoryview, ranks: memoryview) -> None:
         step, first = self._step, self._sequence == 0
-        numbers, starts, counts, drafted = ([entry[column] for entry in step.entries] for column in range(4))
         frame = OutputFrame(
-            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, numbers, starts, counts, drafted,
-            bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended, self._released,
-            sorted(self._runner.end_tokens) if first else [], self._prompts,
+            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, step.numbers, step.starts,
+            step.counts, step.drafted, bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended,
+            self._released, sorted(self._runner.end_tokens) if first else [], self._prompts,
         )  # fmt: skip
         self._step = _Step()
         if self._send(frame.encode()):
@@ -189,7 +197,7 @@ class FrameWriter:
 
     def _lose(self, step: _Step) -> None:
         """End the requests whose tokens were refused."""
-        lost = {number for number, *_ in step.entries}
+        lost = set(step.numbers)
         self._ended = [StreamEnd(e.number, "error", TOO_SLOW) if e.number in lost else e for e in self._ended]
         for sequence in step.sequences:
             if sequence.finish_reason is None:
