@@ -18,6 +18,7 @@ namespace specdec::cuda {
 constexpr unsigned kMoveThreads = 256;
 constexpr unsigned kMoveUnits = 4;  // of a thread, loaded at once
 constexpr unsigned kMoveChunk = kMoveThreads * kMoveUnits;
+constexpr int64_t kMoveBlocks = 4;  // of a multiprocessor, where each moves several rows
 
 // An op's arguments, and what the kernels ask of its token order.
 template <typename Args>
@@ -176,22 +177,22 @@ struct GatherRows {
   }
 };
 
-// What a block moves, in units. Wide rows (kWide): the part blockIdx.y of output row blockIdx.x. Else whole rows, as
-// many as fit.
+// What a block moves at a time, in units. Wide rows (kWide): the part blockIdx.y of output row `index`. Else as many
+// whole rows as fit, the index-th ones.
 template <bool kWide>
 struct MoveChunk {
   int64_t first_row;
   uint32_t row_units, first_column, count;
 
-  __device__ __forceinline__ MoveChunk(int64_t out_rows, int64_t row_bytes, unsigned unit_bytes)
+  __device__ __forceinline__ MoveChunk(int64_t out_rows, int64_t row_bytes, unsigned unit_bytes, int64_t index)
       : row_units(static_cast<uint32_t>(row_bytes) / unit_bytes) {
     if constexpr (kWide) {
-      first_row = blockIdx.x;
+      first_row = index;
       first_column = blockIdx.y * kMoveChunk;
       count = min(row_units - first_column, kMoveChunk);
     } else {
       const uint32_t rows = kMoveChunk / row_units;
-      first_row = int64_t{blockIdx.x} * rows;
+      first_row = index * rows;
       first_column = 0;
       count = static_cast<uint32_t>(min64(out_rows - first_row, rows)) * row_units;
     }
@@ -211,8 +212,9 @@ struct MoveChunk {
   }
 };
 
-// Dynamic shared memory: a row of every slot.
-template <typename Rows, typename Unit, bool kWide>
+// A block looks once whether rows are in place, and moves one chunk, or every gridDim.x-th (kSeveral). Dynamic shared
+// memory: a row of every slot.
+template <typename Rows, typename Unit, bool kWide, bool kSeveral = false>
 __global__ void __launch_bounds__(kMoveThreads, 3)
     move_rows_kernel(const __grid_constant__ MoveArgs<typename Rows::Args> a, int64_t out_rows) {
   uint32_t* const first_rows = ptx::dynamic_shared<uint32_t>();
@@ -220,34 +222,41 @@ __global__ void __launch_bounds__(kMoveThreads, 3)
   wait_for_previous();
   const SlotRows slots(a);
   const InPlace in_place(slots);
-  const MoveChunk<kWide> chunk(out_rows, a.x_row_bytes, sizeof(Unit));
-  const int64_t only = kWide ? Rows::direct(a, slots, chunk.first_row) : 0;
   Unit units[kMoveUnits];
-#pragma unroll
-  for (unsigned i = 0; i < kMoveUnits; ++i) {
-    const uint32_t k = i * kMoveThreads + threadIdx.x;
-    if (k >= chunk.count) continue;
-    const int64_t source = kWide ? only : Rows::direct(a, slots, chunk.first_row + chunk.row(k));
-    units[i] = chunk.template load<Unit>(a.x, source, k);
-  }
-  if (__syncthreads_and(in_place.yes()) == 0) {
-    slots.token_rows_of(first_rows);
-    for (uint32_t row = warp_id(); row < chunk.rows(); row += kMoveThreads / kWarp) {
-      const int64_t source = Rows::search(a, slots, first_rows, chunk.first_row + row);
-      if (lane_id() == 0) sources[row] = source;
-    }
-    __syncthreads();
+  const auto load = [&](const MoveChunk<kWide>& chunk, auto source_of) {
+    const int64_t only = kWide ? source_of(0) : 0;
 #pragma unroll
     for (unsigned i = 0; i < kMoveUnits; ++i) {
       const uint32_t k = i * kMoveThreads + threadIdx.x;
-      if (k < chunk.count) units[i] = chunk.template load<Unit>(a.x, sources[chunk.row(k)], k);
+      if (k < chunk.count) units[i] = chunk.template load<Unit>(a.x, kWide ? only : source_of(chunk.row(k)), k);
     }
-  }
-  Unit* out = reinterpret_cast<Unit*>(a.out) + chunk.index(0);
+  };
+  int64_t index = blockIdx.x;
+  MoveChunk<kWide> chunk(out_rows, a.x_row_bytes, sizeof(Unit), index);
+  const auto direct = [&](uint32_t row) { return Rows::direct(a, slots, chunk.first_row + row); };
+  load(chunk, direct);
+  const bool in_order = __syncthreads_and(in_place.yes()) != 0;
+  if (!in_order) slots.token_rows_of(first_rows);
+  for (;;) {
+    if (!in_order) {
+      for (uint32_t row = warp_id(); row < chunk.rows(); row += kMoveThreads / kWarp) {
+        const int64_t source = Rows::search(a, slots, first_rows, chunk.first_row + row);
+        if (lane_id() == 0) sources[row] = source;
+      }
+      __syncthreads();
+      load(chunk, [&](uint32_t row) { return sources[row]; });
+      if (kSeveral) __syncthreads();  // `sources` are written again
+    }
+    Unit* out = reinterpret_cast<Unit*>(a.out) + chunk.index(0);
 #pragma unroll
-  for (unsigned i = 0; i < kMoveUnits; ++i) {
-    const uint32_t k = i * kMoveThreads + threadIdx.x;
-    if (k < chunk.count) out[k] = units[i];
+    for (unsigned i = 0; i < kMoveUnits; ++i) {
+      const uint32_t k = i * kMoveThreads + threadIdx.x;
+      if (k < chunk.count) out[k] = units[i];
+    }
+    index += gridDim.x;
+    if (!kSeveral || index >= out_rows) return;
+    chunk = MoveChunk<kWide>(out_rows, a.x_row_bytes, sizeof(Unit), index);
+    if (in_order) load(chunk, direct);
   }
 }
 
@@ -265,8 +274,13 @@ void launch_units(const char* op, const typename Rows::Args& a, int64_t out_rows
   }
   const size_t first_rows = static_cast<size_t>(a.B) * sizeof(uint32_t);
   if (row_units >= kMoveChunk / 4) {
-    const dim3 grid(static_cast<unsigned>(out_rows), blocks_for(row_units, kMoveChunk));
-    launch(op, stream, {grid, kMoveThreads, first_rows}, move_rows_kernel<Rows, Unit, true>, MoveArgs(a), out_rows);
+    // To look at many slots takes a block longer than to move some rows.
+    const int64_t few = device_sms(op) * kMoveBlocks;
+    const bool several = a.B > 2 * kMoveThreads && out_rows > few;
+    const dim3 grid(blocks_for(out_rows, 1, several ? few : out_rows), blocks_for(row_units, kMoveChunk));
+    launch(op, stream, {grid, kMoveThreads, first_rows},
+           several ? move_rows_kernel<Rows, Unit, true, true> : move_rows_kernel<Rows, Unit, true>, MoveArgs(a),
+           out_rows);
   } else {
     const dim3 grid(blocks_for(out_rows, kMoveChunk / row_units));
     launch(op, stream, {grid, kMoveThreads, first_rows}, move_rows_kernel<Rows, Unit, false>, MoveArgs(a), out_rows);

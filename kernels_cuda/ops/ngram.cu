@@ -84,17 +84,19 @@ void scan_rows(const NgramMatchArgs& a, unsigned cluster, cudaStream_t stream) {
          ngram_short_rows_kernel<kHybrid, Shape>, a);
 }
 
-// Short rows: by one block each if that can be, which spares it talking to others; else by the smallest shape of which
-// `most` blocks hold a row, unless that makes too many to read all rows at once. False: by neither.
-template <bool kHybrid, typename Shape, typename... Larger>
+// Short rows: by one block each if that can be, which spares it talking to others; else by the first shape of which
+// `most` blocks hold a row, unless that makes too many to read all rows at once. False: by neither. Two blocks of 512
+// threads on one multiprocessor take longer than half as many threads.
+template <bool kHybrid, typename Shape, typename... Others>
 bool scan_short_rows(const NgramMatchArgs& a, unsigned most, cudaStream_t stream) {
   // A row on an odd address takes a token more.
   const int64_t blocks = a.L / (2 * Shape::kPairs) + 1;
-  if (blocks <= most && (blocks == 1 || blocks * a.B <= few_blocks("ngram_match"))) {
+  const int64_t fit = Shape::kThreads > 256 ? device_sms("ngram_match") : few_blocks("ngram_match");
+  if (blocks <= most && (blocks == 1 || blocks * a.B <= fit)) {
     scan_rows<kHybrid, Shape>(a, static_cast<unsigned>(blocks), stream);
     return true;
   }
-  if constexpr (sizeof...(Larger) > 0) return scan_short_rows<kHybrid, Larger...>(a, most, stream);
+  if constexpr (sizeof...(Others) > 0) return scan_short_rows<kHybrid, Others...>(a, most, stream);
   return false;
 }
 
@@ -110,7 +112,9 @@ void find_drafts(const NgramMatchArgs& a, cudaStream_t stream) {
   using Wide = ScanShape<256, 8, 2>;
   const bool clusters = compute_capability_major("ngram_match") >= 9;
   if (scan_short_rows<kHybrid, Narrow, Middle, Wide>(a, 1, stream)) return;
-  if (clusters && scan_short_rows<kHybrid, Narrow, Middle, Wide>(a, kMaxCluster, stream)) return;
+  using Many = ScanShape<512, 3, 1>;
+  using Most = ScanShape<512, 5, 1>;
+  if (clusters && scan_short_rows<kHybrid, Narrow, Many, Wide, Most>(a, kMaxCluster, stream)) return;
   // As many blocks for a row as fill the device once; many slots fill it twice and more.
   const int64_t few = few_blocks("ngram_match");
   unsigned cluster = 1;
