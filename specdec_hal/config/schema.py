@@ -139,7 +139,9 @@ class FallbackSettings(Section):
 
 
 class ShadowSettings(Section):
-    """Repeat a `fraction` of all launches on another `backend`, compare, and log and count differences; null: none."""
+    """Repeat launches on another backend, compare, and log and count differences. `backend`: the other one; null: no
+    repetition. `fraction`: the share of launches to repeat.
+    """
 
     backend: BackendName | None = None
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
@@ -184,19 +186,19 @@ class ModelSettings(Section):
 
 
 class RunnerSettings(Section):
-    """Slots (`max_num_seqs`, M), context (`max_model_len`, L; null: the model's), prompt tokens of a slot per step
-    (`prefill_chunk`), and tokens of all slots per step (`max_num_batched_tokens`; null: a decode step of every slot and
-    one chunk).
+    """`max_num_seqs` (M): slots, that is requests in progress. `max_model_len` (L): context of a slot; null: the
+    model's. `prefill_chunk`: most prompt tokens of a slot per step. `max_num_batched_tokens`: most tokens of all slots
+    per step; null: a decode step of every slot and one chunk.
 
-    KV cache, for models that keep it in blocks: positions of a block (`block_size`), blocks in all (`num_kv_blocks`;
-    null: enough for every slot's context). `enable_prefix_caching`: requests share the blocks of equal beginnings;
-    null: where the model promises bits that do not depend on what is computed together. `overlap`: launch a step before
-    the previous one is read; `graph`: replay steps as device graphs; both null: where backend, model and proposer can.
-    `debug`: ops check values too.
+    `block_size`: positions of a block of the KV cache, for models that keep it in blocks. `num_kv_blocks`: all blocks;
+    null: enough for every slot's context. `enable_prefix_caching`: requests share the blocks of equal beginnings; null:
+    where the model promises bits that do not depend on what is computed together. `overlap`: launch a step before the
+    previous one is read; null: where backend, model and proposer can. `graph`: replay steps as device graphs; null:
+    likewise. `debug`: ops check values too.
 
     `max_waiting_requests`: requests that may wait for a slot; one more is refused. `queue_timeout_s`: how long one may
-    wait. `watchdog_s`: log parts of a step that take longer; null: never. `journal`: a file, written every
-    `journal_interval` steps, to resume from after a crash.
+    wait. `watchdog_s`: log parts of a step that take longer; null: never. `journal`: a file to resume from after a
+    crash. `journal_interval`: steps from one write of the journal to the next.
     """
 
     max_num_seqs: Annotated[int, Field(ge=1, le=SERVED["M"])] = 8
@@ -217,14 +219,14 @@ class RunnerSettings(Section):
 
 
 class EngineSettings(Section):
-    """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare their decisions
-    every `digest_interval` steps; null: never. `rank_timeout_s`: how long a rank waits for the others.
-    `vocabulary_parallel`: in steps of many rows on GPUs each rank samples from its part of the vocabulary, so no logits
-    are sent; same tokens. `rank_devices`: the GPU of each rank; null: `backend.options.device` and those after it.
-    Ranks may share a GPU for tests: they exchange through the host, and steps are not captured.
-    `warm_up`: compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM.
-    `batch_invariant`: require that a token's bits depend neither on drafts nor on other requests, or refuse the model;
-    false: do not; null: the default of the model's implementation (`specdec-hal explain`).
+    """`tensor_parallel`: processes that share one model, each with a part of every weight. `digest_interval`: steps
+    from one comparison of their decisions to the next; null: never. `rank_timeout_s`: how long a rank waits for the
+    others. `vocabulary_parallel`: in steps of many rows on GPUs each rank samples from its part of the vocabulary, so
+    no logits are sent; same tokens. `rank_devices`: the GPU of each rank; null: `backend.options.device` and those
+    after it. Ranks may share a GPU for tests: they exchange through the host, and steps are not captured. `warm_up`:
+    compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM. `batch_invariant`:
+    require that a token's bits depend neither on drafts nor on other requests, or refuse the model; false: do not;
+    null: the default of the model's implementation (`specdec-hal explain`).
     """
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
@@ -242,11 +244,12 @@ class SpeculativeSettings(Section):
     that need one; their own section may name another. `calibrate`: refuse a trained head (eagle3) that drafts better
     with other settings, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a step; 0 for
     naive, whatever is set. `adaptive`: draft 0 to K tokens per request, the number measured to give most tokens per
-    second; tokens do not change. Null: with the method auto, unless ranks of engine.tensor_parallel must agree or
-    drafts are padded to K.
+    second; tokens do not change; null: with the method auto, unless ranks of engine.tensor_parallel must agree or
+    drafts are padded to K. `verify_strategy`: how drafts are compared with the model; "target_match" and "greedy" keep
+    the tokens, "rejection" their distribution, "topp" neither. `verify_window`: for "topp", best drafts that must
+    follow a second-best one. `candidates` (C): for "topp", tokens considered per row.
 
-    `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a
-    section of its name beside these keys; :attr:`settings` is the one of the method.
+    A proposer with settings has a section of its name beside these keys; :attr:`settings` is the method's.
     """
 
     method: MethodName = AUTO
@@ -279,11 +282,11 @@ class SpeculativeSettings(Section):
 
 
 class ThinkingSettings(Section):
-    """Most tokens of thought before its end (`max_tokens`) and of the answer after it (`max_reply_tokens`), null: no
-    limit; for a model with `model.think_end_id`. At the first limit, or for an end token in thought, `think_end_text`
-    replaces the model's tokens; after the second, an end token does. `constrain_answer`: the first token of the answer
-    is one of `model.answer_start_ids`, after the separator or, if the request does not think (`enabled` false), after
-    the prompt.
+    """Limits of thinking, for a model with `model.think_end_id`. `enabled`: whether the request thinks.
+    `constrain_answer`: the first token of the answer is one of `model.answer_start_ids`, after the separator or, if the
+    request does not think, after the prompt. `max_tokens`: most tokens of thought; at the limit, or for an end token in
+    thought, `think_end_text` replaces the model's tokens; null: no limit. `max_reply_tokens`: most tokens of the
+    answer, then an end token; null: no limit.
     """
 
     enabled: bool = True
@@ -351,16 +354,25 @@ STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar", "struc
 
 
 class SamplingSettings(Section):
-    """Defaults of requests. `temperature` 0: argmax; `top_k` 0: all; `seed` null: a sampled request draws one.
-    `logprobs`: how many alternatives to report per token besides the chosen one (null: no log-probabilities at all),
-    `prompt_logprobs` those of the prompt's tokens. `stop_token_ids` and `stop_sequences` (of token ids) end a
-    generation once it has `min_new_tokens`, as the strings of `stop` do; `include_stop_str_in_output`: keep the stop
-    string in the text. `skip_special_tokens`: omit special tokens from the text; `spaces_between_special_tokens` (where
-    they are): with the spaces that the tokenizer puts between them. `truncate_prompt_tokens`: keep only this many last
-    tokens of a prompt, -1 for as many as leave room for `max_new_tokens`. `bad_token_ids` are never produced; with
-    `allowed_token_ids`, only these are (end tokens too must be listed). The texts of `bad_words`, with a space before
-    them and without, and the token ids of `bad_sequences` are never completed. `logit_bias`: added to the logits of
-    these tokens, before penalties. `thinking`: limits of a request that thinks before it answers (null: none).
+    """Defaults of requests. `temperature`: 0 takes the most likely token. `top_p`: sample from the likeliest tokens
+    that together have this probability. `top_k`: sample from this many tokens; 0: all. `min_p`: least probability,
+    relative to the likeliest token's. `seed`: of the random numbers; null: a sampled request draws one.
+    `repetition_penalty`: divides positive logits of tokens in prompt and output, multiplies negative ones.
+    `frequency_penalty`: subtracted for each occurrence in the output. `presence_penalty`: subtracted once for tokens in
+    the output.
+
+    `max_new_tokens`: most tokens of the output. `min_new_tokens`: tokens before which nothing below ends it. `stop`:
+    strings that end it. `include_stop_str_in_output`: keep the stop string in the text. `stop_token_ids`: tokens that
+    end it. `stop_sequences`: lists of token ids that end it. `skip_special_tokens`: omit special tokens from the text.
+    `spaces_between_special_tokens`: keep the spaces that the tokenizer puts between special tokens.
+    `truncate_prompt_tokens`: keep only this many last tokens of a prompt, -1 for as many as leave room for
+    `max_new_tokens`.
+
+    `bad_token_ids`: never produced. `allowed_token_ids`: only these are produced (list end tokens too). `bad_words`:
+    texts that are never completed, with a space before them or without. `bad_sequences`: lists of token ids that are
+    never completed. `logit_bias`: added to the logits of these tokens, before penalties. `logprobs`: how many
+    alternatives to report per token besides the chosen one; null: no log-probabilities at all. `prompt_logprobs`: the
+    same for the prompt's tokens. `thinking`: limits of a request that thinks before it answers (null: none).
     `structured`: constraint on the output (null: none).
     """
 
@@ -402,25 +414,21 @@ class SamplingSettings(Section):
 
 
 class ServeSettings(Section):
-    """`specdec-hal serve`: address (`port` 0: a free one) and the model's name (null: that of its folder).
-    `chat_template`: a Jinja file; null: the checkpoint's, or the lines of all messages.
-
-    `allowed_hosts`: host names of the server, `*.example.com` and `*` too; null: those of the loopback
+    """Settings of `specdec-hal serve`. `host`: address to listen at. `port`: 0 takes a free one. `served_model_name`:
+    the model's name; null: that of its folder. `chat_template`: a Jinja file; null: the checkpoint's, or the lines of
+    all messages. `allowed_hosts`: host names of the server, `*.example.com` and `*` too; null: those of the loopback
     interface and `host`, any IP address if `host` is not on the loopback interface, any name if there is an API key.
-
     `allowed_origins`: web pages of other servers that may use this one, as in `https://example.com`; `*` for all.
 
-    `reasoning_parser` and `tool_call_parser`: parsers of thoughts and tool calls in chat answers; null: none.
+    `reasoning_parser`: of thoughts in chat answers; null: none. `tool_call_parser`: of tool calls in chat answers;
+    null: none. `max_body_bytes`: most bytes of a request's body. `receive_timeout_s`: time to receive it.
+    `max_concurrent_requests`: requests in progress; more are refused. `drain_timeout_s`: time for them to finish after
+    the server was asked to stop.
 
-    `max_body_bytes` bounds a request's body, `receive_timeout_s` the time to receive it, `max_concurrent_requests` the
-    requests in progress; more are refused. `drain_timeout_s`: time for them to finish after the server was asked to
-    stop.
-
-    `split`: run HTTP, engine and token processor as separate processes; `http_workers`: number of HTTP processes, which
-    share these limits. `output_queue`: frames that may wait for the token processor; `slow_reader`: when the queue is
-    full, the engine waits or drops requests.
-
-    `log_format`: format of the log on stderr; `access_log`: log a line per request.
+    `split`: run HTTP, engine and token processor as separate processes. `http_workers`: number of HTTP processes, which
+    share these limits. `output_queue`: frames that may wait for the token processor. `slow_reader`: when the queue is
+    full, the engine waits or drops requests. `log_format`: format of the log on stderr. `access_log`: log a line per
+    request.
     """
 
     host: Text = "127.0.0.1"
@@ -444,9 +452,9 @@ class ServeSettings(Section):
 
 
 class StructuredSettings(Section):
-    """Compiler of the grammars of `sampling.structured`: `backend` "xgrammar" or "llguidance"; "auto": xgrammar if
-    installed, llguidance for features that it lacks. xgrammar refuses a grammar after `compile_timeout_s`. `cache_mb`:
-    size of the cache of compiled grammars.
+    """Compiler of the grammars of `sampling.structured`. `backend`: "xgrammar" or "llguidance"; "auto": xgrammar if
+    installed, llguidance for features that it lacks. `compile_timeout_s`: after this xgrammar refuses a grammar.
+    `cache_mb`: size of the cache of compiled grammars.
     """
 
     backend: Literal["auto", "xgrammar", "llguidance"] = "auto"

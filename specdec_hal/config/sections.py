@@ -60,7 +60,8 @@ def _settings(spec: ProposerSpec) -> type[BaseModel]:
 @lru_cache(maxsize=32)
 def _with_sections(sections: Sections) -> type[Config]:
     fields: dict[str, Any] = {name: (settings, _field(settings)) for name, settings in sections}
-    speculative = create_model("SpeculativeSettings", __base__=SpeculativeSettings, **fields)
+    base = SpeculativeSettings
+    speculative = create_model(base.__name__, __doc__=base.__doc__, __base__=base, **fields)
     return create_model("Config", __base__=Config, speculative=(speculative, Field(default_factory=speculative)))
 
 

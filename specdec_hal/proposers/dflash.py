@@ -22,9 +22,8 @@ _log = logging.getLogger("specdec_hal")
 
 class DFlashSettings(Section):
     """`path`: the drafter's checkpoint, z-lab's format or that of `speculators`; null: `speculative.path`.
-
-    `min_confidence`, for a DSpark drafter with a confidence head: drafts end before the first whose estimated
-    cumulative acceptance is below this. 0: never.
+    `min_confidence`: for a DSpark drafter with a confidence head, drafts end before the first whose estimated
+    cumulative acceptance is below this; 0: never.
     """
 
     path: PathText | None = None

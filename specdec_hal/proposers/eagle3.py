@@ -25,11 +25,11 @@ _log = logging.getLogger("specdec_hal")
 
 
 class Eagle3Settings(Section):
-    """`path`: the head's checkpoint, original format or that of `speculators`; null: `speculative.path`.
-
-    The others override a wrong or missing value in config.json. `layers`: taps, each the residual stream after this
-    many decoder layers of the target (config.json may count otherwise; the log shows the conversion).
-    `norm_before_residual`, `norm_output`: null keeps the head's.
+    """The keys but `path` override a wrong or missing value in config.json; null keeps the head's. `path`: the head's
+    checkpoint, original format or that of `speculators`; null: `speculative.path`. `layers`: taps, each the residual
+    stream after this many decoder layers of the target (config.json may count otherwise; the log shows the conversion).
+    `norm_before_residual`: the first layer's residual is the normed state. `norm_output`: the next draft starts from
+    the normed output.
     """
 
     path: PathText | None = None
