@@ -1,5 +1,5 @@
-// The shared primitives over arrays, for the tests that compare them with the NumPy ones bit by bit.
-// Every tensor is a contiguous CPU array of the exact dtype; the last argument is the output.
+// The shared primitives over arrays, for bitwise tests against NumPy. Every tensor is a contiguous CPU array of the
+// exact dtype; the last argument is the output.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 
@@ -26,7 +26,7 @@ namespace {
 
 using tvm::ffi::TensorView;
 
-// The data of an argument, after checking that it is exactly what is expected.
+// The data of a checked argument.
 template <typename T>
 T* data(const char* op, const char* argument, const TensorView& x, std::initializer_list<int64_t> shape) {
   return specdec::ffi::Operands(op).data<T>(argument, x, shape);

@@ -1,4 +1,4 @@
-// The same as the kernels, as a wrapper's CPU path has it; and the times of both, by processor time.
+// CPU paths of the kernels as in wrappers, and the processor time of both.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -97,7 +97,7 @@ void compare(const char* name, F on_device, G on_host) {
 
 }  // namespace
 
-// All cases, or the one that is named: its name and the microseconds of kernel and CPU path.
+// Prints name, kernel and CPU microseconds of all cases or the named one.
 int main(int argc, char** argv) {
   if (argc > 1) only = argv[1];
   constexpr int kRows = 32, kWidth = 32768, kSlots = 256, kBlocks = 128, kDrafts = 6;

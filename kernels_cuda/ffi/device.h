@@ -1,4 +1,4 @@
-// Which device calls of this thread go to.
+// The current device of this thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace specdec::cuda {
 
-// Makes a device current for as long as it lives, if it is not already.
+// Makes a device current during its lifetime, if it is not already.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -18,7 +18,7 @@ class DeviceGuard {
     changed_ = before_ != device;
     if (changed_) check("cudaSetDevice", cudaSetDevice(device));
   }
-  // Going back to a device that worked before cannot fail in a way that a destructor could report.
+  // Restoring the previous device cannot fail in a way that a destructor could report.
   ~DeviceGuard() {
     if (changed_) cudaSetDevice(before_);
   }
@@ -30,9 +30,9 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// Throws CudaError if a stream is of another device than the current one: what is launched on it would run there, on
-// addresses that are not that device's. The default streams are of the current device, and a stream that is being
-// captured cannot be asked: cudaStreamGetDevice is not permitted then.
+// Throws CudaError if a stream belongs to another than the current device, where launches would use invalid addresses.
+// Default streams belong to the current device; capturing streams are skipped, as cudaStreamGetDevice is not permitted
+// on them.
 inline void require_stream_of(int device, cudaStream_t stream) {
   if (reinterpret_cast<uintptr_t>(stream) <= reinterpret_cast<uintptr_t>(cudaStreamPerThread)) return;
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -44,7 +44,7 @@ inline void require_stream_of(int device, cudaStream_t stream) {
   throw CudaError(("the stream is of cuda:" + std::to_string(own)).c_str(), cudaErrorInvalidResourceHandle);
 }
 
-// What would help against an error, for messages.
+// A hint for an error.
 inline const char* hint_of(cudaError_t error) {
   switch (error) {
     case cudaErrorInvalidResourceHandle:

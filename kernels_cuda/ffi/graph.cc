@@ -1,4 +1,4 @@
-// Exports capture_graph: what a function launches, as one CUDA graph.
+// Exports capture_graph: a function's launches as one CUDA graph.
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 
@@ -60,7 +60,7 @@ class GraphExec {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-// Runs `launches(stream)` on a capturing stream. Other threads may do what they like meanwhile.
+// Runs `launches(stream)` on a capturing stream. Other threads are not restricted.
 std::shared_ptr<const GraphExec> record(const Function& launches, int device) {
   const DeviceGuard guard(device);
   const Stream stream;
@@ -69,7 +69,7 @@ std::shared_ptr<const GraphExec> record(const Function& launches, int device) {
   try {
     launches(reinterpret_cast<int64_t>(stream.get()));
   } catch (...) {
-    // The error of the launch says more than that of the capture it has broken.
+    // The launch's error says more than that of the broken capture.
     cudaStreamEndCapture(stream.get(), &captured);
     const Graph dropped(captured);
     cudaGetLastError();

@@ -1,4 +1,4 @@
-// Exports what backends/cuda must know to allocate an n-gram index.
+// Exports the sizes of n-gram indices for backends/cuda.
 #include "../ops/ngram_workspace.h"
 
 #include <tvm/ffi/function.h>
@@ -10,7 +10,7 @@
 namespace specdec::cuda {
 namespace {
 
-// Fewer rows take no less time to search: up to kMaxCluster blocks share one, and there are enough for so many.
+// Fewer rows do not take less time: up to kMaxCluster blocks share one, and the GPU has room for these.
 constexpr int64_t kMinRows = 32;
 
 // Bytes of one of `rows` rows for histories of up to `row_width` tokens. Fewer than `index_from` tokens in all are

@@ -1,4 +1,4 @@
-// One block on its way through a kernel.
+// One block executing a kernel.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ struct ClusterBarrier {
   void see();  // lets all pass if all have arrived
 };
 
-// What a launch leaves to chance. Without a seed, things go in order.
+// Random choices of a launch; without a seed, everything is in order.
 class Chance {
  public:
   explicit Chance(uint64_t seed) : state_(seed), none_(seed == 0) {}
@@ -64,7 +64,7 @@ class Block {
   bool begun() const { return begun_; }
   bool over() const { return live_ == 0; }
   const std::string& error() const { return error_; }
-  // For whom it waits, when nothing goes on any more.
+  // The fibers that it waits for in a deadlock.
   std::string standstill() const;
   void end() { begun_ = false; }
 

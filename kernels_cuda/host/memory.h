@@ -14,12 +14,11 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // Fills all of it, and makes `bytes` of dynamic memory, after whose end nothing can be touched. For that thread to
-  // call.
+  // Fills all of it, and allocates `bytes` of dynamic memory followed by a protected page. Called by that thread.
   void begin(size_t bytes, uint8_t filler);
   void* dynamic() const { return dynamic_; }
   size_t dynamic_bytes() const { return bytes_; }
-  // The counterpart in another block's memory of what lies here; null if it does not lie here.
+  // The same address in another block's memory; null if it is not in this one.
   void* counterpart(const void* own, const SharedMemory& other) const;
 
  private:

@@ -13,7 +13,7 @@
 namespace simt {
 namespace {
 
-// Throws for what no device would launch.
+// Throws for launches that no device accepts.
 void check(const Launch& launch) {
   const bool clusters = launch.cluster >= 1 && launch.cluster <= kMaxCluster && launch.grid.x % launch.cluster == 0;
   const bool blocks = launch.grid.x >= 1 && launch.grid.y >= 1 && launch.grid.y <= 0xFFFF;
@@ -26,7 +26,7 @@ void check(const Launch& launch) {
       std::to_string(launch.cluster));
 }
 
-// A thread of the machine with the block that runs in it. call() waits for the end of what it has it do.
+// A machine thread with its block. call() runs a function on it and waits.
 class Worker {
  public:
   explicit Worker(unsigned rank) : block(rank), thread_([this] { work(); }) {}

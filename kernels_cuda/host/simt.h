@@ -1,6 +1,6 @@
-// Runs CUDA kernels on the host, to see what they compute and whether they may: every thread is a fiber, every block of
-// a cluster a thread of the machine, of which one runs at a time. Which fiber comes next, and what shared memory holds
-// before it is written, depend on a seed: a kernel whose result does too lacks a barrier or reads what it never wrote.
+// Runs CUDA kernels on the host to check results and synchronisation. Every thread is a fiber, every block of a cluster
+// a machine thread, of which one runs at a time. The order of fibers and the initial shared memory depend on a seed: if
+// a kernel's result does too, it lacks a barrier or reads uninitialised memory.
 #pragma once
 
 #include <cstddef>
@@ -49,11 +49,11 @@ struct Launch {
   unsigned cluster;  // blocks
 };
 
-// Runs kernel() in every thread of the grid. Throws std::runtime_error, which names the threads, if they wait for what
-// never comes, meet at different instructions, or reach for shared memory that is not there.
+// Runs kernel() in every thread of the grid. Throws std::runtime_error, naming the threads, for deadlocks, different
+// instructions at a rendezvous, and invalid shared memory.
 void run(const Launch& launch, const std::function<void()>& kernel);
 
-// Of the launches that follow, in any thread: 0 takes threads in order.
+// Seed of later launches in any thread; 0: threads in order.
 void set_seed(uint64_t seed);
 
 }  // namespace simt

@@ -33,7 +33,7 @@ __device__ __forceinline__ void visit_ids(Visitor& v, const int64_t* ids, int64_
   for (int64_t i = begin + threadIdx.x; i < end; i += kPenaltyThreads) v.tile(ids + i, i, 1);
 }
 
-// Ids of a list that fall into the window, each a thread's; a list may repeat an id, which is then stored twice.
+// Ids of a list inside the window, one per thread; a repeated id is stored twice.
 template <class L>
 __device__ __forceinline__ void forbid(PenaltyLogits<L>& logits, const int64_t* ids, int64_t count, int64_t first,
                                        int64_t size, const PenaltyRows& rows, int64_t step_idx, int64_t min_dec_len,

@@ -1,6 +1,5 @@
-// apply_token_bitmask: a warp for 1,024 columns of a row. It writes what is forbidden, and reads logits of lines alone
-// that it then writes whole.
-// truncate_drafts: a warp a slot, a lane a draft.
+// apply_token_bitmask: a warp per 1,024 columns of a row. It writes forbidden logits, and reads only lines that it
+// rewrites whole. truncate_drafts: a warp per slot, a lane per draft.
 #include "launch.cuh"
 #include "ops.h"
 #include "specdec/bitmask.h"
@@ -17,8 +16,8 @@ constexpr int kBitmaskTile = 32 * kWarp;  // columns of a warp: each lane has a 
 constexpr int kLine = 4 * kWarp;  // bytes
 constexpr int kShareWritten = 4;  // a line is written whole if one of so many of its columns is forbidden
 
-// A one for each bit of those of a lane's four bytes of line k that are of forbidden columns. Lane l's `word` says
-// which of columns 32 l .. 32 l + 31 of the tile are forbidden.
+// All ones for the forbidden columns of a lane's four bytes of line k. Lane l's `word` has the forbidden columns 32 l
+// .. 32 l + 31 of the tile.
 template <typename Bits>
 __device__ __forceinline__ uint32_t forbidden_bytes(uint32_t word, int k) {
   if constexpr (sizeof(Bits) == 4) {
@@ -30,8 +29,8 @@ __device__ __forceinline__ uint32_t forbidden_bytes(uint32_t word, int k) {
   }
 }
 
-// Measured on an H100: sectors that are written in parts cost more than to read and write them, where many columns of a
-// line are forbidden; and what does not fit in L2 is written faster if it is the first to leave it.
+// Measured on an H100: if many columns of a line are forbidden, partial writes of sectors cost more than reading and
+// rewriting them; data beyond L2 is written faster with evict-first.
 template <class L, bool kFitsInCache>
 __global__ void __launch_bounds__(kBitmaskThreads)
     apply_token_bitmask_kernel(const __grid_constant__ ApplyTokenBitmaskArgs a, typename L::Bits forbidden,

@@ -1,4 +1,4 @@
-// build_sampling_params: a thread a row; what a slot gives is loaded at once.
+// build_sampling_params: a thread per row; loads a slot's parameters together.
 #include "launch.cuh"
 #include "ops.h"
 #include "specdec/integers.h"

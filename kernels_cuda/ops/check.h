@@ -1,4 +1,4 @@
-// Errors of the CUDA runtime as exceptions. What an asynchronous kernel does wrong shows up in a later call.
+// Errors of the CUDA runtime as exceptions. Faults of asynchronous kernels appear in a later call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,8 +15,8 @@ struct CudaError : std::runtime_error {
   cudaError_t code;
 };
 
-// Throws CudaError with what the CUDA runtime says, if that is an error. The runtime forgets it, so that nobody hears
-// of it a second time; a broken context goes on failing.
+// Throws CudaError for an error of the CUDA runtime, and clears it so that it is reported once; a broken context keeps
+// failing.
 inline void check(const char* what, cudaError_t status) {
   if (status == cudaSuccess) return;
   cudaGetLastError();

@@ -11,8 +11,8 @@ namespace specdec::cuda {
 
 constexpr int kMaxCluster = 8;  // blocks, on every device that has clusters; a power of two, as all numbers of them
 
-// The cluster that a block belongs to: as a rule, the blocks that share a row or a slot. What it is is asked again
-// every time, which is cheaper than a register through all passes of a row.
+// A block's cluster, usually the blocks that share a row or a slot. Re-read from special registers each time: cheaper
+// than keeping it live across all passes of a row.
 struct Cluster {
   // Its number in the grid.
   __device__ __forceinline__ static int64_t index() {
@@ -36,8 +36,8 @@ struct Cluster {
     return 1;
 #endif
   }
-  // What all threads stored before in any block's shared memory is seen by all after. `sync` in two halves, between
-  // which a block does something else. Before the first access to another block's memory, too: it may not have started.
+  // Makes earlier stores to any block's shared memory visible to all. `sync` in two halves, with other work in between.
+  // Also required before the first access to another block's memory, which may not have started.
   __device__ __forceinline__ static void arrive() {
 #if __CUDA_ARCH__ >= 900
     ptx::arrive_cluster();

@@ -1,5 +1,5 @@
-// draft_model_preprocess: several lanes a slot. draft_model_update and draft_model_postprocess: a thread a slot; the
-// former is one block, because has_running, and the places of the draft model's tokens, are results of all slots.
+// draft_model_preprocess: several lanes per slot. draft_model_update and draft_model_postprocess: a thread per slot;
+// the former is one block, as has_running and the positions of tokens depend on all slots.
 #include "slot_launch.cuh"
 #include "specdec/draft_model.h"
 #include "specdec_ops/draft_model_postprocess.h"
@@ -35,8 +35,8 @@ __device__ __forceinline__ void set_running(bool mine, Flag* has_running) {
 constexpr unsigned kStartThreads = 256, kStartLanes = 8;  // lanes of a slot
 constexpr unsigned kStartSlots = kStartThreads / kStartLanes;
 
-// Lanes of a slot share its tokens. The first block also looks at all slots, for has_running. Others may have written
-// them by then: what start_drafts leaves of a slot makes it stop, or run, again.
+// Lanes of a slot share its tokens. The first block also reads all slots for has_running; others may already have
+// updated them, but start_drafts gives the same decision again.
 __global__ void __launch_bounds__(kStartThreads)
     draft_model_preprocess_kernel(const __grid_constant__ DraftModelPreprocessArgs a) {
   wait_for_previous();

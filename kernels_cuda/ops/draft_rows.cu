@@ -1,4 +1,4 @@
-// gather_draft_logits: blocks (b, y) move a part of each row of slot b; each adds up the slots before its own.
+// gather_draft_logits: blocks (b, y) move a part of each row of slot b; each sums the previous slots.
 // insert_first_token: one block, a thread for neighbouring slots.
 #include "register_tokens.cuh"
 #include "slot_launch.cuh"

@@ -1,6 +1,6 @@
 // eagle_get_hidden_states, eagle_gather_hidden_states and eagle_get_self_hidden_states: a block moves a part of a row.
-// Of the last two, block b moves slot b's: an active slot's last row to its place, and zeros to a place in the tail for
-// a slot that is not active, so that every place is written once.
+// In the last two, block b moves an active slot's last row to its position, or zeros to a row of the tail for an
+// inactive slot, so every row is written once.
 #include <stdexcept>
 #include <string>
 

@@ -1,4 +1,4 @@
-// gather_accepted: every block adds up all slots, then takes its part of the packed tokens and of the slots.
+// gather_accepted: every block sums all slots, then processes its part of the packed tokens and slots.
 #include "slot_launch.cuh"
 #include "slot_scan.cuh"
 #include "specdec_ops/gather_accepted.h"

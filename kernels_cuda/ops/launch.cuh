@@ -17,7 +17,7 @@ inline int current_device(const char* op) {
   return device;
 }
 
-// A number of each device that is never 0; ask() is called for it once.
+// A nonzero property of each device; ask() is called once.
 class OfDevices {
  public:
   template <typename Ask>
@@ -83,8 +83,8 @@ class LaunchConfig {
   cudaLaunchConfig_t config_ = {};
 };
 
-// Launches `kernel`, which may start while the launch before it in the stream still runs: it must call
-// `wait_for_previous()` of warp.cuh before it touches what earlier launches wrote.
+// Launches `kernel`, which may start before the previous launch in the stream ends: it must call `wait_for_previous()`
+// of warp.cuh before it accesses earlier results.
 template <typename... P, typename... A>
 void launch(const char* op, cudaStream_t stream, const LaunchShape& shape, void (*kernel)(P...), const A&... args) {
   const LaunchConfig config(op, stream, shape);

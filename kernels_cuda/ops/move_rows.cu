@@ -1,8 +1,8 @@
 // adjust_batch, recover_batch and gather_next_token: a block moves a part of one wide row, or several narrow rows.
 //
-// Rows that stand one after the other in slot order are their own places, as they are in any batch that prepare_inputs
-// made: loads begin under that assumption while the block looks whether it holds. Otherwise (another token order,
-// offsets that overlap or leave gaps) the block adds up where the slots stand and looks for the source of each row.
+// In batches of prepare_inputs, consecutive rows in slot order stay in place: loads start under that assumption while
+// the block checks it. Otherwise (another token order, overlapping offsets or gaps) the block sums the slots' positions
+// and searches the source of each row.
 #include <stdexcept>
 #include <string>
 
@@ -96,8 +96,8 @@ struct SlotRows {
   }
 };
 
-// Whether every row is its own place. What the first slots need is loaded when this is made, before any rows are:
-// after them it would wait for all of them.
+// Whether every row stays in place. The constructor loads the first slots' data before any rows, to avoid waiting for
+// those.
 class InPlace {
  public:
   __device__ __forceinline__ explicit InPlace(const SlotRows& slots) : slots_(slots) {

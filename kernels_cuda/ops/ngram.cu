@@ -26,8 +26,7 @@ CompactLayout index_layout(const Args& a) {
   return CompactLayout(a.L, a.min_ngram_size, a.max_ngram_size);
 }
 
-// Rows of an index that keeps something are of the size that its layout takes, on addresses that can be read and
-// changed as words.
+// Rows of a nonempty index have the layout's size and aligned addresses.
 template <typename Args>
 bool keeps_index(const Args& a) {
   if (a.index == nullptr || a.X == kNoIndexBytes) return false;
@@ -40,7 +39,8 @@ bool keeps_index(const Args& a) {
   return true;
 }
 
-// Block 0 grants, kEach slots a thread at most; with an index, the warps of the others enter what their slots accepted.
+// Block 0 grants, at most kEach slots per thread; with an index, the other blocks' warps enter their slots' accepted
+// tokens.
 template <bool kIndexed, int kThreads, int kEach>
 __global__ __launch_bounds__(kThreads, 1) void ngram_settle_kernel(NgramMatchArgs a, CompactLayout layout) {
   if (!kIndexed || blockIdx.x == 0) {
@@ -60,7 +60,7 @@ void settle(const NgramMatchArgs& a, cudaStream_t stream) {
          index_layout(a));
 }
 
-// With an index in smaller blocks, which find room beside those of the look-up.
+// With an index in smaller blocks, which fit beside those of the look-up.
 void settle(const NgramMatchArgs& a, cudaStream_t stream) {
   if (a.index == nullptr) {
     a.B <= 1024 ? settle<false, 1024, 1>(a, stream) : settle<false, 1024, served::kM / 1024>(a, stream);
@@ -84,9 +84,9 @@ void scan_rows(const NgramMatchArgs& a, unsigned cluster, cudaStream_t stream) {
          ngram_short_rows_kernel<kHybrid, Shape>, a);
 }
 
-// Short rows: by one block each if that can be, which spares it talking to others; else by the first shape of which
-// `most` blocks hold a row, unless that makes too many to read all rows at once. False: by neither. Two blocks of 512
-// threads on one multiprocessor take longer than half as many threads.
+// Short rows: one block each if possible, without communication; else the first shape in which `most` blocks hold a row,
+// unless too many to read all rows at once. False: neither. Two blocks of 512 threads on one multiprocessor take longer
+// than half as many threads.
 template <bool kHybrid, typename Shape, typename... Others>
 bool scan_short_rows(const NgramMatchArgs& a, unsigned most, cudaStream_t stream) {
   // A row on an odd address takes a token more.

@@ -37,13 +37,13 @@ struct StagedTokens {
   __device__ __forceinline__ int64_t operator[](Column i) const { return tokens[i - first]; }
 };
 
-// What a warp is about to enter: lanes hold neighbouring sizes of the same column, a group of them. To find where reads
-// the table only, so that other warps may look things up meanwhile. Lanes agree on who writes what, so that to commit
-// is a store in each of them and nothing is waited for: no other warp may write to the table. Where their n-grams are
-// the same, and new, a group is `contested`: it enters its column the general way, after the others.
+// A warp's pending entries: a group of lanes holds neighbouring sizes of one column. find() only reads the table, so
+// other warps may search concurrently. Lanes assign writes among themselves; commit() is one store per lane, and no
+// other warp may write to the table. A group with equal new n-grams is `contested`: it enters its column the general
+// way, after the others.
 //
-// Loads that wait for one another: tokens, buckets, the texts of entries alike, and for an n-gram that occurs for the
-// second time the bucket of the longer one at its first column.
+// Dependent loads: tokens, buckets, texts of matching entries and, for an n-gram's second occurrence, the bucket of the
+// longer one at its first column.
 class WarpEntries {
  public:
   static constexpr int kTokens = kWarp + kMaxNgramSize;  // that columns reach back to
@@ -93,8 +93,8 @@ class WarpEntries {
     const uint64_t old = found.entry;
     const bool known = mine && old != 0 && !layout.single(old);  // it had occurred more than once
 
-    // The shortest n-gram that had not occurred, or once: longer ones have no entries, and need one only as far as they
-    // are those of its only other column, and where they part from these.
+    // The shortest n-gram with at most one earlier occurrence: longer ones have no entries and need them only while
+    // they equal those of its other column, and at the first difference.
     const uint32_t unknown = __ballot_sync(kAllLanes, mine && !known) & ours;
     const int shortest = unknown != 0 ? __ffs(static_cast<int>(unknown)) - 1 : static_cast<int>(lane_id());
     const uint64_t only = __shfl_sync(kAllLanes, old, shortest);

@@ -1,11 +1,11 @@
-// The second launch of ngram_match and hybrid_mtp_ngram: one block shares the token budget out in slot order.
+// The second launch of ngram_match and hybrid_mtp_ngram: one block distributes the token budget in slot order.
 #pragma once
 
 #include "ngram_slot.cuh"
 
 namespace specdec::cuda {
 
-// A slot as the budget sees it.
+// A slot's share of the budget.
 struct GrantSlot {
   bool prefill, decoding;
   int32_t slt;  // packed in a decode slot
@@ -52,9 +52,9 @@ __device__ __forceinline__ int32_t block_sum_below(int32_t value, int32_t* parts
   return Team<kWarp>::get(parts_here - part, warp_id()) + here - value;
 }
 
-// Slots get what is left when all slots before them take all they want, which is the rule as long as no slot adds to
-// what is left for those behind it: each takes at least the one token that `left` held for it. Only a prefill slot with
-// less than one token breaks that. Sums have 32 bits: longer chunks than this go the slow way too.
+// Each slot gets the rest after all previous slots take what they want. That equals the rule if each takes at least the
+// one token that `left` reserves; only a prefill slot without tokens breaks this. Sums have 32 bits: longer chunks also
+// take the slow path.
 constexpr int64_t kLongChunk = 1 << 15;
 
 // One block. kEach: slots of a thread at most.

@@ -20,7 +20,7 @@ __device__ __forceinline__ CompactTable index_table(CompactHeader* header) {
   return {reinterpret_cast<unsigned long long*>(header + 1)};
 }
 
-// Whether the index is of this history, as far as its header tells.
+// Whether the index belongs to this history, by its header.
 __device__ __forceinline__ bool index_is_of(const CompactHeader& header, int64_t prompt_end, int64_t end) {
   return header.seen >= 0 && header.seen <= end && (header.seen == 0 || header.prompt_end == prompt_end);
 }
@@ -28,9 +28,8 @@ __device__ __forceinline__ bool index_is_of(const CompactHeader& header, int64_t
 // First column that is not in the index.
 __device__ __forceinline__ int64_t first_unseen(const CompactHeader& header) { return max64(header.seen, 1); }
 
-// ngram_index_update: a block, or a cluster of them, a slot. Many columns are entered in an order that is spread over
-// the text (multiples of the golden section), so that an entry's first and latest columns soon hold and are hardly
-// changed after.
+// ngram_index_update: a block, or a cluster of them, a slot. Columns are entered in an order spread over the text
+// (multiples of the golden section), so that an entry's first and latest columns are soon final.
 constexpr int kUpdateThreads = 512;
 constexpr int64_t kMaxWarpColumns = 64;
 

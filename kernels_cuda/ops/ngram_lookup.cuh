@@ -1,6 +1,6 @@
-// The search of ngram_match with an index: one warp a slot. It looks the last tokens up at all sizes at once, and
-// compares them with the columns that the index has not seen: the tokens accepted last, which the next launch enters,
-// and MTP drafts.
+// The search of ngram_match with an index: one warp per slot. It looks up the last tokens at all sizes at once, and
+// compares them with columns not yet in the index: recently accepted tokens, which the next launch enters, and MTP
+// drafts.
 #pragma once
 
 #include "ngram_index.cuh"
@@ -39,8 +39,8 @@ __device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, cons
   return best;
 }
 
-// One warp, lane i for the i-th size: the match that the index knows, as a rank. What follows the longest n-gram that
-// seems to be there is read meanwhile.
+// One warp, lane i for the i-th size: the index's match as a rank. The continuation of the longest likely n-gram is
+// read ahead.
 struct Followers {
   Column after = 0;
   int64_t token = 0;  // lane i has text[after + i]
@@ -94,7 +94,7 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
   }
   __syncwarp();
   const SharedQuery query = {slot.sizes(a), shared.suffix};
-  // On its way before it is known whether it will be needed: every bucket of the row can be read.
+  // Prefetched speculatively: every bucket of the row is readable.
   const CompactTable table = index_table(stored);
   const int size = min(query.least + static_cast<int>(lane_id()), query.most);
   const CompactKey key = compact_query_key(layout, query, size);
@@ -129,10 +129,9 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
 
 // One warp, in the launch after the look-up: enter the columns of slot b that the index has not seen.
 //
-// No word is read and written at the same time. Where the first columns go is found while the look-up's warp reads the
-// same header and table, and neither writes; that warp has waited for the launches before, so that what they wrote is
-// there. Stores follow `wait_for_previous`, when the look-up has ended; whoever reads the row next waits for the end of
-// this launch. Other lanes' stores are read after __syncwarp(), from L2.
+// Reads and writes do not race. Positions of the first columns are found while the look-up's warp reads the same header
+// and table and neither writes; that warp has waited for earlier launches. Stores follow `wait_for_previous`, after the
+// look-up; later readers wait for this launch. Other lanes' stores are read after __syncwarp(), from L2.
 __device__ __forceinline__ void grow_index(const NgramMatchArgs& a, const CompactLayout& layout, int64_t b,
                                            int64_t* staged) {
   CompactHeader* stored = index_header(a.index, a.X, b);

@@ -1,6 +1,6 @@
 // The search of ngram_match without an index: one pass over a slot's history for all sizes and both haystacks. The
-// blocks of a cluster share a slot; they take chunks in turns, in the order in which the policy prefers matches, and
-// stop at the first that lies wholly after a match of the largest size.
+// blocks of a cluster share a slot; they take turns on chunks in the policy's order of preference, and stop at the
+// first chunk entirely after a match of the largest size.
 #pragma once
 
 #include "cluster.cuh"
@@ -8,8 +8,7 @@
 
 namespace specdec::cuda {
 
-// Threads of a block, 16-byte loads in flight in each of them (a chunk is what all load at once), and blocks that are
-// to fit on a multiprocessor.
+// Threads per block, 16-byte loads in flight per thread (a chunk is one such round), and blocks per multiprocessor.
 template <int kThreadsOf, int kLoadsOf, int kResidentOf>
 struct ScanShape {
   static constexpr int kThreads = kThreadsOf, kLoads = kLoadsOf;
@@ -144,8 +143,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_
   const SlotText text = slot.text();
   const TokenPairs pairs(slot.at.row, min64(slot.at.end, slot.at.text_end - 1));
   const int64_t all = pairs.count();
-  // Chunks are counted in the order of the policy; `done` pairs lie before this block's next one. A long history's
-  // first chunks are short, so that little is read if the match is there.
+  // Chunks are counted in the policy's order; `done` pairs precede this block's next one. A long history starts with
+  // short chunks, to read little for an early match.
   const auto start_of = [&](int64_t done, int64_t size) {
     return sizes.policy == MatchPolicy::kLatest ? all - done - size : done;
   };
@@ -200,7 +199,7 @@ struct TileText {
   }
 };
 
-// Rows that one volley of a cluster holds: they are loaded whole, before anything is known of the slot.
+// Rows that fit one volley of a cluster: loaded whole, before the slot's state is known.
 template <bool kHybrid, typename Shape>
 __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short_rows_kernel(NgramMatchArgs a) {
   wait_for_previous();

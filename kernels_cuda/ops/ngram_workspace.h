@@ -1,4 +1,4 @@
-// What a caller who allocates an n-gram index must know.
+// Sizes for callers that allocate an n-gram index.
 #pragma once
 
 #include <cstdint>

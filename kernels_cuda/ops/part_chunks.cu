@@ -9,7 +9,7 @@
 
 namespace specdec::cuda {
 
-// A row that is not looked at, by one block; or its `first` alone, all at one sort key.
+// Outputs of a skipped row, by one block; or only its `first`, filled with one sort key.
 __device__ __forceinline__ void fill_first(const PartChunksArgs& a, int64_t row, int64_t key) {
   if (a.first == nullptr) return;
   for (int64_t i = threadIdx.x; i < a.Listed; i += kRowThreads) a.first[row * a.Listed + i] = key;

@@ -1,4 +1,4 @@
-// part_shares, part_kept, part_draw: what a rank's chunks have of a draw's total, and the draw in one of them.
+// part_shares, part_kept, part_draw: a rank's shares of a draw's total, and the draw in one chunk.
 #include <string>
 
 #include "launch.cuh"

@@ -1,5 +1,5 @@
-// limit_thinking: a warp a slot, of which one lane works, so that no slot waits for another's branches.
-// reasoning_constraint: a block a slot, which masks the slot's rows where there are any to mask, once in a request.
+// limit_thinking: one lane of a warp per slot, to avoid divergence between slots. reasoning_constraint: a block per
+// slot, which masks its rows if needed, once per request.
 #include "launch.cuh"
 #include "ops.h"
 #include "register_tokens.cuh"
@@ -39,8 +39,8 @@ constexpr unsigned kMaskThreads = 512;
 static_assert(served::kS <= 32, "a bit for each row of a slot");
 
 // Masks rows of logits, whose bits are set, but for the allowed tokens. All threads of the block; `allowed` is token
-// threadIdx.x % H of them. The allowed logits wait in registers while rows are written whole: to ask of every token
-// whether it is allowed takes H loads each, and is left to those who allow many.
+// threadIdx.x % H of them. The allowed logits are kept in registers while rows are overwritten; testing every token
+// takes H loads each and is only used for many allowed tokens.
 template <typename Bits>
 __device__ __forceinline__ void mask_rows(const ReasoningConstraintArgs& a, Bits* logits, uint32_t rows, Bits masked,
                                           int64_t allowed) {

@@ -1,4 +1,4 @@
-// prepare_inputs: every block adds up all slots, then takes its part of the packed tokens, the slots and the tails.
+// prepare_inputs: every block sums all slots, then processes its part of the packed tokens, slots and tails.
 #include "slot_launch.cuh"
 #include "slot_scan.cuh"
 #include "specdec_ops/prepare_inputs.h"

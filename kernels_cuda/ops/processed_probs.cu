@@ -1,4 +1,4 @@
-// processed_probs: a cluster a row; each lane writes the probabilities of the logits it has read.
+// processed_probs: a cluster per row; each lane writes the probabilities of its logits.
 #include "ops.h"
 #include "row_filter.cuh"
 #include "row_launch.cuh"

@@ -1,5 +1,4 @@
-// PTX instructions and special registers that CUDA C++ has no other name for. On the host, where tests run the kernels:
-// host/ptx.h.
+// PTX instructions and special registers without a CUDA C++ equivalent. Host version for tests: host/ptx.h.
 #pragma once
 
 #if defined(SPECDEC_HOST_ARCH)
@@ -59,7 +58,7 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(specdec_dynamic_shared);
 }
 
-// How a read treats the L2 cache: what it brings in is the first to go.
+// L2 cache policy of a read: evict first.
 struct CachePolicy {
   uint64_t bits;
 };
@@ -69,7 +68,7 @@ __device__ __forceinline__ CachePolicy evict_first() {
   return policy;
 }
 
-// Reads 16 bytes that the kernel does not change, if `wanted`; here, and not where they are needed first.
+// Reads 16 constant bytes here, if `wanted`, and not at their first use.
 __device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wanted, CachePolicy policy) {
   asm volatile(
       "{\n"
@@ -95,14 +94,13 @@ __device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wan
 // Brings what lies there into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-// The same number, which the compiler takes for another: what follows from it is computed where it is needed and not
-// kept in registers until then.
+// The same number, opaque to the compiler, so that derived values are recomputed instead of kept in registers.
 __device__ __forceinline__ uint32_t recomputed(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// A guess was wrong, which costs time and changes no result: for tests, which count it where kernels run on the host.
+// Counts a wrong guess, which costs time but changes no result, for tests on the host.
 __device__ __forceinline__ void missed_guess() {}
 
 // The larger one, or NaN if one of them is.

@@ -1,5 +1,4 @@
-// A slot's tokens, loaded together. A loop that tests or stores each token before it loads the next one waits for the
-// memory in every turn.
+// A slot's tokens, loaded together to avoid a memory wait per token.
 #pragma once
 
 #include "warp.cuh"
@@ -8,8 +7,8 @@ namespace specdec::cuda {
 
 constexpr int kStepTokens = 8;  // of a slot in a step, as a rule
 
-// For a thread a slot: the first kInRegisters tokens of a row of `width`, which the constructor loads all at once, and
-// those after them in memory. Loading needs no count of the row's tokens, so that it does not wait for one.
+// For one thread per slot: the constructor loads the first kInRegisters tokens of a row of `width` at once; the others
+// stay in memory. Loading does not depend on the number of tokens.
 template <int kInRegisters = kStepTokens>
 struct RegisterTokens {
   int64_t registers[kInRegisters];

@@ -1,12 +1,11 @@
-// What a row of logits keeps under sampling parameters, and what its token is drawn from: for sample_target and
-// processed_probs.
+// The kept elements of a row under sampling parameters, and its distribution, for sample_target and processed_probs.
 #pragma once
 
 #include "row_threshold.cuh"
 
 namespace specdec::cuda {
 
-// How the token is to be found: the first of the largest; by the leader's sorted list; by the chunks; by kept masses.
+// How to find the token: the first of the largest; the leader's sorted list; the chunks; kept masses.
 enum class RowKind { kUndefined, kGreedy, kSorted, kChunks, kKept };
 
 struct RowFound {
@@ -33,8 +32,8 @@ __device__ __forceinline__ SamplingParams read_params(const Args& a, int64_t row
   return params;
 }
 
-// Loads the row's part, keeps what the row needs of it in shared memory, and returns its largest key. `raw`: the total
-// at temperature 1 will be asked for.
+// Loads the row's part into shared memory as needed, and returns its largest key. `raw`: the total at temperature 1 is
+// needed too.
 template <class L, class Part>
 __device__ __forceinline__ int32_t load_row(Part& part, RowShared& s, const SamplingParams& params, bool raw) {
   if (is_greedy(params) || is_short_list(params, part.size())) {
@@ -101,13 +100,13 @@ __device__ __forceinline__ KeptMasses kept_by(const RowShared& s, Threshold thre
   return {s.softmax, threshold, mass_threshold(s.params.min_p, kMassOne)};
 }
 
-// What a row with filters keeps where the first top_k elements are not few.
+// The kept elements of a row with filters and a large top_k.
 template <class L, class Part>
 __device__ __forceinline__ RowFound keep_row(const Part& part, RowShared& s) {
   SoftmaxThreshold found = {keep_all(), false};
   const bool filters = Filters(s.params, part.size()).by_count || s.params.top_p < 1.0f;
   const uint64_t all = filters ? keep_shares(part, s) : 0;
-  // Not as a loop: what follows from the part alone would be kept in registers through all of it.
+  // Not a loop, which would keep values derived from the part in registers.
   if (Filters(s.params, part.size()).by_count) {
     found = softmax_threshold<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k));
   }
@@ -121,8 +120,8 @@ __device__ __forceinline__ RowFound keep_row(const Part& part, RowShared& s) {
   return {RowKind::kKept, found.threshold, known ? add_listed(part, s, kept) : warp_masses(part, s, kept)};
 }
 
-// From a row that was loaded, and its largest key, to what its token is drawn from, in s.softmax, and for kSorted in
-// the leader. All blocks get the same kind.
+// From a loaded row and its largest key to its distribution in s.softmax, for kSorted in the leader. All blocks get the
+// same kind.
 template <class L, class Part>
 __device__ __forceinline__ RowFound filtered_row(const Part& part, RowShared& s, int32_t top) {
   RowFound found = {RowKind::kUndefined, keep_all(), 0};

@@ -1,5 +1,5 @@
-// Where the threshold of a softmax row is presumed, from what its chunks' sums tell and, if many elements can be there,
-// from a sample. A guess, in floats: what is kept never depends on it, only how long it takes to find.
+// A guess, in floats, of the threshold of a softmax row from its chunks' sums and, if many elements are possible, a
+// sample. It only affects time, never the kept elements.
 #pragma once
 
 #include "row_masses.cuh"
@@ -12,8 +12,8 @@ __device__ __forceinline__ float step_exponent(int step) {
   return kMinT / static_cast<float>(kSteps) * static_cast<float>(step + 1);
 }
 
-// What a chunk contributes at an exponent or above it. If its largest is there, that one at least, and no more others
-// than would weigh the rest of its share; and of its share all but what kChunkIds elements at the exponent weigh.
+// A chunk's contribution above an exponent t, if its maximum is. Lower bound on the count: 1; upper bound: 1 + (share -
+// max) / 2^t. Lower bound on the mass: share - kChunkIds * 2^t.
 __device__ __forceinline__ Bounds chunk_bounds(Goal goal, const ChunkShare& chunk, float exponent) {
   const bool reaches = chunk.exponent >= exponent;
   const float largest = exp2f(chunk.exponent), others = fmaxf(chunk.share - largest, 0.0f) * exp2f(-exponent);
@@ -28,7 +28,7 @@ __device__ __forceinline__ float in_floats(Goal goal, uint64_t need) {
   return static_cast<float>(need) * (goal == Goal::kCount ? 1.0f : 0x1p-40f);
 }
 
-// Puts the bracket in s.guess.bracket that must hold the threshold, and returns how many elements it has at most.
+// Stores the bracket that must hold the threshold in s.guess.bracket, and returns its largest number of elements.
 template <class Part>
 __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s, Goal goal) {
   const int tid = static_cast<int>(threadIdx.x), step = tid % kSteps, slice = tid / kSteps;
@@ -78,9 +78,9 @@ __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s,
 }
 
 // A sample: one vector in n, 512 bytes of every stripe. n times the weight that it has below an exponent estimates the
-// row's; the variance is n (n - 1) times the sum of the squares. Weights are small below a threshold, however few
-// elements hold the row, and what is above needs no estimate, since all of the row is known. Counts are known from
-// above instead: of them a part p lies there, and the variance is p times that.
+// row's; the variance is n (n - 1) times the sum of the squares. Weights below a threshold are small, and those above
+// need no estimate, since the row's total is known. For counts the upper tail is exact; with a fraction p above, the
+// variance shrinks by p.
 
 __device__ __forceinline__ float weight_at(Goal goal, float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); }
 
@@ -158,12 +158,12 @@ struct CellRange {
   int low, high;
 };
 
-// The cells among which the goal is reached: so many deviations off the estimate, plus the weight of elements that a
-// sample of one in `every` may well have missed, all of k n with a probability of exp(-k). It is a cell wider, since a
-// cell's elements count as its middle. All blocks find the same.
+// The cells in which the goal is reached: this many deviations around the estimate, plus the weight of elements that a
+// sample of one in `every` may have missed (k n elements with probability exp(-k)), and one cell more, since elements
+// count as their cell's middle. All blocks get the same result.
 template <int kEvery>
 __device__ __forceinline__ CellRange bracket_sample(RowShared& s, Goal goal, const SampledCell& own) {
-  // Many rows are cut at once, and one that is guessed wrong holds them all up: some in a million are.
+  // A wrong guess for one row delays all rows; some in a million are wrong.
   constexpr float kDeviations = 4.5f, kMissed = 12.0f, kFactor = kEvery;
   const int tid = static_cast<int>(threadIdx.x);
   const float estimate = kFactor * own.upto.weight;

@@ -27,7 +27,7 @@ inline RowDevice row_device(const char* op) {
           (both / 2 - kReserved - kSharedBytes) / 16 * 16};
 }
 
-// How a row is shared out: by how many blocks, and whether each of them has an SM to itself or half of one.
+// How a row is divided: number of blocks, and one or two blocks per SM.
 struct RowShape {
   unsigned blocks;
   bool alone;
@@ -45,7 +45,7 @@ constexpr RowShape kRowShapes[] = {{8, true}, {4, true}, {8, false}, {4, false},
 constexpr int kRowShapeCount = static_cast<int>(sizeof kRowShapes / sizeof *kRowShapes);
 static_assert(kRowShapes[0].blocks == kMaxCluster, "no shape has more");
 
-// Lets kernels have as much dynamic shared memory on the current device as there is; once for each in `allowed`.
+// Allows kernels all dynamic shared memory of the current device, once per flag in `allowed`.
 template <typename... Kernels>
 void allow_shared(const char* op, const RowDevice& device, OfDevices& allowed, Kernels... kernels) {
   allowed.get(device.index, [&] {
@@ -59,8 +59,8 @@ inline LaunchShape launch_shape(const RowDevice& device, const RowShape& shape, 
           static_cast<size_t>(shape.shared_bytes(device)), shape.blocks};
 }
 
-// Rows of a shape that are on the current device at once, which is less than its SMs have room for: a cluster
-// lies within one of the device's parts. The same for all kernels of rows, of which one is given.
+// Rows of a shape that are resident on the current device at once. It is less than its SMs could hold, since a cluster
+// must fit one of the device's parts. Equal for all row kernels, so any may be given.
 inline int rows_at_once(const char* op, const RowDevice& device, int shape, const void* kernel) {
   static OfDevices known[kRowShapeCount];  // and 1
   return known[shape].get(device.index, [&] {

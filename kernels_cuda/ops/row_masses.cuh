@@ -1,4 +1,4 @@
-// Masses of a row's elements: sums of chunks while it is loaded, of what is kept in later passes, and draws.
+// Masses of a row's elements: sums of chunks while loading, of kept elements in later passes, and draws.
 #pragma once
 
 #include "row_shared.cuh"
@@ -104,7 +104,7 @@ struct CountsNotBelow {
   __device__ bool wants(float chunk_top) const { return chunk_top >= chosen; }
 };
 
-// The temperatures that a pass is made for: each has code of its own.
+// Temperature classes with specialised code.
 enum class Temperatures { kOne, kAll };
 
 // Sums the chunks of a warp while RowPart::load goes through them: lane `at` has that of stripe `at`. `count` looks at
@@ -178,7 +178,7 @@ __device__ __forceinline__ void clear_more(RowShared& s) {
   }
 }
 
-// Keeps the sums of this warp's chunks in shared memory: registers are what later passes need most.
+// Stores the sums of this warp's chunks in shared memory, to save registers.
 template <class Part>
 __device__ __forceinline__ void keep_chunks(const Part& part, RowShared& s, const ChunkSum& own) {
   const int g = own_stripe(part);

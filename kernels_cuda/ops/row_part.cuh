@@ -1,5 +1,5 @@
 // A row of logits or probabilities as the share of one thread block cluster: every block holds its part of the row in
-// shared memory, or reads it again where that is too small, and the blocks meet in distributed shared memory.
+// shared memory, or rereads it if that is too small; blocks communicate through distributed shared memory.
 //
 // The row is cut into 16-byte vectors at aligned addresses, and these into stripes of as many ids as a chunk has. A
 // block owns consecutive stripes, a warp consecutive ones of those, and a lane of the warp every 32nd vector. Where the
@@ -299,7 +299,7 @@ class RowPart {
   }
   static __device__ __forceinline__ uint32_t word_of(float x) { return __float_as_uint(x); }
   static __device__ __forceinline__ uint32_t word_of(uint16_t x) { return x; }
-  // A vector that is not whole. What would be members is not: a call would have them in memory.
+  // A partial vector. Not members, which calls would keep in memory.
   static __device__ __noinline__ uint4 fetch_edge(const Bits* row, int size, int first) {
     const auto bits = [&](int id) {
       return static_cast<uint32_t>(id) < static_cast<uint32_t>(size) ? word_of(row[id]) : kLowest<L>;

@@ -1,4 +1,4 @@
-// Rows of which several ranks have a part each: what they tell each other, and what follows from it by row_rules.h.
+// Rows divided over ranks: exchanged data, and results by row_rules.h.
 // `first_of_ranks`: of every rank the sort keys of its first elements, descending.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace specdec {
 
-// Where an element stands in the order of a row, as one number: the first is largest. Tokens below 2^32.
+// An element's place in the order of a row, as one number: the first is largest. Tokens are below 2^32.
 constexpr int64_t kNowhere = INT64_MIN;  // after every sort key
 constexpr int64_t kLastToken = 0xFFFFFFFF;
 

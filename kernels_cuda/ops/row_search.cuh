@@ -1,5 +1,5 @@
-// Where the order (value descending, id ascending) of a row is cut, exactly: histograms over ranges of keys that become
-// narrower until a short list is left, or elements that are all equal.
+// The exact threshold in the order (value descending, id ascending) of a row: histograms over narrowing ranges of keys,
+// until a short list or only equal elements remain.
 #pragma once
 
 #include "row_masses.cuh"
@@ -60,7 +60,7 @@ __device__ __forceinline__ void merge_cells(RowShared& s, Cells& own) {
   __syncthreads();
 }
 
-// Goes on with s.search where the merged histogram reaches its need, for all to see.
+// Narrows s.search to the bucket in which the merged histogram reaches the goal, visible to all.
 template <class L>
 __device__ __forceinline__ void find_cell(RowShared& s) {
   if (warp_id() == 0) {

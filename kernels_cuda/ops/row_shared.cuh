@@ -1,4 +1,4 @@
-// What the blocks of a row share: values of warps, short lists, histograms. One RowShared a block; the lists are those
+// Shared data of a row's blocks: values of warps, short lists, histograms. One RowShared per block; the lists are those
 // of the first block, the leader.
 #pragma once
 
@@ -7,7 +7,7 @@
 namespace specdec::cuda {
 
 constexpr int kShort = kRowThreads / 2;  // elements of a short list
-constexpr int kSorted = 80;       // elements of a sorted one: most first elements that are found at once
+constexpr int kSorted = 80;  // elements of a sorted one: most first elements that are found at once
 constexpr int kMaxBlockStripes = kRowWarps * kMaxStripes;
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
 
@@ -37,9 +37,9 @@ struct RowSearch {
   Goal goal;
   uint64_t need;
   KeyRange range;  // the threshold is in here
-  KeyGrid grid;    // for the next histogram
-  Weight above;    // of the elements above `range`
-  Weight inside;   // of the elements in `range`
+  KeyGrid grid;  // for the next histogram
+  Weight above;  // of the elements above `range`
+  Weight inside;  // of the elements in `range`
   bool reached;
 };
 
@@ -82,14 +82,14 @@ struct ChunkShare {
   float exponent, share;
 };
 
-// What each phase has for itself. Of the row's first elements (row_top.cuh):
+// Data of each phase. Of the row's first elements (row_top.cuh):
 struct TopK {
   // Group maxima of the whole row.
   int32_t group_key[kRowGroups];
   int32_t staged_key[kRowGroups];
-  int32_t thread_key[kRowThreads];   // the largest of each thread's elements
+  int32_t thread_key[kRowThreads];  // the largest of each thread's elements
   float thread_second[kRowThreads];  // that of its other vectors
-  int thread_vector[kRowThreads];    // where the largest comes first
+  int thread_vector[kRowThreads];  // where the largest comes first
   int32_t pivot;
   int32_t first_id;
   ShortList ties;
@@ -115,9 +115,9 @@ struct SearchShared {
 struct GuessShared {
   uint64_t row_total, need;  // of the row, and of the threshold
   Bracket bracket;
-  float most;              // elements in it, at most
+  float most;  // elements in it, at most
   Tail below[kRowGroups];  // what the warps of the row have sampled below it
-  uint32_t listed;         // elements in the block's list
+  uint32_t listed;  // elements in the block's list
 };
 
 // Used by one phase after the other.
@@ -150,11 +150,11 @@ struct Drawn {
   int warp;
   uint64_t point;
   ChunkSum chunk;
-  int id;       // the chunk's first
+  int id;  // the chunk's first
   float logit;  // of the row's token
 };
 
-// What is published in which of RowShared's arrays: phases that do not meet share one.
+// The published arrays of RowShared; phases that do not overlap share one.
 enum PublishedAs : int {
   kListedCount = 0,  // and where their list is full
   kTieCount = 0,

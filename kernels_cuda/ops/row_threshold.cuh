@@ -16,9 +16,8 @@ struct Classified {
 };
 
 // Goes through the stripes that have anything at s.guess.bracket or above it: s.stripes.mass gets the masses above.
-// With `kCounts` the elements above are counted. What is to be listed is marked in a word for a lane's elements of a
-// stripe, and its values are read again after the pass: nearly every vector has one in some lane, for which all would
-// wait.
+// With `kCounts` the elements above are counted. Elements to list are marked in a word per lane and stripe and reread
+// after the pass, since nearly every vector has one in some lane, for which all lanes would wait.
 template <bool kCounts, class Part>
 __device__ __forceinline__ Classified classify(const Part& part, RowShared& s) {
   static_assert(Part::kRounds * Part::kLength == 32, "a bit for each element of a lane in a stripe");
@@ -132,7 +131,7 @@ __device__ __forceinline__ SoftmaxThreshold ordinary_threshold(const Part& part,
     inside = c.inside;
     if (goal == Goal::kCount && where == kLists && s.guess.bracket.low <= kMinT &&
         c.above.count + inside < s.guess.need) {
-      // What has no mass is never drawn: a threshold among it keeps as much as none.
+      // Elements of mass 0 are never drawn, so a threshold among them has no effect.
       uint64_t mass = 0;
       each_listed(part, s, [&](float x, int) { mass += OrdinarySoftmax{s.softmax}(x); });
       Cluster::sync();  // all have gathered what was published before

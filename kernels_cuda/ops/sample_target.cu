@@ -14,7 +14,7 @@ __device__ __forceinline__ void write_undefined(const SampleTargetArgs& a, float
   if (a.ranks != nullptr) a.ranks[Cluster::index()] = -1;
 }
 
-// The log-probability and the rank of the row's token, which one thread of the row has, the others -1.
+// Log-probability and rank of the row's token, held by one thread of the row (-1 in the others).
 template <class L, class Part>
 __device__ __forceinline__ void write_logprob(const SampleTargetArgs& a, Part& part, RowShared& s, int token) {
   if (token >= 0) {

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kStopThreads)
   const int64_t end = ends ? a.end_tokens[0] : -1;
   const auto width = static_cast<uint32_t>(a.Q), pairs = static_cast<uint32_t>(emitted.count - emitted.first) * width;
   for (uint32_t low = 0;; low += kWarp) {
-    // Loaded before it is known whether there are so many pairs, and so together with the state of the slot.
+    // Loaded speculatively, together with the slot's state.
     const uint32_t pair = low + lane_id();
     const int64_t at = b * a.Q + pair % width;
     const int64_t size = clamp64(a.stop_seqs_lens[at], 0, a.Z);

@@ -22,7 +22,7 @@ void with_slot_shape(int64_t slots, Body body) {
   return body(MostSlots{});
 }
 
-// Blocks for `items`, one a thread, but not more than run at the same time.
+// Blocks for `items`, one per thread, at most as many as are resident at once.
 template <typename Shape>
 LaunchShape packed_shape(const char* op, Shape, int64_t items) {
   constexpr int64_t kThreadsPerSm = 512;  // threads

@@ -1,5 +1,5 @@
-// Prefix sums over the slots of a batch. Every block that needs them adds up all slots for itself: lengths are few
-// bytes, and a second launch or a hand-over between blocks takes longer.
+// Prefix sums over the slots of a batch. Every block sums all slots itself: lengths are few bytes, and a second launch
+// or communication takes longer.
 #pragma once
 
 #include "specdec/step_index.h"

@@ -1,5 +1,5 @@
-// update_model_status: a team of lanes a slot, lane i the accepted token at i. `has_running` is a result of all slots:
-// more than a block of them take a second launch, which reads the flags (measured: less than a cluster's hand-over).
+// update_model_status: a team of lanes per slot, lane i for the accepted token at i. `has_running` depends on all
+// slots: beyond one block a second launch reads the flags (measured: faster than a cluster).
 #include "launch.cuh"
 #include "ops.h"
 #include "specdec/status.h"

@@ -132,8 +132,8 @@ void verify_by_candidates(const VerifyDraftTokensArgs& a, cudaStream_t stream) {
   }
 }
 
-// Blocks a slot: few slots take several each, so that the chip is full. Not two on a multiprocessor: measured, clusters
-// then do not all find room at the same time.
+// Blocks per slot: with few slots several each, to fill the chip; one per multiprocessor, since otherwise (measured)
+// not all clusters are resident at once.
 unsigned residual_cluster(const VerifyDraftTokensArgs& a) {
   if (compute_capability_major(kOp) < 9) return 1;
   constexpr int64_t kWorthABlock = 8192;  // elements

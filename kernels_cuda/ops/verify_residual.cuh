@@ -1,6 +1,6 @@
-// verify_draft_tokens by probabilities: a cluster of blocks a slot. Every block of it finds out for itself what the
-// slot emits; only where a residual draw is needed do they read the vocabulary, each its share, and once: the masses of
-// short chunks are kept, and only the chunk that holds the point is read again.
+// verify_draft_tokens by probabilities: a cluster of blocks a slot. Every block determines the slot's emitted tokens
+// itself. Only for a residual draw do they read the vocabulary, each its share, once: masses of short chunks are kept,
+// and only the chunk with the point is reread.
 #pragma once
 
 #include "cluster.cuh"
@@ -15,8 +15,8 @@ constexpr int kChunkVectors = 4;  // of a lane
 constexpr int64_t kChunk = 4 * kWarp * kChunkVectors;  // elements
 static_assert(served::kV / kChunk <= kResidualThreads, "a thread of the block for every chunk of a row");
 
-// What is to be drawn from, in chunks: all but the first begin on 16 bytes of p; the first has the elements before
-// that, the last those after the last whole vector.
+// The residual in chunks: all but the first begin at 16-byte boundaries of p; the first has the elements before, the
+// last those after the last whole vector.
 struct ResidualRow {
   const float *p, *q;  // q: null where nothing or `one_hot` is taken away
   int64_t vocabulary, one_hot;
@@ -232,7 +232,7 @@ __device__ inline int64_t draw_residual(const ResidualRow& row, uint64_t random,
   return find_token(row, shared.chunk, point, shared.before, shared.parts);
 }
 
-// What phase 1 of a slot left to do: the token at `position`, from row `row` of the target's probabilities.
+// Pending work of phase 2: the token at `position`, from row `row` of the target's probabilities.
 struct ResidualTask {
   bool wanted, rejected;
   int64_t position, row, draft;

@@ -1,5 +1,5 @@
-// A team of lanes verifies one slot, lane i the draft at position i. All loads that do not depend on each other are
-// issued together: what a step costs is its chain of dependent loads.
+// A team of lanes verifies one slot, lane i the draft at position i. Independent loads are issued together, since a
+// step's cost is its chain of dependent loads.
 #pragma once
 
 #include "specdec/verify_lanes.h"
@@ -33,7 +33,7 @@ class EndTokens {
   int64_t count_, own_;
 };
 
-// A value that this lane already holds, for rules that read it from an array.
+// A value in a register, for rules that read an array.
 template <typename T>
 struct RegisterArray {
   T value;
@@ -49,7 +49,7 @@ struct LaneDrafts {
   __device__ __forceinline__ int64_t operator[](int64_t i) const { return i == lane ? own : drafts[i]; }
 };
 
-// What a lane knows of its slot.
+// A lane's view of its slot.
 template <unsigned kLanes>
 struct LaneSlot {
   const EndTokens<kLanes> ends;
@@ -73,7 +73,7 @@ struct LaneSlot {
         slot(state, a.S, a.R_cap),
         rule{a.E, slot.limit, a.accept_policy == AcceptPolicy::kAcceptAll, a.end_at_limit} {}
 
-  // The lane has a draft to verifier.
+  // The lane has a draft to verify.
   __device__ __forceinline__ bool verifies(AcceptPolicy policy) const {
     return emits && slot.tests_drafts && lane < slot.drafts && policy == AcceptPolicy::kNormal;
   }

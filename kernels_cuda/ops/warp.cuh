@@ -1,4 +1,4 @@
-// What kernels share: teams of lanes, exact reductions and scans, waiting for the launch before.
+// Shared by kernels: teams of lanes, exact reductions and scans, waiting for the previous launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,17 +12,16 @@ namespace specdec::cuda {
 constexpr unsigned kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-// Waits until the launches before this one in the stream are complete, with all they wrote. The first statement of a
-// kernel, in every thread: `launch` starts kernels early, and later launches rely on it in turn. (The second launch of
-// the n-gram ops first reads what the first one leaves alone; that one has waited for those before it.)
+// Waits until all earlier launches in the stream are complete. It must be the first statement in every thread: `launch`
+// starts kernels early, and later launches rely on it. (The second launch of the n-gram ops first reads data that the
+// first does not change.)
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_grid();
 #endif
 }
 
-// From here on the next launch of the stream may take what room is left on the chip; it waits there for the end of
-// this one.
+// Lets the next launch of the stream start on the free part of the chip, where it waits for the end of this one.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   ptx::launch_dependent_grid();

@@ -1,7 +1,7 @@
-// Makes the calls of a file of cases (specdec_hal/conformance/device_cases.py) on a device, and compares what they
-// wrote. Linked with kernels that were compiled with SPECDEC_XPU_DEVICE, by the vendor's compiler or by xpu-cc: it
-// allocates, copies and waits through the runtime's functions, xpu/runtime.h, alone.
-// usage: replay CASES [--list | OP...]; status 1: something differs or failed. --list: the ops that are linked
+// Runs the calls of a file of cases (specdec_hal/conformance/device_cases.py) on a device, and compares outputs. Link
+// it with kernels compiled with SPECDEC_XPU_DEVICE, by the vendor's compiler or xpu-cc; it only uses the runtime's
+// functions (xpu/runtime.h). usage: replay CASES [--list | OP...]; status 1: something differs or failed. --list: the
+// ops that are linked
 #include <dlfcn.h>
 
 #include <algorithm>

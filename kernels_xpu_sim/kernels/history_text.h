@@ -15,7 +15,7 @@ static inline __device__ void load_text(const int64_t* history, int64_t end, con
   mfence_lm();
 }
 
-// `count` cells to `to`: the text's `period` cells from `first` on, again and again.
+// Copies `count` cells to `to`, repeating the text's `period` cells from `first` on.
 static SPECDEC_APART void repeat_text(const int64_t* history, int64_t end, const int64_t* drafts, int64_t first,
                                       int64_t period, int64_t* to, int64_t count) {
   constexpr int64_t kTile = 128;
@@ -35,7 +35,7 @@ static SPECDEC_APART void repeat_text(const int64_t* history, int64_t end, const
   }
 }
 
-// The text, indexed. Two tiles are kept, because comparing goes to and fro between two places.
+// The text, indexed. Two tiles are kept, because comparisons alternate between two places.
 class GmText {
  public:
   // `length` cells in all, the first `end` of them in the history.

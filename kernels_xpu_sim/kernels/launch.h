@@ -1,5 +1,5 @@
-// How host functions of this folder launch kernels: on the simulated device, or with SPECDEC_XPU_DEVICE, which needs
-// nothing of the emulator's, on the one that the compiler is for.
+// How host functions of this folder launch kernels: on the simulated device or, with SPECDEC_XPU_DEVICE and without the
+// emulator, on the compiler's device.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +27,11 @@ inline int launch_extent(int fixed, int64_t useful, int64_t most) {
 inline int64_t parts_of(int64_t count, int64_t each) { return count / each + (count % each != 0 ? 1 : 0); }
 
 #if !defined(SPECDEC_XPU_DEVICE)
-// Throws std::runtime_error with what the emulator found wrong with the launch, if anything.
+// Throws std::runtime_error with the emulator's findings about the launch, if any.
 void check_launch(int status);
 #endif
 
-// Launches; on the simulated device, that is over when it returns. `clusters`, `cores`: how many the work can use.
+// Launches, synchronously on the simulated device. `clusters`, `cores`: how many the work can use.
 template <typename... P, typename... A>
 void launch(const LaunchOptions& options, int64_t clusters, int64_t cores, void (*kernel)(P...), A... args) {
   const int c = launch_extent(options.clusters, clusters, kDeviceClusters);

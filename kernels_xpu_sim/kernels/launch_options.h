@@ -1,4 +1,4 @@
-// What the caller of an op decides about its launches.
+// The caller's options for an op's launches.
 #pragma once
 
 #if !defined(SPECDEC_XPU_DEVICE)

@@ -1,5 +1,5 @@
-// How a kernel file makes an op known: after its kernels it defines `void op(const OpArgs&, const LaunchOptions&)`,
-// which launches them, and ends with SPECDEC_OP(op, kUnlimited) or limits of its own.
+// How a kernel file registers an op: after its kernels it defines `void op(const OpArgs&, const LaunchOptions&)`, which
+// launches them, and ends with SPECDEC_OP(op, kUnlimited) or its own limits.
 #pragma once
 
 #include "launch.h"

@@ -1,5 +1,5 @@
-// A cluster as a team that shares a row (see specdec/row_team.h): its cores bring their chunks of the row to local
-// memory, one at a time, and publish what they find in SM.
+// A cluster as a team that shares a row (see specdec/row_team.h): cores copy their chunks to local memory, one at a
+// time, and publish results in SM.
 #pragma once
 
 #include "tiles.h"

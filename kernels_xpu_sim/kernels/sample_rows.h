@@ -7,8 +7,8 @@
 
 namespace specdec {
 
-// A row's parameters in SM. Core 0 fetches those of the cluster's next row while all read this one; the sync that the
-// cores meet in publishes them.
+// A row's parameters in SM. Core 0 fetches those of the cluster's next row while all read this one; the next sync
+// publishes them.
 struct RowRequest {
   SamplingParams params;
   int64_t seed, position;

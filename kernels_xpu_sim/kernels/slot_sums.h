@@ -1,5 +1,5 @@
-// Prefix sums over slots: how much comes before a core's slots, and in all. There is no barrier across clusters, so
-// every cluster adds up all slots for itself.
+// Prefix sums over slots: before a core's slots, and in all. There is no barrier across clusters, so every cluster sums
+// all slots itself.
 #pragma once
 
 #include "tiles.h"

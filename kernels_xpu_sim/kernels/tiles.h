@@ -88,7 +88,7 @@ class GmWriter {
   T tile_[N];
 };
 
-// Cells of neighbouring slots, moved by one transfer. Nothing is there, or gone, before a fence.
+// Cells of neighbouring slots, moved by one transfer, which completes at a fence.
 template <typename T, int N>
 struct GmTile {
   T cells[N];
@@ -99,8 +99,7 @@ struct GmTile {
   __device__ void store_async(T* gm, int64_t count) { LM2GM_ASYNC(cells, gm, count * static_cast<int64_t>(sizeof(T))); }
 };
 
-// `count` cells become `value`. Apart from its callers, whose frame its tile would make larger all the time; so
-// gm_copy.
+// Sets `count` cells to `value`. Not inlined, like gm_copy, to keep its tile out of callers' frames.
 template <typename T>
 SPECDEC_APART void gm_fill(T* gm, int64_t count, T value) {
   constexpr int64_t kTile = 1024 / sizeof(T);

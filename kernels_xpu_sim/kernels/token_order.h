@@ -1,5 +1,5 @@
-// Packed rows in slot order and in the device's order: walking over the slots in the order in which they are placed,
-// and moving rows by a table of sources.
+// Packed rows in slot order and in the device's order: iteration over slots in placement order, and moving rows by a
+// table of sources.
 #pragma once
 
 #include "specdec/contract.h"

@@ -1,5 +1,5 @@
-// What the probes share. A probe is a kernel that is right under one reading of the device and wrong under the other:
-// it says by report() which it was. Its program prints the flag of the emulator's model that follows: model.dma_fifo=1.
+// Common code of the probes. A probe is a kernel whose result, passed to report(), decides between two readings of the
+// device. Its program prints the resulting flag of the emulator's model: model.dma_fifo=1.
 #pragma once
 
 #include <cstdio>

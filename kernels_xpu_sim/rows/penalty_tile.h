@@ -1,5 +1,5 @@
-// Penalties of a slot's rows, some neighbouring ids at a time: for histories that reach so much of the vocabulary that
-// rows are best moved as a whole. A tile of ids is one core's alone, which looks through all of the history for it.
+// Penalties of a slot's rows by tiles of ids, for histories that cover so much of the vocabulary that whole rows are
+// moved. One core owns a tile and scans the whole history for it.
 #pragma once
 
 #include "specdec/penalty.h"
@@ -13,14 +13,14 @@ constexpr int kPenaltyLanes = 4;                     // logits that are penalise
 constexpr uint16_t kTileInPrompt = 1 << 15;          // see kInPrompt
 constexpr int64_t kMaxTileTallies = kTileInPrompt - 1;
 
-// Whether a history is worth moving rows as a whole, and short enough to be looked through for each tile.
+// Whether a history justifies moving whole rows and is short enough to scan per tile.
 SPECDEC_HD bool penalized_by_tiles(int64_t vocabulary, int64_t history, int64_t draft_width) {
   return vocabulary / 8 <= history && history <= kMaxTileTallies - draft_width;
 }
 
 namespace detail {
 
-// As vectors, since compilers do not see that what is gathered and scattered is one.
+// As vectors, since compilers do not vectorise gather and scatter here.
 typedef float PenaltyFloats __attribute__((vector_size(4 * kPenaltyLanes)));
 typedef int32_t PenaltyInts __attribute__((vector_size(4 * kPenaltyLanes)));
 constexpr int kIdLanes = kWideBytes / 8;
@@ -158,7 +158,7 @@ SPECDEC_VECTOR void penalize_tile(int64_t first, int size, Text& history, int64_
   const detail::PenaltyLanes lanes{params};
   int64_t seen = 0;
   for (int64_t row = rows.first; row < rows.stop; ++row) {
-    // What the row sees more than the one before it.
+    // The row's additional history compared with the previous row.
     for (; seen < rows.drafts(row); ++seen) {
       const int64_t draft = drafts[seen + 1];
       if (tally.has(draft)) tally.add(draft, 0, 1);

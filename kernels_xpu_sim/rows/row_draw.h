@@ -1,5 +1,4 @@
-// Sampling from one row of logits (contract, section 3): what is kept of it, the draw, and what the token's probability
-// is.
+// Sampling from one row of logits (contract, section 3): filters, the draw, and the token's probability.
 #pragma once
 
 #include "row_top.h"
@@ -7,7 +6,7 @@
 
 namespace specdec {
 
-// A few elements that are all that top_k keeps, in order, and what the other parameters keep of them.
+// The few elements kept by top_k, in order, and those of them kept by the other parameters.
 struct FirstMasses {
   uint64_t mass[kListed];  // 0: not kept
   int count;  // elements up to the last that top_p keeps
@@ -62,7 +61,7 @@ enum class DrawBy : int {
   kMasses,
 };
 
-// A row with a distribution, as its parameters leave it.
+// A row's distribution under its parameters.
 struct RowDraw {
   DrawBy by;
   KeptMasses kept;  // of kNothing only on the rank that has the token
@@ -155,7 +154,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   result->total = result->sums.total;
 }
 
-// What a draw is random by.
+// The random inputs of a draw.
 struct RowSeed {
   int64_t seed, position;
   Purpose purpose;
@@ -200,7 +199,7 @@ SPECDEC_APART DrawnToken draw_row(Team& team, Row& row, Shared& s, const RowDraw
   return drawn;
 }
 
-// What is asked of a row beside its token.
+// Requested outputs of a row besides its token.
 struct AskedLogprob {
   bool logprob, rank;
   LogprobMode mode;
@@ -244,8 +243,8 @@ SPECDEC_APART void write_logprob(Team& team, Row& row, Shared& s, int turn, cons
   }
 }
 
-// Draws the row's token and tells what is asked of it. Exactly one rank calls sink.token(); what is undefined (-1)
-// comes from rank 0.
+// Draws the row's token and reports requested outputs. Exactly one rank calls sink.token(); rank 0 reports undefined
+// values (-1).
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, const RowSeed& seed,
                            const AskedLogprob& asked, Sink& sink) {
@@ -288,8 +287,8 @@ SPECDEC_VECTOR void chunk_probs(const typename L::Bits* x, int count, const Kept
   });
 }
 
-// Gives the row's probabilities to the sinks, each rank those of its own chunks in order. Returns false, and gives
-// nothing, if the row has no distribution.
+// Passes the row's probabilities to the sinks, each rank those of its chunks in order. Returns false, without output,
+// if the row has no distribution.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD bool row_probs(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, Sink& sink) {
   const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));

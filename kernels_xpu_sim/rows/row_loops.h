@@ -1,6 +1,5 @@
-// Loops over a chunk of a row, without branches where there are many elements, so that they become vector code. What
-// they work on are arrays of the function that runs them, called by name and not by pointers: they are no memory that
-// anything else could see, and checked builds have nothing to look at.
+// Loops over a chunk of a row, branch-free where there are many elements, for vectorisation. They work on local arrays
+// by name, not by pointer, which checked builds need not instrument.
 #pragma once
 
 #include "specdec/row_rules.h"
@@ -29,7 +28,7 @@ SPECDEC_HD void load_block(L, const typename L::Bits* x, int count, Block& block
   }
 }
 
-// Without arrays between: compilers keep them, which takes half as long again.
+// Without intermediate arrays, which compilers keep: they cost half as much again.
 SPECDEC_HD void load_block(Float32, const float* x, int count, Block& block) {
   if (count >= kBlock) return block.load(x);
   for (int j = 0; j < kBlock; ++j) block[j] = j < count ? x[j] : -detail::kFloatInf;

@@ -1,10 +1,10 @@
 // A row that a team shares: ranks (cores of a cluster, threads of a block, 1 on a host) that own consecutive chunks.
-// All that passes between ranks is a key, a count or an integer mass, so that the result does not depend on their
-// number. What the functions of rows take:
+// Ranks exchange only keys, counts and integer masses, so the result does not depend on their number. Parameters of the
+// functions of rows:
 //   Team    rank(), size(); sync(): what all ranks stored in Shared before is seen by all ranks after.
 //   Row     size(); begin(), end(): the rank's chunks; load(c, &count): the elements of one of them.
 //   Shared  a RowShared<most ranks>, one per team.
-// All ranks call the same functions in the same order, and get the same result where nothing else is said.
+// All ranks call the same functions in the same order and, unless stated otherwise, get the same result.
 #pragma once
 
 #include "row_loops.h"
@@ -13,7 +13,7 @@
 namespace specdec {
 
 constexpr int kMaxChunks = static_cast<int>(served::kV >> kChunkBits);  // of a row that a team takes
-constexpr int kListed = 64;         // elements of the short list
+constexpr int kListed = 64;  // elements of the short list
 constexpr int kRoom = 2 * kListed;  // it has room for, since a guess at its length may be wrong
 
 // The first chunk of a rank; that of rank `ranks` is after the last.
@@ -27,7 +27,7 @@ struct RowShared {
   static constexpr int kRanks = Ranks;
 
   ChunkSum chunk[kMaxChunks];  // each is its owner's alone
-  float lane[Ranks][kLanes];    // see chunk_top
+  float lane[Ranks][kLanes];  // see chunk_top
 
   // Histograms of each rank, and their sums.
   uint32_t count[Ranks][kBuckets];
@@ -42,7 +42,7 @@ struct RowShared {
   float sorted_value[kListed];
   int64_t sorted_id[kListed];
   int32_t floor;  // see list_first
-  Threshold threshold;        // and list_threshold
+  Threshold threshold;  // and list_threshold
   uint64_t kept;
 
   // One value of each rank; two sets in turns, so that one sync a reduction is enough.

@@ -1,6 +1,6 @@
-// Finding where the order of a row is to be cut, without sorting: histograms of counts and masses over ranges of keys
-// that become narrower, then a short list. Exact, since nothing is rounded. Ranks know the largest logit of each of
-// their chunks (read_row), and look only at chunks that reach into the range.
+// The threshold in the order of a row, without sorting: histograms of counts and masses over narrowing ranges of keys,
+// then a short list. Exact, since nothing is rounded. Ranks know the largest logit of each of their chunks (read_row),
+// and look only at chunks that reach into the range.
 #pragma once
 
 #include "row_team.h"
@@ -32,7 +32,7 @@ struct SoftmaxGrid {
   // The smallest key that is in `bucket` or an earlier one, by bisection.
   SPECDEC_HD int32_t first_key(int bucket) const {
     int64_t low = -kKeyInf, high = order_key(softmax.row_max);  // the answer is in [low, high]
-    // Most often it is close to where the bucket would end without rounding.
+    // Usually close to the bucket's end without rounding.
     constexpr int kClose = 64;
     const float below = div_rn(div_rn(static_cast<float>(bucket + 1), slope), mul_rn(softmax.inv_temperature, kLog2E));
     const int64_t guess = order_key(add_rn(softmax.row_max, below));

@@ -1,16 +1,16 @@
-// Masks of allowed tokens (contract, section 10): what a mask says of neighbouring tokens, and which drafts are judged.
+// Masks of allowed tokens (contract, section 10): bits of neighbouring tokens, and the drafts that rows verify.
 #pragma once
 
 #include "specdec/integers.h"
 
 namespace specdec {
 
-// Tokens that a mask of `words` words speaks of.
+// Tokens covered by a mask of `words` words.
 SPECDEC_HD int64_t mask_size(int64_t vocab_size, int64_t words) {
   return min64(vocab_size, 32 * min64(words, vocab_size));
 }
 
-// The mask that `numbers` names for an output row, -1 for none. There are `rows` output rows and `masks` masks.
+// The mask of an output row in `numbers`, -1 for none. There are `rows` output rows and `masks` masks.
 template <typename Numbers>
 SPECDEC_HD int64_t mask_of_row(Numbers& numbers, int64_t rows, int64_t masks, int64_t row) {
   if (row < 0 || row >= rows) return -1;
@@ -18,7 +18,7 @@ SPECDEC_HD int64_t mask_of_row(Numbers& numbers, int64_t rows, int64_t masks, in
   return number < 0 || number >= masks ? -1 : number;
 }
 
-// Word q of a mask of `size` tokens, without the bits of tokens that it does not speak of.
+// Word q of a mask of `size` tokens, without bits beyond them.
 template <typename Words>
 SPECDEC_HD uint32_t mask_word(Words& words, int64_t size, int64_t q) {
   const int64_t left = size - 32 * q;

@@ -1,4 +1,4 @@
-// What becomes of one slot of a draft model, and the row that it continues from (contract, section 9).
+// Updates of one slot of a draft model, and the row that it continues from (contract, section 9).
 #pragma once
 
 #include "specdec/flag.h"
@@ -14,7 +14,7 @@ struct DraftSlot {
   Flag stopped;
 };
 
-// The target's entries after its step, and what the request wants.
+// The target's entries after its step, and the request's limits.
 struct BaseSlot {
   int64_t step_idx, max_dec_len;
   int32_t dec, accept_num, draft_token_num;
@@ -56,8 +56,8 @@ SPECDEC_HD bool takes_draft(int64_t substep, int64_t wanted, int64_t step_idx, i
   return substep < wanted && step_idx > 0 && saturating_sub(max_dec_len, step_idx) > 1;
 }
 
-// Where a token of the draft model goes: `fed` (if it `feeds`) to draft_tokens[b, 0], `draft` to the target's drafts.
-// In a history it goes to `column`, unless that is negative.
+// Destinations of a draft model's token: `fed` (if it `feeds`) goes to draft_tokens[b, 0], `draft` to the target's
+// drafts, and with a history the token to `column`, unless negative.
 struct DraftMoves {
   bool feeds;
   int64_t fed, draft, column;
@@ -79,7 +79,7 @@ SPECDEC_HD DraftMoves advance_drafts_in_history(DraftSlot* slot, int64_t token, 
   return {true, token, room ? token : -1, first ? 1 : slot->step_idx};
 }
 
-// For a slot with slt > 0: `token` becomes draft number substep + 1, or the slot makes no more.
+// For a slot with slt > 0: `token` becomes draft number substep + 1, or the slot ends drafting.
 SPECDEC_HD DraftMoves advance_drafts(DraftSlot* slot, int64_t token, int64_t substep, int32_t draft_token_num,
                                      int64_t max_dec_len, int64_t draft_width) {
   const int64_t wanted = min64(draft_token_num, draft_width - 1);

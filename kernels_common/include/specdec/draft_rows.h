@@ -1,4 +1,4 @@
-// Rows of the draft model, and the tokens that a slot reports with them (contract, section 7).
+// Rows of the draft model, and a slot's reported tokens (contract, section 7).
 #pragma once
 
 #include "specdec/integers.h"
@@ -18,12 +18,12 @@ SPECDEC_HD DraftShare draft_share(int32_t slt, int32_t enc, int64_t row_count) {
   return {rows, rows};
 }
 
-// Where the draft model's rows of a slot lie in either order: `count` of them, as far as both have room.
+// Positions of a slot's draft-model rows in either order: `count` of them, within both capacities.
 struct DraftRows {
   int64_t source, target, count;
 };
 
-// `next`, `batch`: what the slots before add up to.
+// `next`, `batch`: sums over the previous slots.
 SPECDEC_HD DraftRows draft_rows(const DraftShare& share, int64_t next, int64_t batch, int64_t row_count,
                                 int64_t capacity) {
   const int64_t target = batch + share.has_first();

@@ -5,7 +5,7 @@
 
 namespace specdec {
 
-// The point in [0, total) that a draw looks for: the winner is the first index whose inclusive prefix sum exceeds it.
+// The point of a draw in [0, total): the first index whose inclusive prefix sum exceeds it wins.
 SPECDEC_HD uint64_t draw_point(uint64_t u64, uint64_t total) { return mulhi64(u64, total); }
 
 // Serial draw from `count` masses in order; -1 if they total 0.

@@ -24,7 +24,7 @@ constexpr uint32_t kOneBits = 0x3F800000u;
 constexpr uint32_t kInfBits = 0x7F800000u;
 
 // 2^f for f in [-0.5, 0.5]: minimax in relative error under p(0) = 1; at most 2^-23.39 off, evaluated as here. In two
-// parts, for loops over many: the first half of the polynomial, and the rest.
+// parts, for loops: the first half of the polynomial, and the rest.
 SPECDEC_HD float exp2_inner(float f) {
   float p = mul_rn(f, 0x1.416b54p-13f);
   p = mul_rn(add_rn(p, 0x1.5f082ep-10f), f);
@@ -58,12 +58,12 @@ SPECDEC_HD uint64_t exp2_mass(float t) {
   const float x = f32_from_bits(static_cast<uint32_t>((magnitude < k64 ? magnitude : k64) & counts) | 0x80000000u);
   const float n = sub_rn(add_rn(x, detail::kRounder), detail::kRounder);
   const float p = detail::exp2_polynomial(sub_rn(x, n));  // of an exact difference in [-0.5, 0.5]
-  // p * 2^(n + 40): the power of two goes to the exponent, which stays that of a normal number.
+  // p * 2^(n + 40): add the power of two to the exponent, which stays normal.
   return f32_to_u64(f32_from_bits(f32_bits(p) + (static_cast<uint32_t>(static_cast<int32_t>(n) + kMassBits) << 23)));
 }
 
-// A number whose integer part is exp2_mass of t = -64 * depth, for a depth in [0, 1]; in fewer operations: clamping is
-// free where t is computed so, since devices have multiplications whose result saturates there.
+// A number whose integer part is exp2_mass of t = -64 * depth, for a depth in [0, 1]. Clamping is free on devices with
+// saturating multiplications.
 constexpr float kDepth = -0x1p-6f;  // depth = kDepth * t, exactly
 SPECDEC_HD float exp2_scaled_at(float depth) {
   // The constant is even, so that halves still round to even; n + 40 stands in the lowest bits of the sum.
@@ -77,9 +77,9 @@ SPECDEC_HD uint64_t exp2_mass_at(float depth) { return f32_to_u64(exp2_scaled_at
 #if defined(__CUDACC__)
 namespace detail {
 
-// A mass on a CUDA device as high * 2^17 + low, found by additions that round down: far fewer instructions than 64-bit
-// shifts. 1 + w cuts w off after bit 23; what is left, next to 2^-17, after bit 40. Both stand in the mantissas of
-// these floats, over the bits kOneBits and kLowBits; the differences on the way are exact.
+// A mass on a CUDA device as high * 2^17 + low, by additions that round down: far fewer instructions than 64-bit
+// shifts. 1 + w truncates w after bit 23; adding 2^-17 truncates the rest after bit 40. Both are in the mantissas of
+// these floats, over the bits kOneBits and kLowBits; the differences are exact.
 struct MassBits {
   uint32_t high, low;
 };
@@ -128,9 +128,9 @@ SPECDEC_HD float mass_ratio(uint64_t mass, uint64_t total) {
   return total == 0 ? 0.0f : div_rn(u64_to_f32(mass), u64_to_f32(total));
 }
 
-// mass_ratio of many masses to one total. From the rounded reciprocal two corrections lead to the rounded quotient
-// (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 8), and
-// nothing on the way is denormal: masses are 0 or in [1, 2^40], and a total is below 2^58.
+// mass_ratio of many masses to one total. Two corrections turn the rounded reciprocal into the rounded quotient (P.
+// Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 8), without
+// denormals: masses are 0 or in [1, 2^40], and a total is below 2^58.
 struct MassRatio {
   float total, inverse;
 

@@ -1,8 +1,8 @@
 // Drafts from the request's own history (contract, section 6): the search, and the batch's token budget.
 //
-// The text is prompt ++ generated (++ MTP drafts). A match is named by `after`, the column of the token that follows
-// the occurrence. Of all sizes tried, the longest that occurs wins; so one pass that keeps the longest common suffix of
-// text[0, after) and the text gives what trying the sizes one by one gives.
+// The text is prompt ++ generated (++ MTP drafts). A match is identified by `after`, the column of the token after the
+// occurrence. The longest size that occurs wins, so one pass for the longest common suffix of text[0, after) and the
+// text replaces trying the sizes one by one.
 #pragma once
 
 #include "specdec/contract.h"
@@ -10,14 +10,14 @@
 
 namespace specdec {
 
-// A decode slot between a launch that finds drafts and one that grants them, in seq_lens_this_time: its base tokens and
-// its drafts, together at most S.
+// Encoding in seq_lens_this_time between the launch that finds drafts and the one that grants them: base tokens and
+// drafts, together at most S.
 constexpr int64_t kMaxPacked = 32767;
 SPECDEC_HD int32_t pack_proposal(int64_t base, int64_t drafts) { return static_cast<int32_t>(base << 16 | drafts); }
 SPECDEC_HD int32_t packed_base(int32_t packed) { return packed >> 16; }
 SPECDEC_HD int32_t packed_drafts(int32_t packed) { return packed & 0xFFFF; }
 
-// What is tried on a text, and where a match may use it.
+// The sizes tried on a text, and the haystack of matches.
 struct NgramSizes {
   MatchPolicy policy;
   int most, least;  // sizes tried; most < least: none
@@ -37,8 +37,8 @@ struct NgramSizes {
         text_end(end),
         search_end(skip_last ? end - 1 : end) {}
 
-  // A query's first column at the earliest: it lies in what was generated (and drafted); kLatest goes on into the
-  // prompt, once there is any.
+  // The earliest first column of a query: in the generated (and drafted) part; kLatest continues into the prompt once
+  // that is nonempty.
   static SPECDEC_HD int64_t query_start(MatchPolicy policy, int64_t prompt_end, int64_t text_end) {
     return policy == MatchPolicy::kLatest && text_end > prompt_end ? 0 : prompt_end;
   }
@@ -77,8 +77,8 @@ struct NgramMatch {
 
 SPECDEC_HD NgramMatch no_match() { return {0, 0}; }
 
-// Drafts that a match gives, of those wanted: up to the end of its haystack; with `continue_cycles` all. Draft i is
-// token `after` + i % period of the text: beyond the text, drafts go on with drafts, and so repeat its last tokens.
+// Drafts of a match: the wanted number, limited by its haystack unless `continue_cycles`. Draft i is token `after` + i
+// % period of the text: beyond its end, drafts repeat.
 SPECDEC_HD int64_t ngram_draft_count(const NgramSizes& sizes, const NgramMatch& match, int64_t wanted,
                                      bool continue_cycles) {
   if (match.size == 0) return 0;
@@ -114,8 +114,8 @@ SPECDEC_HD int ngram_size_in(const NgramSizes& sizes, Text& text, int64_t after)
   return size;
 }
 
-// A match as one number, for searchers that keep the best by a maximum: the larger is `preferred`, 0 is no match.
-// Columns are below 2^26.
+// A match as one number, to keep the best by a maximum: the larger is `preferred`, 0 is no match. Columns are below
+// 2^26.
 constexpr uint32_t kMaxRankedColumn = (1u << 26) - 1;
 
 SPECDEC_HD uint32_t ngram_rank(MatchPolicy policy, const NgramMatch& match) {
@@ -133,10 +133,10 @@ SPECDEC_HD NgramMatch ngram_ranked(MatchPolicy policy, uint32_t rank) {
 
 namespace detail {
 
-// Whether any of eight tokens may be the one looked for, without a branch for each: false only if none is.
+// Whether any of eight tokens may match, without branches: false only if none does.
 SPECDEC_HD bool maybe_in_eight(const int64_t* tokens, int64_t token) {
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
-  // The low halves, four at a time. Fewer loads, too, which are what checked builds spend their time on.
+  // The low halves, four at a time, to save loads in checked builds.
   typedef int32_t Four __attribute__((vector_size(16), aligned(8), may_alias));
   typedef int64_t Two __attribute__((vector_size(16)));
   const Four* const x = reinterpret_cast<const Four*>(tokens);
@@ -154,15 +154,15 @@ SPECDEC_HD bool maybe_in_eight(const int64_t* tokens, int64_t token) {
 
 }  // namespace detail
 
-// Look at the matches with `after` in [low, high), 1 <= low, high <= text_end, in the order of the policy, and improve
-// `best`, which must come from columns that the policy meets before these. `tokens[i]` is text[first + i], with first
-// <= max(0, low - most), up to and without text[high - 1]'s successor. Stops early when nothing can be better.
+// Search matches with `after` in [low, high), 1 <= low, high <= text_end, in the order of the policy, and improve
+// `best`, which must come from columns earlier in that order. `tokens[i]` is text[first + i], with first <= max(0, low
+// - most), up to and without text[high - 1]'s successor. Stops when no better match is possible.
 SPECDEC_HD void ngram_scan(const NgramQuery& query, const int64_t* tokens, int64_t first, int64_t low, int64_t high,
                            NgramMatch* best) {
   const bool latest = query.policy == MatchPolicy::kLatest;
   const int64_t last_token = query.suffix[0];
   for (int64_t done = 0, count = high - low; done < count && best->size < query.most;) {
-    // The text's last token must stand before `after`: most columns are passed over by that.
+    // The text's last token must precede `after`, which excludes most columns.
     const int64_t block = latest ? high - done - 8 : low + done;
     if (count - done >= 8 && !detail::maybe_in_eight(tokens + (block - 1 - first), last_token)) {
       done += 8;
@@ -176,7 +176,7 @@ SPECDEC_HD void ngram_scan(const NgramQuery& query, const int64_t* tokens, int64
   }
 }
 
-// What a slot brings to the token budget, and the one rule that shares it out. Slots are granted in ascending order.
+// A slot's share of the token budget. Slots are granted in ascending order.
 struct BudgetScan {
   int64_t budget;
   int64_t left;  // slots from here on with a prefill chunk or decoding
@@ -190,9 +190,8 @@ struct BudgetScan {
   }
 };
 
-// Drafts that may be proposed for a slot after the `base` tokens that are there; not positive: none. `wish`: at most
-// so many together with drafts that are there, if the request is asked.
-// `in_history`: step_idx is a column of pre_ids, and counts the drafts too.
+// Drafts that may follow a slot's `base` tokens; none if not positive. `wish`: the request's limit, including existing
+// drafts, if it applies. `in_history`: step_idx is a column of pre_ids, and counts the drafts too.
 SPECDEC_HD int64_t ngram_wanted(int64_t base, bool asked, int32_t wish, int64_t draft_width, int64_t max_dec_len,
                                 int64_t step_idx, bool in_history) {
   const int64_t room = wrap_sub(wrap_sub(max_dec_len, step_idx), in_history ? 1 : base);
@@ -206,8 +205,7 @@ SPECDEC_HD int64_t pre_ids_count(int64_t step_idx, int64_t row_width) {
   return clamp64(step_idx, -1, row_width - 1) + 1;
 }
 
-// Where a slot's text stands: in `row` up to `end`, then in `behind`, which are its drafts or, with pre_ids, its row of
-// that.
+// A slot's text: `row` up to `end`, then `behind`: its drafts or, with pre_ids, its row of that.
 struct ProposeText {
   const int64_t *row, *behind;
   int64_t prompt_end, end, text_end;

@@ -3,14 +3,14 @@
 //
 // A row is a header, then an open-addressing hash table of 8-byte entries in buckets of eight. An entry holds three
 // columns (columns of the token after the n-gram; 0: none): the latest, the first inside the prompt, the first inside
-// the generated part; the n-gram's size; and what bits are left of its hash, so that most other n-grams are told apart
-// without reading the history. The tokens are the keys.
+// the generated part; the n-gram's size; and the remaining bits of its hash, which distinguish most n-grams without
+// reading the history. The tokens are the keys.
 //
-// An n-gram that occurred once answers for all longer ones that end there: those get entries of their own when the
-// short one occurs again. So a column is the only one of at most one entry; what is entered at s sizes are at most
-// max(7/4, s/2) n-grams a token, and the table never gets full. The order of insertions changes where entries lie and
-// nothing else. A cluster of more than kMaxProbes buckets (texts made to collide) overflows the index: `compact_insert`
-// says so, and look-ups must search the history instead.
+// An n-gram that occurred once represents all longer ones that end there; these get entries when it occurs again. Hence
+// each position is the sole occurrence of at most one entry, s sizes need at most max(7/4, s/2) entries per token, and
+// the table never fills up. The order of insertions only affects the position of entries. A cluster of more than
+// kMaxProbes buckets (texts made to collide) overflows the index: `compact_insert` says so, and look-ups must search
+// the history instead.
 #pragma once
 
 #include "specdec/integers.h"
@@ -52,9 +52,9 @@ struct CompactLayout {
            int64_t{buckets} * kCompactBucket * static_cast<int64_t>(sizeof(uint64_t));
   }
 
-  // An entry's label stands where it stands in the entry: the size, from 1 for the smallest, and as many bits of the
-  // hash as there is room for. It is not 0, so that no free entry is like any n-gram; but for the last of 16 sizes in
-  // histories of more than 2^19 tokens, whose look-ups compare a free entry in vain.
+  // An entry's label, in place: the size, from 1 for the smallest, and as many bits of the hash as fit. It is not 0, so
+  // a free entry matches no n-gram, except for the last of 16 sizes in histories of more than 2^19 tokens, where
+  // look-ups also compare free entries.
   SPECDEC_HD uint64_t label(uint32_t tag, int size) const {
     const uint64_t high = tag_shift < 64 ? static_cast<uint64_t>(tag) << tag_shift : 0;
     return static_cast<uint64_t>(size - min_size + 1) << label_shift | high;
@@ -67,7 +67,7 @@ struct CompactLayout {
   SPECDEC_HD Column latest(uint64_t entry) const { return column(entry, 0); }
   SPECDEC_HD Column in_prompt(uint64_t entry) const { return column(entry, 1); }
   SPECDEC_HD Column in_generated(uint64_t entry) const { return column(entry, 2); }
-  // One occurrence only, wherever it lies: all columns equal, which two occurrences cannot make them.
+  // A single occurrence: all columns are equal, which is impossible for two.
   SPECDEC_HD bool single(uint64_t entry) const {
     return latest(entry) == in_prompt(entry) && latest(entry) == in_generated(entry);
   }
@@ -99,7 +99,7 @@ struct CompactLayout {
   }
 };
 
-// Hash of the tokens before a column, taken in from the last one backwards.
+// Hash of the tokens before a column, from the last one backwards.
 struct CompactHash {
   uint32_t state = 0x243F6A88u;
 
@@ -147,8 +147,8 @@ SPECDEC_HD CompactKey compact_key(const CompactLayout& layout, Text& text, Colum
   return CompactKey(layout, hash.of_size(size), size);
 }
 
-// For how many j from 0 up, of at most `most`, the tokens a(j) and b(j) are the same. Eight are read at once, without a
-// branch between: memory is far.
+// The number of equal leading tokens a(j) and b(j), up to `most`. Eight are read at once without branches, to hide
+// memory latency.
 template <typename A, typename B>
 SPECDEC_HD int common_tokens(int most, A&& a, B&& b) {
   constexpr int kAtOnce = 8;
@@ -167,8 +167,7 @@ SPECDEC_HD int common_tokens(int most, A&& a, B&& b) {
   return most;
 }
 
-// Whether the `size` tokens before the columns a and b are equal; false if `a`, which an index says, is no column of
-// it.
+// Whether the `size` tokens before the columns a and b are equal; false if `a`, from an index, is out of range.
 template <typename Text>
 SPECDEC_HD bool same_ngram(Text& text, Column length, Column a, Column b, int size) {
   if (a < size || a >= length) return false;
@@ -229,7 +228,7 @@ SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, 
 template <typename Table, typename Text>
 SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& text, Column prompt_end, Column length,
                                Column after, int size) {
-  // What is still to be entered: each step takes one and adds at most two of the next size.
+  // Pending n-grams: each step removes one and adds at most two of the next size.
   Column columns[kMaxNgramSize + 1];
   int8_t sizes[kMaxNgramSize + 1];
   int waiting = 1;
@@ -263,7 +262,7 @@ SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& 
   return true;
 }
 
-// The column of an entry's n-gram that the policy prefers; one outside its haystacks if there is none inside.
+// The policy's preferred column of an entry; outside its haystacks if there is none inside.
 SPECDEC_HD Column compact_column(const CompactLayout& layout, uint64_t entry, MatchPolicy policy) {
   const Column latest = layout.latest(entry);
   if (policy == MatchPolicy::kLatest || layout.single(entry)) return latest;
@@ -271,7 +270,7 @@ SPECDEC_HD Column compact_column(const CompactLayout& layout, uint64_t entry, Ma
   return layout.in_generated(entry) != 0 ? layout.in_generated(entry) : latest;
 }
 
-// What an entry says of the text's last tokens: a match, and whether the entry is theirs (of its size).
+// A match of the text's last tokens by an entry, and whether the entry is theirs (of its size).
 struct CompactMatch {
   NgramMatch match;
   bool same;
@@ -297,8 +296,8 @@ SPECDEC_HD CompactKey compact_query_key(const CompactLayout& layout, const Query
   return CompactKey(layout, hash.of_size(size), size);
 }
 
-// What the index knows about the text's last `size` tokens, whose key this is; `words` and `bits` are of the key's
-// bucket. The first `length` tokens of the text are indexed.
+// Look up the text's last `size` tokens with this key; `words` and `bits` are of the key's bucket. The first `length`
+// tokens of the text are indexed.
 template <typename Table, typename Text, typename Query>
 SPECDEC_HD NgramMatch compact_look_up(const CompactLayout& layout, Table& table, Text& text, const Query& query,
                                       Column length, int size, const CompactKey& key, uint64_t (&words)[kCompactBucket],

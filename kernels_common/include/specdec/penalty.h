@@ -11,7 +11,7 @@ struct PenaltyParams {
 
   SPECDEC_HD bool any() const { return repetition != 1.0f || frequency != 0.0f || presence != 0.0f; }
 
-  // What the counts of a token that occurs `generated` times after the prompt take off its logit, but for presence.
+  // Reduction of the logit of a token that occurs `generated` times after the prompt, without presence.
   SPECDEC_HD float counted(int64_t generated) const {
     return mul_rn(u64_to_f32(static_cast<uint64_t>(generated)), frequency);
   }
@@ -27,7 +27,7 @@ struct PenaltyParams {
 #if defined(__CUDA_ARCH__)
     return logit > 0.0f ? div_rn(logit, repetition) : mul_rn(logit, repetition);
 #else
-    // Signs are as good as random, and a branch that is guessed wrong costs more than a division.
+    // Signs are nearly random, and a mispredicted branch costs more than a division.
     const uint32_t divide = 0u - static_cast<uint32_t>(logit > 0.0f);
     return f32_from_bits((f32_bits(div_rn(logit, repetition)) & divide) |
                          (f32_bits(mul_rn(logit, repetition)) & ~divide));
@@ -55,7 +55,7 @@ SPECDEC_HD bool below_min_length(int64_t step_idx, int64_t drafts, int64_t min_d
   return step_idx <= kInt64Max - drafts && step_idx + drafts < min_dec_len;
 }
 
-// What is known of a token: how often it was generated, and where else it stands.
+// A token's tally: its generated count, and its other occurrences.
 constexpr int32_t kInPrompt = 1 << 30;
 constexpr int32_t kInDrafts = 1 << 29;
 constexpr int32_t kGeneratedMask = kInDrafts - 1;
@@ -105,8 +105,8 @@ struct DraftVisitor {
   }
 };
 
-// Whoever takes a token's tally penalises it in all rows. `logits.load(row, token)` and `logits.store(row, token, x)`;
-// `drafts[j]` is the slot's j-th draft, from 1.
+// The thread that takes a token's tally penalises it in all rows. `logits.load(row, token)` and `logits.store(row,
+// token, x)`; `drafts[j]` is the slot's j-th draft, from 1.
 template <class Table, class Logits, class Drafts>
 struct PenaltyVisitor {
   TokenWindow<Table> window;
@@ -187,8 +187,8 @@ SPECDEC_HD void penalize_rows(Team& team, Table& table, int64_t window_size, int
   }
 }
 
-// Makes bad tokens, and end tokens in rows below the minimum length, impossible. Each id belongs to one rank, so that
-// no two write the same logit. Follows penalize_rows.
+// Forbids bad tokens, and end tokens in rows below the minimum length. Each id belongs to one rank, so no logit is
+// written twice. Follows penalize_rows.
 template <class Team, class Bad, class End, class Logits>
 SPECDEC_HD void forbid_tokens(Team& team, int64_t vocabulary, Bad& bad, int64_t bad_count, End& end, int64_t end_count,
                               int64_t step_idx, int64_t min_dec_len, const PenaltyRows& rows, Logits& logits) {

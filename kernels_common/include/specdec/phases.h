@@ -30,10 +30,10 @@ struct ThinkingLimits {
   }
 };
 
-// What FastDeploy adds to the limit of an answer whose thought ended by itself.
+// Added by FastDeploy to the limit of an answer if its thought ended by itself.
 constexpr int64_t kReplyAllowance = 2;
 
-// `token` takes the place of the emitted one at `at`; the number of emitted tokens if none is replaced.
+// `token` replaces the emitted one at `at`, which is their number if none is replaced.
 struct Replacement {
   int64_t at, token;
 };
@@ -98,7 +98,7 @@ SPECDEC_HD int32_t next_reasoning_status(int32_t status, bool thinks, int32_t en
   return boundary ? kConstrained : seen ? kThinkEndSeen : kReasoned;
 }
 
-// The tokens of a slot, and what `next_reasoning_status` is told of them.
+// The tokens of a slot, and the input of `next_reasoning_status`.
 struct ReasoningSlot {
   bool thinks;
   int32_t enc;

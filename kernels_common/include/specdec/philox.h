@@ -1,5 +1,5 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random words as a pure
-// function of what is being decided, so that slot, batch, step number and acceptance history cannot enter.
+// function of the decision, independent of slot, batch, step number and acceptance history.
 #pragma once
 
 #include "specdec/contract.h"

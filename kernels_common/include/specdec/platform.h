@@ -1,11 +1,11 @@
-// What differs between host and device compilers (CUDA, XPU), and float32 arithmetic that rounds after every operation.
+// Differences between host and device compilers (CUDA, XPU), and float32 arithmetic rounded after every operation.
 #pragma once
 
 #include <cfloat>
 #include <cstdint>
 #include <cstring>
 
-// SPECDEC_APART: not to be inlined where local memory is the stack.
+// SPECDEC_APART: not inlined if local memory is the stack.
 #if defined(__CUDACC__)
 #define SPECDEC_HD __host__ __device__ __forceinline__
 #define SPECDEC_APART SPECDEC_HD
@@ -17,8 +17,8 @@
 #define SPECDEC_APART inline
 #endif
 
-// SPECDEC_VECTOR: a function, apart, whose loops are worth being compiled for wider vectors too; which is called, the
-// machine decides when the library is loaded. Checking builds have one version: choosing comes before they are ready.
+// SPECDEC_VECTOR: a function whose loops are also compiled for wider vectors; the version is chosen when the library is
+// loaded. Checking builds have one version, since the choice precedes their initialisation.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
     defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // static: some releases of GCC 13 fail with an internal error where versions of a function are merged by the linker.
@@ -29,8 +29,8 @@
 #define SPECDEC_VECTOR SPECDEC_APART
 #endif
 
-// In front of a loop over an array of fixed size, which a device then keeps in registers; and of one that a device is
-// not to write out: what is rarely gone through more than once only makes it fetch more instructions.
+// Unroll a loop over a fixed-size array, to keep it in registers; and prevent unrolling of a loop that rarely repeats,
+// to save instruction fetches.
 #if defined(__CUDACC__)
 #define SPECDEC_UNROLL _Pragma("unroll")
 #define SPECDEC_ROLLED _Pragma("unroll 1")

@@ -65,7 +65,7 @@ SPECDEC_HD uint16_t f32_to_f16(float x) {
   return static_cast<uint16_t>(sign | (rounded + (exponent >= 113 ? static_cast<uint32_t>(exponent - 113) << 10 : 0u)));
 }
 
-// What a row is made of: `Bits` as they stand in memory, `widen` to float32 and `narrow` back, to nearest even.
+// Element types of rows: `Bits` in memory, `widen` to float32 and `narrow` back, to nearest even.
 struct Float32 {
   using Bits = float;
   static SPECDEC_HD float widen(float x) { return x; }

@@ -1,9 +1,9 @@
-// The rules of a row of logits (contract, sections 0 and 3), each written once: the order of its elements, masses by
-// chunks, what sampling parameters keep, the draw, log-probabilities. Kernels decide who looks at what, and call these.
+// The rules of a row of logits (contract, sections 0 and 3), each written once: order of elements, masses by chunks,
+// filters, the draw, log-probabilities. Kernels distribute the work and call these.
 //
-// A row is read once: chunk by chunk, a ChunkSum each. These together give the largest logit m, the total and the chunk
-// that a draw falls into; only that chunk is looked at again. Where a filter applies, what is kept is decided and drawn
-// by masses relative to m (Softmax), in the order that Threshold cuts.
+// A row is read once: chunk by chunk, a ChunkSum each. These give the largest logit m, the total and the chunk of a
+// draw, which alone is read again. Filters and their draws use masses relative to m (Softmax), in the order that
+// Threshold cuts.
 #pragma once
 
 #include "specdec/draw.h"
@@ -16,7 +16,7 @@ namespace specdec {
 
 // ---- Order: value descending, equal values (-0 and +0 too) by ascending id. Values are compared as order_key().
 
-// A threshold in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
+// A threshold in the order of a row: keeps all larger keys, and ids up to `id` of equal ones.
 struct Threshold {
   int32_t key;
   int64_t id;
@@ -60,7 +60,7 @@ struct KeyRange {
   }
 };
 
-// What a threshold is to reach, counted from the top of the order.
+// The goal of a threshold, counted from the top of the order.
 enum class Goal : int { kCount, kMass };
 
 struct Weight {
@@ -103,9 +103,9 @@ constexpr int kChunkIds = 1 << kChunkBits;
 
 SPECDEC_HD int64_t chunk_count(int64_t ids) { return (ids + kChunkIds - 1) >> kChunkBits; }
 
-// What one read of a chunk leaves: m_c, its largest logit, and the sum of its elements' masses relative to m_c; at most
-// 2^50. Elements beyond the row's end may be counted as -inf: beside a larger logit they have no mass, and the mass of
-// a chunk that has nothing but -inf does not count.
+// Result of one read of a chunk: its largest logit m_c, and the sum of its masses relative to m_c, at most 2^50.
+// Elements beyond the row's end may count as -inf: they have no mass beside a larger logit, and a chunk of only -inf
+// does not count.
 struct ChunkSum {
   float top;
   uint64_t mass;
@@ -116,8 +116,7 @@ SPECDEC_HD uint64_t mass_product(uint64_t mass, uint64_t weight) {
   return mulhi64(mass, weight) << (64 - kMassBits) | (mass * weight) >> kMassBits;
 }
 
-// W_c: what the largest logit of a chunk weighs in the row whose softmax this is; 2^40 for the chunk that holds the
-// row's largest, 0 for one of -inf.
+// W_c: the weight of a chunk's largest logit in this row; 2^40 for the chunk with the row's largest, 0 for one of -inf.
 SPECDEC_HD uint64_t chunk_weight(const Softmax& row, float chunk_top) { return row(chunk_top); }
 
 // S_c: a chunk's share of the row's total, which is the sum of them.
@@ -158,15 +157,14 @@ struct Filters {
   SPECDEC_HD bool any() const { return by_count | by_mass | by_weight; }
 };
 
-// What the prefix that top_p keeps has to reach; one that falls short of it keeps everything. `total`: of what top_k
-// keeps, the sum of its masses; without top_k that of the chunks.
+// The mass that top_p's prefix must reach, else it keeps everything. `total`: mass kept by top_k, or of all chunks.
 SPECDEC_HD uint64_t nucleus(float top_p, uint64_t total) {
   const uint64_t need = mass_threshold(top_p, total);
   return need > 0 ? need : 1;
 }
 
-// The distribution that is drawn from: an element's mass is 0 outside the threshold, and where it is below `least`. The
-// total of what filters keep is the sum of these masses; the draw is that of draw.h over all ids.
+// The distribution of a draw: masses, 0 outside the threshold and below `least`. Their sum is the total; the draw is
+// that of draw.h over all ids.
 struct KeptMasses {
   Softmax softmax;
   Threshold threshold;
@@ -182,8 +180,8 @@ struct KeptMasses {
     return mass & (uint64_t{0} - static_cast<uint64_t>(threshold.keeps(key, id) & (mass >= least)));
   }
 
-  // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the
-  // bits of a float are read as. The rest makes up for the rounding of t and of the mass.
+  // Elements with a mass of at least `least` have a t above this: a float's bits read as an integer give a line between
+  // powers of two, below the logarithm. The rest covers the rounding of t and of the mass.
   SPECDEC_HD float deepest() const {
     const float bits = static_cast<float>(static_cast<int32_t>(f32_bits(u64_to_f32(least))));
     return sub_rn(mul_rn(bits, 0x1p-23f), 127.0f + kMassBits + 0x1p-8f);
@@ -207,6 +205,6 @@ struct RowLogprobs {
   }
 };
 
-// A token's rank: the number of the row's elements that are >= its logit. Only chunks whose largest is have any.
+// A token's rank: the number of elements >= its logit. Only chunks whose largest is >= it have any.
 
 }  // namespace specdec

@@ -1,4 +1,4 @@
-// What the scheduler decided for one slot, stop sequences, and accepted tokens in the history (contract, section 8).
+// The scheduler's decision for a slot, stop sequences, and accepted tokens in the history (contract, section 8).
 #pragma once
 
 #include "specdec/contract.h"
@@ -45,8 +45,8 @@ SPECDEC_HD void schedule_slot(ScheduledSlot* slot, SlotAction action, const Pref
   }
 }
 
-// The tokens that a slot emitted after the `step` that it had generated. For those in [first, count) a stop sequence
-// counts: min_dec_len tokens are generated there. `end_after`: an end token takes the place of the one after it.
+// A slot's emitted tokens after `step` generated ones. Stop sequences count for those in [first, count), where
+// min_dec_len is reached. `end_after`: an end token replaces the one after the sequence.
 struct EmittedTokens {
   int64_t prompt_end, step, first, count;
   bool end_after;
@@ -66,8 +66,8 @@ struct EmittedTokens {
   SPECDEC_HD int64_t generated(int64_t i) const { return step + i + (end_after ? 0 : 1); }
 };
 
-// Whether [0, length) of a text ends with [0, size) of a sequence. From the last token on: most differ there. A device
-// that loads several tokens in the time of one compares `kTogether` at once.
+// Whether [0, length) of a text ends with [0, size) of a sequence. Starts at the last token, where most differ; devices
+// compare `kTogether` at once.
 template <int kTogether = 1, typename Text, typename Sequence>
 SPECDEC_HD bool ends_with(Text& text, int64_t length, Sequence& sequence, int64_t size) {
   bool same = size > 0 && size <= length;
@@ -80,7 +80,7 @@ SPECDEC_HD bool ends_with(Text& text, int64_t length, Sequence& sequence, int64_
   return same;
 }
 
-// The emitted token that ends a stop sequence first; `count` if none does. `text[g]` are the generated tokens, emitted
+// The first emitted token that ends a stop sequence, or `count`. `text[g]` are the generated tokens, emitted
 // ones included; `sequences.size(q)` and `sequences.at(q)` a sequence.
 template <typename Text, typename Sequences>
 SPECDEC_HD int64_t first_stop(const EmittedTokens& emitted, Text& text, Sequences& sequences, int64_t sequence_count) {

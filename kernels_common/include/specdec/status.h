@@ -1,4 +1,4 @@
-// What becomes of one slot after a step (contract, section 5).
+// Update of one slot after a step (contract, section 5).
 #pragma once
 
 #include "specdec/integers.h"
@@ -25,8 +25,8 @@ SPECDEC_HD bool ends_slot(int64_t step_idx, int64_t i, int64_t max_dec_len, EndT
   return true;
 }
 
-// What the caller has to move: accepted tokens [0, fits) to column `start` of the history; the last accepted token, if
-// there is one (count > 0), to the base token.
+// Copies for the caller: accepted tokens [0, fits) to column `start` of the history; the last accepted token (if count
+// > 0) to the base token.
 struct StatusMoves {
   int64_t start, fits, count;
 };

@@ -1,11 +1,11 @@
-// The packed batch (contract, sections 1, 2 and 7): how much each slot contributes, and where its rows stand.
+// The packed batch (contract, sections 1, 2 and 7): sizes and positions of slots.
 #pragma once
 
 #include "specdec/integers.h"
 
 namespace specdec {
 
-// What a slot adds to the offsets of `prepare_inputs`.
+// A slot's contribution to the offsets of `prepare_inputs`.
 struct StepShare {
   int64_t tokens;  // slt, clamped to the row the tokens come from
   int64_t keys;    // of cu_seqlens_k
@@ -38,7 +38,7 @@ struct RowRange {
   SPECDEC_HD int64_t size() const { return stop - start; }
 };
 
-// Where a slot's tokens stand in slot order, inside the array for any values.
+// A slot's tokens in slot order, clamped to the array.
 SPECDEC_HD RowRange slot_rows(int32_t cu_seqlens_q, int32_t slt, int64_t capacity) {
   const int64_t start = clamp64(cu_seqlens_q, 0, capacity);
   return {start, min64(start + max64(slt, 0), capacity)};

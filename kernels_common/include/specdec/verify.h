@@ -1,5 +1,5 @@
-// Verification of one slot (contract, section 4). Bulk data come through anything that can be indexed with an int64: a
-// pointer on the host, a reader that streams tiles on a device with local memory.
+// Verification of one slot (contract, section 4). Bulk data can be anything indexed with an int64: a pointer on the
+// host, a reader that streams tiles on a device with local memory.
 #pragma once
 
 #include "specdec/contract.h"
@@ -66,7 +66,7 @@ struct VerifySlot {
   }
 };
 
-// When a slot stops emitting, and what becomes of its last token. `count` tokens are out, the last one included.
+// Whether a slot stops, and its last token. `count` tokens are emitted, including that one.
 struct EmitRule {
   int64_t end_count, limit;
   bool ignore_end, end_at_limit;
@@ -193,11 +193,11 @@ struct VerifierByProbs {
   }
 };
 
-// What is left of the mass `have` of a token once its draft mass is taken away.
+// A token's residual mass: `have` minus its draft mass.
 SPECDEC_HD uint64_t residual_mass(uint64_t have, uint64_t taken) { return have > taken ? have - taken : 0; }
 
-// REJECTION, phase 2: a draw from max(0, mass(p) - mass(q)) over the vocabulary, which is taken in tiles of any size:
-// sum all, then look for the point in the tile that holds it. Tiles may be summed in any order and by anybody.
+// REJECTION, phase 2: a draw from max(0, mass(p) - mass(q)) over the vocabulary, in tiles of any size: sum all, then
+// search the tile that holds the point. Tiles may be summed in any order and in parallel.
 struct ResidualTile {
   const float* p;
   const float* q;   // null: nothing is taken away but `one_hot`
@@ -213,8 +213,8 @@ struct ResidualTile {
   }
 };
 
-// What is known of the tiles so far: the residual mass, and the argmax of p (largest mass, smallest token; -1: no tile
-// yet). No default values: devices keep it in shared memory, which has no initialisers.
+// Sums of the tiles so far: the residual mass, and the argmax of p (largest mass, smallest token; -1: no tile yet). No
+// default values: devices keep it in shared memory, which has no initialisers.
 struct ResidualSum {
   uint64_t total, best_mass;
   int64_t best;

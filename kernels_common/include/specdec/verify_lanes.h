@@ -1,5 +1,5 @@
-// Verification of one slot by lanes, one position each: what they find out at the same time comes together in masks.
-// The same results as `verify_drafts` with `Emission`, which go from position to position.
+// Verification of one slot by lanes, one position each, combined by bit masks. Equals the sequential `verify_drafts`
+// with `Emission`.
 #pragma once
 
 #include "specdec/verify.h"
@@ -22,8 +22,7 @@ struct EmittedDrafts {
   bool rejected, stopped;
 };
 
-// The candidates of one row, at most kMax, in registers: what VerifierByCandidates reads from memory, without steps
-// that wait for each other.
+// The candidates of one row, at most kMax, in registers: VerifierByCandidates without dependent loads.
 template <int kMax>
 class LaneCandidates {
  public:

@@ -1,5 +1,5 @@
-// From a call of an exported op to the struct that its kernels get, by the op's signature. An exported op takes its
-// operands in OpSpec order (None where one is absent), then its attributes as integers, then what the backend adds.
+// From a call of an exported op to its kernels' struct, by the op's signature. An exported op takes its operands in
+// OpSpec order (None if absent), then its attributes as integers, then the backend's options.
 #pragma once
 
 #include <tvm/ffi/container/map.h>
@@ -185,8 +185,8 @@ class Binder {
 
 }  // namespace detail
 
-// Checks and binds a call whose operands lie on devices of that kind. `options` arguments after the attributes are the
-// backend's. on_tensor(info, tensor, address) is called for every operand that is there.
+// Checks and binds a call with operands on devices of that kind. `options`: number of backend arguments after the
+// attributes. on_tensor(info, tensor, address) is called for every present operand.
 template <typename OnTensor>
 Bound bind(const OpSignature& op, List<Limit> limits, const PackedArgs& given, int options, DLDeviceType device,
            OnTensor on_tensor) {

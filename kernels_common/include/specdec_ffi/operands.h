@@ -37,8 +37,8 @@ inline std::string name_of(DLDataType dtype) {
   return kind + std::to_string(dtype.bits) + (dtype.lanes > 1 ? "x" + std::to_string(dtype.lanes) : "");
 }
 
-// The tensors of one call: contiguous, all on one device of the kind asked for, and of exactly the dtype and shape
-// asked for. Everything else is a ValueError that names function, argument, what was expected, what came and the hint.
+// The tensors of one call: contiguous, on one device of the given kind, and of exactly the given dtype and shape.
+// Otherwise a ValueError names function, argument, expected and actual value, and a hint.
 class Operands {
  public:
   explicit Operands(const char* op, DLDeviceType device = kDLCPU) : op_(op), device_(device) {}
@@ -73,7 +73,7 @@ class Operands {
                                 << "': expected memory, got a null address; its memory was freed: allocate it again";
     }
     index_ = device.device_id;
-    // A tensor without elements may have no memory, and is not one that is missing.
+    // An empty tensor may have no memory, but is not missing.
     static char nothing;
     return x.data_ptr() == nullptr ? &nothing : x.data_ptr();
   }

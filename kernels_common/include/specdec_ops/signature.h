@@ -1,5 +1,5 @@
-// What an op takes, as data. The other headers of this folder are generated from the OpSpecs: each has the arguments of
-// an op as a struct, and an OpSignature that says how they are checked and where they go (specdec_ffi/bind.h does it).
+// An op's signature as data. The other headers of this folder are generated from the OpSpecs: each has a struct of an
+// op's arguments and an OpSignature, by which specdec_ffi/bind.h checks and stores them.
 #pragma once
 
 #include <cstddef>
@@ -136,9 +136,9 @@ struct OpOf : OpSignature {
 
 }  // namespace specdec
 
-// Exports an op under its name, for tvm-ffi: the function of that name in the backend's namespace, whose `bind_op` and
-// `Context` (what a launch is told besides its arguments) are meant. `<op>_limits` tells `limits`, a List<Limit>.
-// The addresses are tvm-ffi's: of a call's arguments (TVMFFIAny), and of its result.
+// Exports an op to tvm-ffi: the function of that name in the backend's namespace, with its `bind_op` and `Context` (a
+// launch's options). `<op>_limits` returns `limits`, a List<Limit>. The addresses are tvm-ffi's: of a call's arguments
+// (TVMFFIAny), and of its result.
 #define SPECDEC_OP(op, limits)                                                                                        \
   extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##op(void*, const void* given, int count,           \
                                                                        void* plan) {                                  \

@@ -1,4 +1,4 @@
-// Halves, as far as the kernels use them, for the host's compiler.
+// The part of cuda_fp16.h that the kernels use, for the host's compiler.
 #pragma once
 
 #include "cuda_runtime.h"

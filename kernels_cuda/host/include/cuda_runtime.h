@@ -1,7 +1,7 @@
-// CUDA C++ as far as the kernels of ops/ use it, for the host's compiler. ../simt.h runs it.
+// The part of CUDA C++ that the kernels of ops/ use, for the host's compiler. ../simt.h runs it.
 #pragma once
 
-// Whatever uses a name that is a keyword of CUDA comes first.
+// Includes that use CUDA's keywords as names come first.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -126,7 +126,7 @@ using std::isfinite;
 using std::max;
 using std::min;
 
-// Fibers change places only where they wait, so that nothing comes between a load and its store.
+// Fibers switch only when they wait, so a load and its store are atomic.
 template <typename T>
 T simt_exchange(T* at, T value) {
   const T before = *at;

@@ -1,5 +1,5 @@
-// The CUDA runtime as far as the wrappers of ops/ use it, for kernels that run on the host: one device, whose launches
-// are over when they return.
+// The part of the CUDA runtime that the wrappers of ops/ use, for kernels on the host: one device with synchronous
+// launches.
 #pragma once
 
 #include <cstddef>

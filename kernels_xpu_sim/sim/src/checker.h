@@ -1,4 +1,4 @@
-// What a checking build listens to. Plain builds have no checker and pay one test per event.
+// Events for checking builds. Plain builds have no checker and pay one test per event.
 #pragma once
 
 #include <cstddef>

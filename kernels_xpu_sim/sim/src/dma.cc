@@ -1,5 +1,5 @@
-// The DMA engine: checks each copy as the hardware would, then does it when the policy says. What inlined builtins call
-// when they see something wrong, or may.
+// The DMA engine: checks each copy as the hardware would, then executes it according to the policy. Also called by
+// inlined builtins in possible error cases.
 #include "dma.h"
 
 #include <algorithm>
@@ -243,7 +243,7 @@ void perform_if(Core& core, const char* frame, F chosen) {
   if (pending.empty()) core.dma.sources.clear();
 }
 
-// What an engine with a will of its own may have done since the last call.
+// Random progress of the engine since the last call.
 void perform_some(Core& core, const char* frame) {
   const Options& options = *core.launch->options;
   std::vector<Copy>& pending = core.dma.pending;
@@ -286,7 +286,7 @@ void defer(Core* core, Copy* c, bool sync, const char* frame) {
   perform_if(*core, frame, [&model, c](const Copy& other) { return drains(c->direction, other, model); });
 }
 
-// What a launch with a checker, a timeline or copies that wait does with a copy besides.
+// Extra work of a copy in a launch with a checker, a timeline or pending copies.
 [[gnu::noinline]] void copy_watched(Core* core, Copy c, bool sync, const char* frame) {
   if (checker) checker->copy_issued(*core, c, sync);
   if (tracing()) trace_copy(*core, c, sync);

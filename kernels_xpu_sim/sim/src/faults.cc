@@ -21,7 +21,7 @@
 
 #if defined(__x86_64__)
 
-// Called as if by the instruction that was interrupted: keeps every register, and the red zone.
+// Called as if by the interrupted instruction: preserves every register and the red zone.
 extern "C" __attribute__((visibility("hidden"))) void xpu_sim_interrupt();
 extern "C" {
 __attribute__((used, visibility("hidden"))) uint32_t xpu_sim_saved_bytes = 0;  // by xsave; 0: use fxsave
@@ -69,7 +69,7 @@ constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 struct sigaction previous[64];
 struct sigaction previous_watchdog;
 
-// What happened, for the code that runs after the handler.
+// The fault, for the code after the handler.
 struct Fault {
   int signal;
   const void* address;
@@ -171,7 +171,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   ucontext_t* const where = static_cast<ucontext_t*>(context);
   Core* const core = core_on(sp_of(where));
   if (core->worker) return land(core, signal, info->si_addr, where);
-  // Not a kernel's: whoever was here before us.
+  // Not a kernel's fault: call the previous handler.
   const struct sigaction& before = previous[signal];
   if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
   if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);

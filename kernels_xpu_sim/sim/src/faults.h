@@ -1,4 +1,4 @@
-// Signals: a kernel's fault becomes a finding, not the end of the process; a launch that takes too long ends.
+// Signals: a kernel's fault becomes a finding instead of ending the process; a launch that takes too long is ended.
 #pragma once
 
 #include <csignal>
@@ -9,10 +9,10 @@ namespace xpu_sim::rt {
 
 struct Core;
 
-// Once per process: handlers for faults. Those of others are called for what is not a kernel's.
+// Installs fault handlers once per process. Faults outside kernels go to the previous handlers.
 void catch_faults();
 
-// A stack for this thread's handlers, if it has none yet: a core's own may be what overflowed.
+// A signal stack for this thread, if it has none: a core's own stack may have overflowed.
 class SignalStack {
  public:
   SignalStack();

@@ -34,7 +34,7 @@ class GmTable {
   // The span that holds all of [address, address + bytes); nullptr: none. Of several, one that may be written, since a
   // caller may pass one tensor as two arguments.
   const Span* find(uintptr_t address, size_t bytes) const;
-  // The span nearest to the address: what the kernel probably meant; nullptr: there is none.
+  // The span nearest to the address, which the kernel probably meant, or nullptr.
   const Span* nearest(uintptr_t address) const;
   const std::vector<Span>& spans() const { return spans_; }
 

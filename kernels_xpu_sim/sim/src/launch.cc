@@ -276,7 +276,7 @@ void Worker::end_launch() {
   abandon_context(&host_);
 }
 
-// After a launch that ended early: whatever the stacks hold will not continue.
+// After a launch that ended early: discard the stacks.
 void Worker::forget_fibers() {
   free_.clear();
   fibers_used_ = 0;

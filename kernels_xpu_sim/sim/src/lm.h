@@ -1,4 +1,4 @@
-// The stacks that cores run on: their LM; what it holds before a kernel uses it, and how much a core may use.
+// The stacks of cores, which are their LM: initial contents and limits.
 #pragma once
 
 #include <cstddef>

@@ -159,7 +159,7 @@ std::vector<Location> locate_inlined(const void* pc) {
   const InlinedCalls inlined = m->debug->at(address - m->base);
   const std::string outermost = chain[0].function;
   for (const InlinedCall& call : inlined.calls) {
-    // What nobody wrote has no line of its own: its caller's counts.
+    // Generated code has no line of its own: use its caller's.
     if (call.artificial) chain.pop_back();
     if (!chain.empty()) chain.back().function = call.function;
     chain.push_back({m->lines->file(inlined.line_program, call.file), call.line, outermost});

@@ -22,7 +22,7 @@ namespace xpu_sim {
 
 namespace {
 
-// A kernel that goes wrong everywhere need not fill memory.
+// Limit the memory for kernels with many findings.
 constexpr size_t kMax = 1000;
 
 struct Store {

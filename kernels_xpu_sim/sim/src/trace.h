@@ -1,4 +1,4 @@
-// What the runtime tells the timeline. Each event costs one test while there is none.
+// The runtime's events for the timeline. Without a timeline each costs one test.
 #pragma once
 
 #include <cstdint>

@@ -155,7 +155,7 @@ class Worker {
 // This thread's worker.
 Worker& this_worker();
 
-// What a builtin knows of the kernel that calls it.
+// A builtin's view of the calling kernel.
 struct Caller {
   char* frame;      // the stack pointer, near enough: everything of the kernel's lies above
   const void* pc;

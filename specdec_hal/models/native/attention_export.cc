@@ -1,4 +1,4 @@
-// Attention of a whole step in one call, by as many threads as it is worth.
+// Attention of a whole step in one call, with a suitable number of threads.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
@@ -30,7 +30,7 @@ using tvm::ffi::TensorView;
 // 50 us, is done before another thread has woken up.
 constexpr int64_t kWorthWaking = 3 << 20, kReading = 6;
 
-// What this machine can run, the best last.
+// Instruction sets of this machine, best last.
 const std::vector<const Kernels*>& instruction_sets() {
   static const std::vector<const Kernels*> found = [] {
     std::vector<const Kernels*> sets{&specdec::attention::kPortable};
@@ -50,7 +50,7 @@ struct Task {
   int64_t kv_head, first, last;
 };
 
-// The tasks of a step; whoever runs takes the next one.
+// The tasks of a step; each thread takes the next one.
 struct Job {
   const Kernels& kernels;
   const Call& call;
@@ -70,7 +70,7 @@ struct Job {
   }
 };
 
-// Threads that sleep between jobs and are never joined. Nobody waits for one that has not come in time.
+// Threads that sleep between jobs and are never joined. Late threads are not waited for.
 class Helpers {
  public:
   void run(int64_t helpers, Job* job) {
@@ -214,7 +214,7 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, attention)
 
-// Positions that lie together in a cache.
+// Positions stored together in a cache.
 int64_t attention_block() { return kBlockKeys; }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_block, attention_block)
 

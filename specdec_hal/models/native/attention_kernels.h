@@ -1,5 +1,5 @@
-// The code of attention.h, for the instruction set that the including file is compiled for. All of it has internal
-// linkage: the linker must not take one file's version for another's.
+// The code of attention.h for the including file's instruction set. All of it has internal linkage, so that the linker
+// does not mix versions.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned
 inline void store(float* to, Vector x) { *reinterpret_cast<Unaligned*>(to) = x; }
 inline Vector all(float x) { return x - Vector{}; }
 
-// A cache that does not fit into the processor's is otherwise waited for at the start of each block.
+// Prefetch, as large caches would stall at the start of each block.
 inline void prefetch(const float* from, int count) {
   for (int i = 0; i < count; i += 16) __builtin_prefetch(from + i, 0, 2);
 }
@@ -164,8 +164,7 @@ inline void weigh_all(float* const* sums, const float (*weights)[kBlockKeys], co
   }
 }
 
-// A query with what it has seen so far: its largest score, and relative to that the total of its weights and the sum of
-// the values.
+// A query's state: its largest score and, relative to that, the sum of weights and the sum of values.
 struct Query {
   int64_t first, position;  // the first and last key that it sees
   float *q, *sum;

@@ -1,5 +1,5 @@
-// The runtime of Kunlun XPUs (XRE) as far as programs around kernels use it: one device, whose memory is the emulator's
-// GM. Every function gives XPU_SUCCESS or an error; wrong memory is a finding too, since few callers look at the error.
+// The part of the runtime of Kunlun XPUs (XRE) that host programs use: one device, whose memory is the emulator's GM.
+// Functions return XPU_SUCCESS or an error; invalid memory is a finding too, since few callers check errors.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,8 @@ int xpu_memcpy(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, X
 int xpu_memcpy_async(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, XPUStream stream, XPU_SIM_SITE);
 int xpu_memset(void* device_ptr, int value, uint64_t bytes, XPU_SIM_SITE);
 
-// Launches end before the launch expression has its value, so that nothing is left to wait for. What this gives is
-// XPUERR_LAUNCH if one of this thread's since the last call was refused or ended early.
+// Launches are synchronous, so there is nothing to wait for. Returns XPUERR_LAUNCH if a launch of this thread since the
+// last call was refused or ended early.
 int xpu_wait(XPUStream stream = nullptr);
 int xpu_stream_create(XPUStream* stream);
 int xpu_stream_destroy(XPUStream stream);

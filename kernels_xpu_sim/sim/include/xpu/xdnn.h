@@ -1,6 +1,6 @@
-// The frame that operators in the manner of XDNN are written in: a context that says on which device to compute,
-// scratch memory, vectors that are on the host and on the device. Operators themselves are not here, but for those that
-// wrappers call on the way. The checks of arguments are in xpu/refactor/impl_public/wrapper_check.h.
+// The framework of XDNN-style operators: a context with the device, scratch memory, and vectors on host and device.
+// Only operators that wrappers call are included. The checks of arguments are in
+// xpu/refactor/impl_public/wrapper_check.h.
 #pragma once
 
 // Wrappers rely on the vendor's headers for these.

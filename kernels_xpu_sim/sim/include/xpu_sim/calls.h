@@ -1,8 +1,8 @@
 // Programs that call kernels and wrappers with arguments from a file: what `specdec-hal xpu-test` and the fixture
 // `xpu_kernel` of pytest generate. specdec_hal/xpu/calls.py is the other side.
 //
-// Kernels are instrumented, and what they instantiate of the standard library would be too, for the emulator as well:
-// nothing of it is used here. For wrappers there is wrapper_calls.h.
+// Kernels are instrumented, and so would be their instantiations of the standard library, which is therefore not used
+// here. For wrappers there is wrapper_calls.h.
 #pragma once
 
 #include <cstddef>

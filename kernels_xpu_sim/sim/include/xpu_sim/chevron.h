@@ -1,4 +1,4 @@
-// What `specdec-hal xpu-cc` makes of kernel<<<clusters, cores, stream>>>(args) in host code:
+// Replaces kernel<<<clusters, cores, stream>>>(args) in host code:
 // XPU_SIM_CHEVRON("kernel", (kernel), clusters, cores, stream)(args), an int that is 0 when the launch went well.
 #pragma once
 

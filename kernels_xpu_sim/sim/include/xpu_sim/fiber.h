@@ -1,4 +1,4 @@
-// Switching between stacks: what the cores of the emulator run on, and whoever else needs fibers.
+// Switching between stacks, for the emulator's cores and other fibers.
 #pragma once
 
 #include <cstddef>

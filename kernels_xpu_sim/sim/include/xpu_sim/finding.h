@@ -15,7 +15,7 @@ struct Location {
   std::string function;
 };
 
-// How certain it is that the device would punish it.
+// How certainly the device would fail.
 enum class Severity {
   defect,   // wrong under every reading of the device
   depends,  // wrong under some: Finding::decides names the flag of the model that decides

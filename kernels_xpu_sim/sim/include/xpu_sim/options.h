@@ -1,4 +1,4 @@
-// What a launch may be told. Everything here is deterministic: the same options give the same run.
+// Options of a launch. Everything is deterministic: the same options give the same run.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@ enum class DmaPolicy {
   random     // some of those pending, at each call into the runtime, chosen by the seed
 };
 
-// Who puts fences into kernels: nobody but their author; or the compiler too, as vendors' production builds ask it to:
-// before each copy out of LM or SM, and before each barrier.
+// Source of fences: the author alone, or also the compiler, as in vendors' production builds: before each copy out of
+// LM or SM, and before each barrier.
 enum class Profile {
   as_built,    // as `xpu-cc --profile` said for each file
   portable,
   production
 };
 
-// What is not known about the device. Each is one flag; the defaults are the cautious reading, except for what shipped
-// kernels rely on.
+// Unknown properties of the device, one flag each; the defaults are cautious, except where shipped kernels rely on the
+// other reading.
 struct Model {
   bool exit_counts_as_arrival = true;       // a core that has returned does not hold up a barrier
   bool barrier_is_fence = false;            // a barrier drains the stores and copies of those who meet
@@ -67,7 +67,7 @@ struct Options {
   size_t gm_count = 0;
 };
 
-// What launches without options of their own use. Change it before the first launch.
+// Default options of launches. Change them before the first launch.
 Options& defaults();
 
 // "seed=7,dma=random,llsc_failure=0.1,model.dma_fifo=1": changes the named options. Returns what is wrong with the

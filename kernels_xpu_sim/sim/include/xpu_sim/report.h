@@ -1,4 +1,4 @@
-// Counters: what kernels moved. They rank versions of a kernel; they are no times.
+// Counters of data moved by kernels, to rank versions of a kernel; not times.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Where in the user's source a call stands. As a default argument it costs two registers, needs no debug information,
-// survives stripping, and names the kernel's line even when a helper is inlined.
+// The source location of a call. As a default argument it costs two registers, needs no debug information, survives
+// stripping, and names the kernel's line even inside inlined helpers.
 #pragma once
 
 #ifndef XPU_SIM_PRODUCTION

@@ -1,5 +1,5 @@
-// What the AddressSanitizer build adds: buffers of copies in flight are poisoned until their fence, so that any touch
-// becomes a finding; so are the gaps between objects in SM.
+// The AddressSanitizer build: buffers of copies in flight are poisoned until their fence, so that any access becomes a
+// finding, and so are the gaps between objects in SM.
 #include <cstddef>
 #include <vector>
 
@@ -95,8 +95,8 @@ const bool installed = (checker = new AsanChecker, true);
 
 }  // namespace
 
-// What instrumented code calls when it is about to touch what it may not: a finding for a kernel, and
-// AddressSanitizer's own report for host code.
+// Called by instrumented code before a forbidden access: a finding for a kernel, AddressSanitizer's own report for host
+// code.
 
 namespace {
 

@@ -324,7 +324,7 @@ void unfenced_store(Core& core, const Copy& c, const char* address, const char* 
   });
 }
 
-// Says what a copy's access conflicts with.
+// Reports the conflict of a copy's access.
 void complain(State& s, Core& core, const Copy& c, Conflict conflict, const Cell& cell, const char* address,
               bool write) {
   const Check check = check_for(conflict);
@@ -473,7 +473,7 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
     if (writes) {
       k = check_write(&x, a);
       record_write(&x, a);
-      // Writing what is there already is harmless, whoever did.
+      // Writing an equal value is harmless.
       const char* const low = std::max(p, gm);
       const char* const high = std::min(p + bytes, gm + c.bytes);
       if (k != Conflict::none && k != Conflict::write_in_flight &&

@@ -1,4 +1,4 @@
-// What instrumented kernels call in place of memcpy and its like, and of atomic operations.
+// Replacements of memcpy and similar functions, and of atomic operations, for instrumented kernels.
 #include <cxxabi.h>
 
 #include <cstdint>

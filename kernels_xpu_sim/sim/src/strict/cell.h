@@ -53,7 +53,7 @@ struct Cell {
 };
 static_assert(sizeof(Cell) == 32);
 
-// Who accesses, and what that core knows.
+// The accessing core and its vector clock.
 struct Access {
   uint32_t now, launch_start, cluster_start, full_barrier;
   const uint32_t* seen;              // per core of the cluster: see above

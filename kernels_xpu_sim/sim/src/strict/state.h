@@ -1,4 +1,4 @@
-// What the strict checks know while a launch runs. One per worker, hence per thread.
+// The strict checks' state during a launch. One per worker, hence per thread.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ namespace xpu_sim::rt::strict {
 
 struct State;
 
-// What GM held before the launch wrote to it.
+// Contents of GM before the launch.
 class Journal {
  public:
   void clear();
@@ -40,7 +40,7 @@ class Journal {
   // What the pieces hold now, one behind the other.
   std::vector<char> contents() const;
   void put(const std::vector<char>& contents) const;
-  // Makes GM what it was.
+  // Restores GM.
   void undo() const { put(saved_); }
 
  private:

@@ -1,5 +1,5 @@
-// What code compiled with -fsanitize=undefined calls. UndefinedBehaviorSanitizer's library is not linked: a kernel's
-// mistakes become findings, host code's are printed.
+// Functions called by code compiled with -fsanitize=undefined. UndefinedBehaviorSanitizer's library is not linked: a
+// kernel's mistakes become findings, host code's are printed.
 #include <cstdint>
 #include <cstdio>
 #include <string>

@@ -1,5 +1,5 @@
-// What inlined builtins know of the core that runs them: its coordinates, and enough to do the usual copy of one number
-// in place. Whatever is unusual about it, also a mistake, is left to the runtime, which looks again.
+// The running core's data for inlined builtins: coordinates, and enough for ordinary copies of one number. Unusual or
+// wrong copies are left to the runtime, which checks again.
 #pragma once
 
 #include <cstddef>

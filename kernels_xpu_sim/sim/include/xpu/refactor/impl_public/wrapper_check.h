@@ -1,5 +1,5 @@
-// How wrappers look at their arguments. Each macro that finds something wrong says so on the standard error and returns
-// from the wrapper: INVALID_PARAM, NO_ENOUGH_WORKSPACE, RUNTIME_ERROR or NOT_IMPLEMENT.
+// Argument checks of wrappers. A failing macro prints a message to the standard error and returns from the wrapper:
+// INVALID_PARAM, NO_ENOUGH_WORKSPACE, RUNTIME_ERROR or NOT_IMPLEMENT.
 #pragma once
 
 #include <initializer_list>
