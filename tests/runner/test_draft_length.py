@@ -55,12 +55,17 @@ def decode(
     return gained / time
 
 
-CASES = list(itertools.product((0.0, 0.3, 0.5, 0.9, 1.0), (0.02, 0.06, 0.2), (0.4, 1.0)))
+RATES, SLOPES, FOUND = (0.0, 0.3, 0.5, 0.9, 1.0), (0.02, 0.06, 0.2), (0.4, 1.0)
+CASES = [
+    *itertools.product(RATES, SLOPES, FOUND, [(1, 0.0)]),
+    *((rate, SLOPES[i % 3], FOUND[i % 2], how) for i, rate in enumerate(RATES) for how in ((4, 0.0), (1, 0.3))),
+]
 
 
-@pytest.mark.parametrize(("rate", "slope", "found"), CASES)
-@pytest.mark.parametrize(("batch", "noise"), [(1, 0.0), (4, 0.0), (1, 0.3)])
-def test_it_never_loses(rate: float, slope: float, found: float, batch: int, noise: float) -> None:
+@pytest.mark.parametrize(("rate", "slope", "found", "how"), CASES)
+def test_it_never_loses(rate: float, slope: float, found: float, how: tuple[int, float]) -> None:
+    batch, noise = how
+
     def decoded(fixed: int | None) -> float:
         return decode(lambda step: rate, slope, fixed=fixed, found=found, batch=batch, noise=noise)
 
