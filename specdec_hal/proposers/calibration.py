@@ -35,13 +35,13 @@ LENGTH, STRIDE, DEPTH, SIGMAS = 96, 2, 3, 3.0
 
 @dataclass(frozen=True)
 class Variant:
-    """A head's configuration, its changes, and agreement with the target by depth."""
+    """Changes of a drafter's configuration, and agreement with the target by depth."""
 
-    config: Eagle3Config
     changes: dict[str, Any]
     agreement: tuple[float, ...]
     sigmas: float
-    """Its lead over the configured head, in standard errors."""
+    """Its lead over the configured one, in standard errors."""
+    method: str = "eagle3"
 
     @property
     def shares(self) -> str:
@@ -51,18 +51,26 @@ class Variant:
     @property
     def key(self) -> str:
         """The settings of this variant."""
-        return " and ".join(f"speculative.eagle3.{name}={str(value).lower()}" for name, value in self.changes.items())
+        return " and ".join(
+            f"speculative.{self.method}.{name}={str(value).lower()}" for name, value in self.changes.items()
+        )
+
+
+def shifted(taps: tuple[int, ...], layers: int) -> Iterator[tuple[int, ...]]:
+    """Taps as they are, and one layer lower and higher where the target of so many layers has these."""
+    for offset in (0, -1, 1):
+        if taps[0] + offset >= 1 and taps[-1] + offset <= layers:
+            yield tuple(tap + offset for tap in taps)
 
 
 def variants(config: Eagle3Config, layers: int) -> Iterator[dict[str, Any]]:
     """Changes of a head, none first. `layers`: of its target."""
-    offsets = [d for d in (0, -1, 1) if config.taps[0] + d >= 1 and config.taps[-1] + d <= layers]
-    for offset in offsets:
+    for taps in shifted(config.taps, layers):
         for output in (config.norm_output, not config.norm_output):
             for residual in (config.norm_before_residual, not config.norm_before_residual):
                 changes: dict[str, Any] = {}
-                if offset:
-                    changes["layers"] = [tap + offset for tap in config.taps]
+                if taps != config.taps:
+                    changes["layers"] = list(taps)
                 if output != config.norm_output:
                     changes["norm_output"] = output
                 if residual != config.norm_before_residual:
@@ -91,7 +99,7 @@ def calibrate(model: TargetModel, head: Any, prompts: list[list[int]], length: i
             found.append(_hits(head.variant(_changed(head.config, changes)), text, features, best, len(prompt)))
     scores = [np.concatenate(found) for found in hits]
     return [
-        Variant(_changed(head.config, changes), changes, tuple(score.mean(0).tolist()), _sigmas(score, scores[0]))
+        Variant(changes, tuple(score.mean(0).tolist()), sigmas(score, scores[0]))
         for changes, score in zip(tried, scores, strict=True)
     ]
 
@@ -145,7 +153,8 @@ def _best(head: Any, rows: Any) -> Ids:
     return ids if head.draft_ids is None else np.asarray(head.draft_ids)[ids]
 
 
-def _sigmas(score: npt.NDArray[np.bool_], reference: npt.NDArray[np.bool_]) -> float:
+def sigmas(score: npt.NDArray[np.bool_], reference: npt.NDArray[np.bool_]) -> float:
+    """The lead in agreement [positions, DEPTH] over that at the same positions, in standard errors."""
     difference = score.mean(1) - reference.mean(1)
     spread = float(difference.std() / np.sqrt(len(difference)))
     return float(difference.mean()) / spread if spread else 0.0

@@ -14,7 +14,7 @@ from specdec_hal.models.drafter import read_drafter_weights, target_of
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext, StepBounds
 from specdec_hal.proposers.draft_chain import Call
-from specdec_hal.proposers.trained_chain import TrainedChain, blocks_of
+from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, blocks_of, with_taps
 from specdec_hal.tensors.views import download
 
 _log = logging.getLogger("specdec_hal")
@@ -23,16 +23,19 @@ _log = logging.getLogger("specdec_hal")
 class DFlashSettings(Section):
     """`path`: the drafter's checkpoint, z-lab's format or that of `speculators`; null: `speculative.path`.
     `min_confidence`: for a DSpark drafter with a confidence head, drafts end before the first whose estimated
-    cumulative acceptance is below this; 0: never.
+    cumulative acceptance is below this; 0: never. `layers`: as for eagle3.
     """
 
     path: PathText | None = None
+    layers: TapLayers = None
     min_confidence: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
 def drafter_config(config: Config, model: TargetModel) -> DFlashConfig:
-    """The drafter's config.json."""
-    return read_dflash(config.drafter_path, target_of(model, "dflash"))
+    """The drafter's config.json with the taps that the settings give."""
+    target = target_of(model, "dflash")
+    layers = getattr(config.speculative.settings, "layers", None)  # the method may be "auto"
+    return with_taps(config, "dflash", read_dflash(config.drafter_path, target), layers, target)
 
 
 class DFlashProposer(TrainedChain):

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
-from pydantic import Field
 
-from specdec_hal.config.schema import MAX_CONTEXT, Config, PathText, Section
+from specdec_hal.config.schema import Config, PathText, Section
 from specdec_hal.models.drafter import Blocks, Eagle3Config, read_eagle3, target_of
 from specdec_hal.models.eagle3 import eagle3_head
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext
 from specdec_hal.proposers.calibration import LENGTH, TEXTS, better, calibrate
-from specdec_hal.proposers.trained_chain import TrainedChain, blocks_of
+from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, blocks_of, with_taps
 
 _log = logging.getLogger("specdec_hal")
 
@@ -33,7 +32,7 @@ class Eagle3Settings(Section):
     """
 
     path: PathText | None = None
-    layers: Annotated[list[Annotated[int, Field(ge=1, le=MAX_CONTEXT)]] | None, Field(min_length=1)] = None
+    layers: TapLayers = None
     norm_before_residual: bool | None = None
     norm_output: bool | None = None
 
@@ -47,14 +46,7 @@ def head_config(config: Config, settings: Eagle3Settings, model: TargetModel) ->
         for name in ("norm_before_residual", "norm_output")
         if (value := getattr(settings, name)) is not None
     }
-    if settings.layers is not None:
-        taps = tuple(settings.layers)
-        if taps != tuple(sorted(set(taps))) or len(taps) != len(head.taps) or taps[-1] > target.num_hidden_layers:
-            expected = f"expected {len(head.taps)} different numbers in ascending order"
-            message = f"{expected}, each at most {target.num_hidden_layers}, got {settings.layers}"
-            raise config.error("speculative.eagle3.layers", message)
-        changed |= {"taps": taps, "numbering": "as speculative.eagle3.layers says"}
-    return path, replace(head, **changed)
+    return path, replace(with_taps(config, "eagle3", head, settings.layers, target), **changed)
 
 
 class Eagle3Proposer(TrainedChain):

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
 
-from specdec_hal.models.drafter import Blocks
+from pydantic import Field
+
+from specdec_hal.config.schema import MAX_CONTEXT, Config
+from specdec_hal.models.drafter import Blocks, Target
 from specdec_hal.plugin.proposer import ProposerContext
 from specdec_hal.proposers.module_chain import ModuleChain
+
+TapLayers = Annotated[list[Annotated[int, Field(ge=1, le=MAX_CONTEXT)]] | None, Field(min_length=1)]
+"""Taps in place of a drafter's own, each the residual stream after this many decoder layers of the target."""
+Drafter = TypeVar("Drafter", bound=Any)
+
+
+def with_taps(config: Config, method: str, drafter: Drafter, layers: list[int] | None, target: Target) -> Drafter:
+    """A drafter's config with the taps of `speculative.METHOD.layers`; ConfigError if it cannot have them."""
+    if layers is None:
+        return drafter
+    taps = tuple(layers)
+    if taps != tuple(sorted(set(taps))) or len(taps) != len(drafter.taps) or taps[-1] > target.num_hidden_layers:
+        expected = f"expected {len(drafter.taps)} different numbers in ascending order"
+        message = f"{expected}, each at most {target.num_hidden_layers}, got {layers}"
+        raise config.error(f"speculative.{method}.layers", message)
+    changed: Drafter = replace(drafter, taps=taps, numbering=f"as speculative.{method}.layers says")
+    return changed
 
 
 def blocks_of(context: ProposerContext) -> Blocks:

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from specdec_hal.cli import main
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.proposers import calibration
+from tests.support.dflash import perfect as perfect_drafter
+from tests.support.drafters import perfect
+from tests.support.history_model import LetterTokenizer
 
 ROOT = Path(__file__).parents[2]
 HEAD = ROOT / "models/tiny-py-lm-eagle3"
@@ -43,3 +47,25 @@ def test_a_head_that_says_otherwise(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "taps 2, 4, 8: eagle_aux_hidden_state_layer_ids [2, 4, 8]" in shown
     assert shown.rstrip().endswith("better: set speculative.eagle3.norm_output=true")
+
+
+def test_a_block_drafter_whose_config_counts_layers_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drafts of the planted drafter are right with the taps 1, 2, 3 of its target alone."""
+    monkeypatch.setattr(calibration, "TEXTS", ("bcd", "fghb"))
+    monkeypatch.setattr(calibration, "LENGTH", 48)
+    monkeypatch.setattr(Runtime, "load_tokenizer", lambda runtime: LetterTokenizer())
+    target, head = perfect(tmp_path / "target", vocabulary=24)
+    drafter = perfect_drafter(head, calibration.DEPTH)
+    drafter.taps = (2, 3, 4)
+    folder = drafter.write_zlab(tmp_path / "drafter", 4)
+    to_target = ("--set", f"model.path={target}", "--set", "model.framework=torch")
+    assert check(folder, *to_target) == 1
+    key = "speculative.dflash.layers=[1, 2, 3]"
+    assert capsys.readouterr().out.rstrip().endswith(f"better: set {key}")
+    assert check(folder, *to_target, "--set", key, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["variants"][0]["agreement"] == [1.0, 1.0, 1.0] and document["hint"] is None
+    assert check(folder, *to_target, "--set", "speculative.dflash.layers=[3, 2, 1]") == 2
+    assert "speculative.dflash.layers: expected 3 different numbers" in capsys.readouterr().err
