@@ -13,32 +13,24 @@ ENV_BUDGET = "INFER_WITH_REFERENCE_TOKENUM_THRESHOLD"
 """FastDeploy's: input tokens of a step that drafts may fill up; 128 if it is not set."""
 
 
-@adaptor("gpu")
+@adaptor(
+    "gpu",
+    arguments="token_ids_all prompt_lens step_idx draft_token_num draft_tokens seq_lens_this_time seq_lens_encoder "
+    "seq_lens_decoder max_dec_len max_ngram_size:int max_draft_tokens:int pad_to_max:bool=False",
+)
 def ngram_match(
-    plan: Plan,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    step_idx: Tensor,
-    draft_token_num: Tensor,
-    draft_tokens: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    max_dec_len: Tensor,
-    max_ngram_size: int,
-    max_draft_tokens: int,
-    pad_to_max: bool = False,
+    plan: Plan, draft_tokens: Tensor, seq_lens_this_time: Tensor, max_ngram_size: int, pad_to_max: bool = False
 ) -> None:
     """Draft what followed the leftmost earlier occurrence of the last tokens; seq_lens_this_time counts it."""
-    slots, first = draft_tokens.shape[0], plan.first
-    plan.run("ngram_match", **{
-        "token_ids_all": first(slots, token_ids_all), "prompt_lens": first(slots, prompt_lens),
-        "step_idx": first(slots, step_idx), "draft_token_num": first(slots, draft_token_num),
-        "seq_lens_encoder": first(slots, seq_lens_encoder), "seq_lens_decoder": first(slots, seq_lens_decoder),
-        "max_dec_len": first(slots, max_dec_len), "draft_tokens": draft_tokens,
-        "seq_lens_this_time": seq_lens_this_time, "max_ngram_size": max_ngram_size, "pad_to_max": pad_to_max,
-        "token_budget": _budget(plan, ENV_BUDGET, 128), "match_policy": MatchPolicy.LEFTMOST,
-    })  # fmt: skip
+    texts = plan.given("token_ids_all", "prompt_lens", "step_idx", "draft_token_num", "max_dec_len")
+    state = {**texts, **plan.given("seq_lens_encoder", "seq_lens_decoder")}
+    plan.run(
+        "ngram_match",
+        **{name: plan.first(draft_tokens.shape[0], tensor) for name, tensor in state.items()},
+        **{"draft_tokens": draft_tokens, "seq_lens_this_time": seq_lens_this_time},
+        **{"max_ngram_size": max_ngram_size, "pad_to_max": pad_to_max, "match_policy": MatchPolicy.LEFTMOST},
+        token_budget=_budget(plan, ENV_BUDGET, 128),
+    )
 
 
 def _budget(plan: Plan, variable: str, default: int) -> int:

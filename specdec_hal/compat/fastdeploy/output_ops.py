@@ -65,44 +65,20 @@ def speculate_clear_accept_nums(plan: Plan, accept_num: Tensor, seq_lens_decoder
     plan.run("clear_accept_num", **counts)
 
 
-@adaptor("gpu", "xpu")
-def speculate_set_value_by_flags_and_idx(
-    plan: Plan,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    accept_tokens: Tensor,
-    accept_num: Tensor,
-    stop_flags: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    step_idx: Tensor,
-) -> None:
+_WRITTEN = "accept_tokens accept_num stop_flags seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx"
+
+
+@adaptor("gpu", "xpu", arguments=f"token_ids_all prompt_lens {_WRITTEN}")
+def speculate_set_value_by_flags_and_idx(plan: Plan) -> None:
     """Write the accepted tokens into the history; the last one goes to column prompt_lens + step_idx."""
-    plan.run(
-        "write_accepted",
-        token_ids_all=token_ids_all,
-        prompt_lens=prompt_lens,
-        accept_tokens=accept_tokens,
-        accept_num=accept_num,
-        stop_flags=stop_flags,
-        seq_lens_this_time=seq_lens_this_time,
-        seq_lens_encoder=seq_lens_encoder,
-        seq_lens_decoder=seq_lens_decoder,
-        step_idx=step_idx,
-        last_index=True,
-    )
+    plan.run("write_accepted", **plan.given("token_ids_all", "prompt_lens", *_WRITTEN.split()), last_index=True)
 
 
-@older(
-    speculate_set_value_by_flags_and_idx,
-    arguments="pre_ids_all accept_tokens accept_num stop_flags seq_lens_this_time seq_lens_encoder "
-    "seq_lens_decoder step_idx",
-)
+@older(speculate_set_value_by_flags_and_idx, arguments=f"pre_ids_all {_WRITTEN}")
 def _set_value_8(plan: Plan, pre_ids_all: Tensor, stop_flags: Tensor) -> None:
     """As on XPU, and before histories had prompts: the generated tokens alone, the last one in column step_idx."""
     no_prompts = plan.constant(0, [stop_flags.shape[0]], "int64")
-    others = [*plan.given(*plan.names[1:]).values()]
+    others = plan.given(*_WRITTEN.split()).values()
     speculate_set_value_by_flags_and_idx.plan(plan, pre_ids_all, no_prompts, *others)
 
 

@@ -137,32 +137,22 @@ def _verify_draft_tokens_20(
     verify_draft_tokens.plan(plan, *args, max_seq_len, verify_window, verify_strategy, reject_all, accept_all)
 
 
-@adaptor("gpu", "xpu")
-def unified_update_model_status(
-    plan: Plan,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    has_running_seqs: Tensor,
-    step_input_ids: Tensor,
-    step_output_ids: Tensor,
-    step_output_len: Tensor,
-    stop_flags: Tensor,
-    seq_lens_this_time: Tensor,
-    is_paused: Tensor,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    step_idx: Tensor,
-    end_tokens: Tensor,
-    max_dec_len: Tensor,
-) -> None:
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="seq_lens_encoder seq_lens_decoder has_running_seqs step_input_ids step_output_ids step_output_len "
+    "stop_flags seq_lens_this_time is_paused token_ids_all prompt_lens step_idx end_tokens max_dec_len",
+)
+def unified_update_model_status(plan: Plan, has_running_seqs: Tensor) -> None:
     """Append the emitted tokens to the history and advance every slot."""
-    plan.run("update_model_status", **{
-        "seq_lens_encoder": seq_lens_encoder, "seq_lens_decoder": seq_lens_decoder, "step_idx": step_idx,
-        "seq_lens_this_time": seq_lens_this_time, "stop_flags": stop_flags, "is_block_step": is_paused,
-        "token_ids_all": token_ids_all, "prompt_lens": prompt_lens, "draft_tokens": step_input_ids,
-        "accept_tokens": step_output_ids, "accept_num": step_output_len, "max_dec_len": max_dec_len,
-        "end_tokens": end_tokens, "has_running": plan.flat(has_running_seqs), "end_at_limit": True,
-    })  # fmt: skip
+    plan.run(
+        "update_model_status",
+        **plan.given("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "stop_flags", "token_ids_all"),
+        **plan.given("prompt_lens", "step_idx", "end_tokens", "max_dec_len", is_block_step="is_paused"),
+        **plan.given(draft_tokens="step_input_ids", accept_tokens="step_output_ids", accept_num="step_output_len"),
+        has_running=plan.flat(has_running_seqs),
+        end_at_limit=True,
+    )
 
 
 @older(
