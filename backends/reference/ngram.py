@@ -149,10 +149,10 @@ def _propose(
     decoding = (seq_lens_encoder[:slots] <= 0) & (seq_lens_decoder[:slots] > 0)
     for b in np.flatnonzero(decoding & (wanted > 0)).tolist():
         prompt_len, end = history_bounds(row_width, prompt_lens[b], step_idx[b] if pre_ids is None else 0)
-        behind = draft_tokens[b, 1 : base[b]]
+        tail = draft_tokens[b, 1 : base[b]]
         if pre_ids is not None:
-            behind = pre_ids[b, : min(max(int(step_idx[b]), -1), pre_ids.shape[1] - 1) + 1]
-        text = np.concatenate([token_ids_all[b, :end], behind])
+            tail = pre_ids[b, : min(max(int(step_idx[b]), -1), pre_ids.shape[1] - 1) + 1]
+        text = np.concatenate([token_ids_all[b, :end], tail])
         searched = text[:-1] if skip_last else text
         row = index[b] if index is not None and not skip_last and pre_ids is None else None
         seen = NgramIndex(row, sizes.stop + 1, sizes.start, end) if row is not None else None

@@ -65,11 +65,11 @@ def set_stop_sequences(
     row_width, widest = token_ids_all.shape[1], stop_seqs.shape[2]
     for b in range(len(accept_num)):
         count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])
-        first, behind = history_bounds(row_width, prompt_lens[b], step_idx[b])
-        text = np.concatenate([token_ids_all[b, first:behind], accept_tokens[b, :count]])
+        first, stop = history_bounds(row_width, prompt_lens[b], step_idx[b])
+        text = np.concatenate([token_ids_all[b, first:stop], accept_tokens[b, :count]])
         sizes = np.clip(stop_seqs_lens[b], 0, widest)
         for i in range(count):
-            generated = behind - first + i + (end is None)
+            generated = stop - first + i + (end is None)
             if generated < min_dec_len[b]:
                 continue
             tail = text[:generated]
@@ -78,7 +78,7 @@ def set_stop_sequences(
                 for n, s in zip(sizes, stop_seqs[b], strict=True)
             ):
                 accept_num[b] = i + 1
-                max_dec_len[b] = behind - first + i + 1
+                max_dec_len[b] = stop - first + i + 1
                 if not keep_tail:
                     accept_tokens[b, i + 1 :] = -1
                 if end is not None:

@@ -36,10 +36,10 @@ def measure_floor(exports: Any, timer: GraphTimer, device: int) -> Floor:
     """`exports` is the CUDA library."""
     import torch
 
-    place = torch.device("cuda", device)
-    source, target = (torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=place) for _ in range(2))
+    where = torch.device("cuda", device)
+    source, target = (torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=where) for _ in range(2))
     best = float("inf")
-    with torch.cuda.device(place):
+    with torch.cuda.device(where):
         for _ in range(12):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

@@ -137,9 +137,10 @@ def _draw_points(axes: Any, title: str, rows: Sequence[Row], comparable: bool) -
     """One line per case: multiples of the floor if there is one, else microseconds."""
     at, over_floors = list(range(len(rows))), all(row.get("warm_floor_us") for row in rows)
 
-    def scaled(values: Sequence[float], places: Sequence[int], floor: str) -> list[float]:
+    def scaled(values: Sequence[float], positions: Sequence[int], floor: str) -> list[float]:
         return [
-            value / rows[place][floor] if over_floors else value for value, place in zip(values, places, strict=True)
+            value / rows[position][floor] if over_floors else value
+            for value, position in zip(values, positions, strict=True)
         ]
 
     axes.plot(scaled(_medians(rows, "warm"), at, "warm_floor_us"), at, "o", markersize=4, label="warm")
@@ -171,12 +172,12 @@ def _medians(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def _marks(rows: Sequence[Row], at: Sequence[Any]) -> list[tuple[str, list[Any], list[float]]]:
-    """Warm targets and other implementations' times: name, places and values."""
+    """Warm targets and other implementations' times: name, positions and values."""
     found: dict[str, list[tuple[Any, float]]] = {}
-    for place, row in zip(at, rows, strict=True):
+    for position, row in zip(at, rows, strict=True):
         for name, times in {"target": row["target_us"], **row.get("peers_us", {})}.items():
             if times["warm"] is not None:
-                found.setdefault(name, []).append((place, times["warm"]))
+                found.setdefault(name, []).append((position, times["warm"]))
     return [(name, [x for x, _ in some], [y for _, y in some]) for name, some in found.items()]
 
 

@@ -56,14 +56,14 @@ def _bars(axes: Any, rows: Sequence[Row], sides: Sequence[Row], key: str) -> Non
         if len(prompts) > 1:
             bars.append((side[key] or 0, side[f"{key}_95"]))
         heights = [height for height, _ in bars]
-        places = [place + shift for place in range(len(bars))]
-        axes.bar(places, heights, width, color=f"C{number}", label=side["method"])
+        positions = [position + shift for position in range(len(bars))]
+        axes.bar(positions, heights, width, color=f"C{number}", label=side["method"])
         ranges = [spread or [height] for height, spread in bars]
         below, above = (
             [max(sign * (end(one) - height), 0) for height, one in zip(heights, ranges, strict=True)]
             for sign, end in ((-1, min), (1, max))
         )
-        axes.errorbar(places, heights, (below, above), fmt="none", ecolor="black", capsize=2, linewidth=0.8)
+        axes.errorbar(positions, heights, (below, above), fmt="none", ecolor="black", capsize=2, linewidth=0.8)
         if not names:
             single = [row[key] or 0 for row in some.values()]
             axes.plot([shift] * len(single), single, ".", color="black", alpha=0.3, markersize=4)

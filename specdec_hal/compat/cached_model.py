@@ -81,8 +81,8 @@ class CachedModel:
         """Of tokens in these columns [R, width], as plain decoding counts them; never more than it needs."""
         if self._next is None:
             return None
-        behind = columns.clamp(max=self._end - 2) - self._prompt
-        return self._next[..., rows, None] + behind.to(self._next.device)
+        offset = columns.clamp(max=self._end - 2) - self._prompt
+        return self._next[..., rows, None] + offset.to(self._next.device)
 
     def _feed(self, cache: RaggedCache, tokens: Any, positions: Any, starts: list[int]) -> Any:
         mask = cache.feed(starts, tokens.shape[1])

@@ -40,11 +40,11 @@ class FencedDevice(GuardedHost):
         start = PAGE if self.at_start else (pages + 1) * PAGE - array.nbytes
         inside = whole[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         inside[...] = array
-        before, behind = whole[PAGE:start], whole[start + array.nbytes : (pages + 1) * PAGE]
-        return Placed(inside, array, lambda: _with_margins(before, inside, behind))
+        before, after = whole[PAGE:start], whole[start + array.nbytes : (pages + 1) * PAGE]
+        return Placed(inside, array, lambda: _with_margins(before, inside, after))
 
 
-def _with_margins(before: Array, inside: Array, behind: Array) -> NDArray[np.uint8]:
+def _with_margins(before: Array, inside: Array, after: Array) -> NDArray[np.uint8]:
     """The buffer for `Placed`: the bytes between tensor and fences are the margins."""
 
     def margin(near: Array) -> Array:
@@ -53,4 +53,4 @@ def _with_margins(before: Array, inside: Array, behind: Array) -> NDArray[np.uin
         filled[len(filled) - len(kept) if near is before else 0 :][: len(kept)] = kept
         return filled
 
-    return np.concatenate([margin(before), np.ascontiguousarray(inside).reshape(-1).view(np.uint8), margin(behind)])
+    return np.concatenate([margin(before), np.ascontiguousarray(inside).reshape(-1).view(np.uint8), margin(after)])

@@ -128,9 +128,9 @@ def _infer_lists(enc: I32, dec: I32, lens: I32) -> dict[str, I32]:
     }
 
 
-def _fill(tensor: Tensor, values: I32, behind: int = 0) -> None:
-    """Write values to the beginning of a tensor, and `behind` to the rest."""
-    whole = np.full(math.prod(tensor.shape), behind, np.int32)
+def _fill(tensor: Tensor, values: I32, rest: int = 0) -> None:
+    """Write values to the beginning of a tensor, and `rest` after them."""
+    whole = np.full(math.prod(tensor.shape), rest, np.int32)
     whole[: len(values)] = values.reshape(-1)[: len(whole)]
     paddle.assign(paddle.to_tensor(whole.reshape(tensor.shape), place=tensor.place), tensor)
 
@@ -185,9 +185,9 @@ def get_infer_param(
     enc, dec, lens = (given[name].numpy().reshape(-1) for name in plan.names[:3])
     lists = _infer_lists(enc[: len(lens)], dec[: len(lens)], lens)
     for name, array in lists.items():
-        behind = int(array[-1]) if name == "decoder_seq_lod" else 0  # graphs replay with all slots
+        rest = int(array[-1]) if name == "decoder_seq_lod" else 0  # graphs replay with all slots
         for held in (given[name], given[f"{name}_cpu"]):
-            _fill(held, array, behind)
+            _fill(held, array, rest)
     prompts, texts = lists["encoder_batch_map"], lists["decoder_batch_map"]
     cache, longest = _Cache(block_tables, block_size), int((enc + dec)[prompts].max(initial=0))
     blocks = cache.blocks(longest) if lists["prefix_len"].any() else -1

@@ -104,9 +104,9 @@ def build_sampling_params_logprob(
         plan.fail("input_params", "float32 | int32 | bool", str(input_params.dtype), "cast it")
     out = _spread(plan, token_num_per_batch, none, rows, top_k=plan.cast(input_params, "int32"))
     result = plan.empty([rows], input_params.dtype)
-    behind = int(input_params.dtype == paddle.int32)
+    rest = int(input_params.dtype == paddle.int32)
     values, number = out["row_top_k"], out["position"]
-    plan.step(lambda: paddle.assign((values + behind * (number < 0).astype("int32")).astype(result.dtype), result))
+    plan.step(lambda: paddle.assign((values + rest * (number < 0).astype("int32")).astype(result.dtype), result))
     return result
 
 

@@ -22,8 +22,8 @@ def proposes(
 ) -> Iterator[Case]:  # fmt: skip
     """One decoding slot and its drafts, without and with an index; cells after the drafts stay as they were."""
     row = [text[-1], *mtp, *[UNSEEN] * (k - len(mtp))]
-    behind = row[len(drafts) + 1 :]
-    expected = {"seq_lens_this_time": [1 + len(drafts)], "draft_tokens": [[text[-1], *drafts, *behind]]}
+    tail = row[len(drafts) + 1 :]
+    expected = {"seq_lens_this_time": [1 + len(drafts)], "draft_tokens": [[text[-1], *drafts, *tail]]}
     if "token_budget" in given:  # what was found and not granted may stand after the drafts
         del expected["draft_tokens"]
     arguments: dict[str, Any] = {

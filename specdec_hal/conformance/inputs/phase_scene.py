@@ -91,8 +91,8 @@ class PhaseScene(DraftScene):
     def reasoning_seen(self) -> Array:
         """[M]: all tokens, all but a step's, or none."""
         rng, s = self.rng("reasoning_seen"), self.size["S"]
-        behind = rng.choice([0, 1, 1, 2, 3, s], self.size["M"])
-        seen = np.where(rng.random(self.size["M"]) < 0.2, -1, self.step_idx - behind)
+        distance = rng.choice([0, 1, 1, 2, 3, s], self.size["M"])
+        seen = np.where(rng.random(self.size["M"]) < 0.2, -1, self.step_idx - distance)
         return seen.clip(-1, self.size["L"]).astype(np.int64)
 
     @cached_property
