@@ -95,7 +95,7 @@ def command_line() -> str:
 
 def configuration() -> str:
     """Every key of a configuration by section: type, range, default."""
-    schema = config_class(or_default(None)).model_json_schema()
+    schema = config_class(or_default(None)).model_json_schema(mode="serialization")
     head = (
         "# Configuration\n\nEvery key by section, from the schema that checks it. On the command line "
         "`--set section.key=value` overrides one.\n"
