@@ -126,7 +126,7 @@ class Section(BaseModel):
 
 
 class BackendSettings(Section):
-    """`name`: a registered backend, or "auto" (SPECDEC_HAL_BACKEND, else the best one). `options`: the backend's."""
+    """`name`: a registered backend, or "auto" (SPECDEC_HAL_BACKEND, else the best one). `options`: its settings."""
 
     name: BackendChoice = AUTO
     options: dict[str, Any] = Field(default_factory=dict)
@@ -148,19 +148,19 @@ class ShadowSettings(Section):
 
 
 class ModelSettings(Section):
-    """`path`: the checkpoint folder or a .gguf file, absolute once loaded. `framework`: what computes the model, as a
-    plug-in announces it; "auto": llama.cpp for a .gguf file, else the first of paddle, torch and transformers that has
-    the architecture and is installed. `dtype`: of weights and KV cache; "auto": float32 on CPUs, the checkpoint's own
-    on GPUs (Paddle's model has float32 alone; with llama.cpp it is that of the KV cache, "auto" float16).
-    `generation_config`: "auto" takes sampling defaults from the checkpoint's generation_config.json for keys that the
-    section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases.
-    `num_threads`: the most that compute the model on a CPU; null: as its implementation has it (one for each core that
-    the process may use, with Paddle and PyTorch no more than OMP_NUM_THREADS).
-    `pdl_rows`: in steps of up to so many rows, kernels of PyTorch's Llama on GPUs start while the previous one ends
-    (programmatic dependent launch); 0: never; null: the measured optimum. `think_end_id`: the token that ends thinking
-    (null: the model does not think); `think_end_text`: tokens, including it, that end thinking at a limit (none: it
-    alone). `answer_start_ids`: allowed first tokens of an answer, if a request asks for that. `line_break_id`: its
-    single occurrence, `think_end_id` and its double occurrence separate thinking from the answer.
+    """`path`: the checkpoint folder or a .gguf file, absolute once loaded. `framework`: the library that runs the
+    model, as a plug-in announces it; "auto": llama.cpp for a .gguf file, else the first of paddle, torch and
+    transformers that has the architecture and is installed. `dtype`: of weights and KV cache; "auto": float32 on CPUs,
+    the checkpoint's own on GPUs (Paddle's model is always float32; with llama.cpp it is that of the KV cache, "auto"
+    float16). `generation_config`: "auto" takes sampling defaults from the checkpoint's generation_config.json for keys
+    that the section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases. `num_threads`: most
+    CPU threads of the model; null: its implementation's default (one per core that the process may use, with Paddle and
+    PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, kernels of PyTorch's Llama on GPUs
+    start while the previous one ends (programmatic dependent launch); 0: never; null: the measured optimum.
+    `think_end_id`: the token that ends thinking; null: the model does not think. `think_end_text`: the tokens that end
+    thinking at a limit, `think_end_id` among them; empty: it alone. `line_break_id`: one of it, `think_end_id` and two
+    of it separate thinking from the answer. `answer_start_ids`: allowed first tokens of an answer, if a request asks
+    for that.
     """
 
     path: PathText | None = None

@@ -37,7 +37,7 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, TargetModel
 def eagle3_head(model: TargetModel, config: Eagle3Config, folder: str | Path, blocks: Blocks, drafts: int = 1) -> Any:
     """The head in a folder beside its target: a :class:`~specdec_hal.plugin.model.DraftHead`.
 
-    `drafts`: at most so many a step.
+    `drafts`: the most a step.
     """
     if isinstance(model, Llama) and not model.is_partial and config.plain:
         return LlamaEagle3(model, config, read_eagle3_weights(folder, config))

@@ -57,7 +57,7 @@ class Variant:
 
 
 def shifted(taps: tuple[int, ...], layers: int) -> Iterator[tuple[int, ...]]:
-    """Taps as they are, and one layer lower and higher where the target of so many layers has these."""
+    """Taps as they are, and one layer lower and higher where a target with this many layers has these."""
     for offset in (0, -1, 1):
         if taps[0] + offset >= 1 and taps[-1] + offset <= layers:
             yield tuple(tap + offset for tap in taps)

@@ -259,8 +259,8 @@ class GenerationRequest(SamplingKeys, ABC):
     # this project's
     return_drafts: bool = Field(
         False,
-        description="report `drafts`: of each step that had any, the tokens that were drafted, after so many of "
-        "the choice, and how many of them were accepted",
+        description="report `drafts`: for each step with drafts, the number of tokens before them, the drafted "
+        "tokens and how many of them were accepted",
     )
     return_spans: bool = Field(
         False, description="report `spans`: the pieces of the text, each with whether it came from an accepted draft"

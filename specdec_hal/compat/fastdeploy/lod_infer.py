@@ -142,7 +142,7 @@ class _Cache:
         self.tables, self.size, self.place = tables.numpy(), block_size, tables.place
 
     def blocks(self, longest: int) -> int:
-        """How many hold so many tokens."""
+        """How many hold this number of tokens."""
         return -(-longest // self.size)
 
     def prefixes(self, slots: I32, count: int) -> I32:

@@ -129,7 +129,7 @@ def chunks_apart(programs: int) -> bool:
 
 
 def chunks_each(chunks: int) -> int:
-    """Chunks of a context that a program of attention takes, if all contexts of the batch may have so many: 1 or 4."""
+    """Chunks of a context per program of attention, if all contexts of the batch may have this many: 1 or 4."""
     return 4 if chunks >= 16 * _ONE_EACH else 1
 
 
