@@ -16,7 +16,6 @@ LINE = re.compile(r"(?P<old>\S+) -> (?P<new>\S+)(?: : (?P<where>.+))?")
 ENTRIES = [line for line in (ROOT / "tests/names.txt").read_text().splitlines() if not line.startswith("#")]
 
 
-@pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """The lines of every file that has one of the names, by path."""
     olds = "|".join(entry.partition(" ->")[0] for entry in ENTRIES)
@@ -32,18 +31,19 @@ def sources() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_old_names_are_gone(entry: str, sources: dict[str, str]) -> None:
-    line = LINE.fullmatch(entry)
-    assert line, "expected: old -> new : where"
-    globs = (line["where"] or "*").split()
-    within, without = [one for one in globs if one[0] != "!"], [one[1:] for one in globs if one[0] == "!"]
-    old = re.compile(rf"(?<![A-Za-z0-9_]){line['old']}(?![A-Za-z0-9_])")
-    found = [
-        f"{path}:{text}"
-        for path, lines in sources.items()
-        if any(fnmatch(path, glob) for glob in within) and not any(fnmatch(path, glob) for glob in without)
-        for text in lines.splitlines()
-        if old.search(text)
-    ]
-    assert not found, f"{line['old']} is called {line['new']} now"
+def test_old_names_are_gone() -> None:
+    lines, found = sources(), []
+    for entry in ENTRIES:
+        line = LINE.fullmatch(entry)
+        assert line, f"expected: old -> new : where; got {entry}"
+        globs = (line["where"] or "*").split()
+        within, without = [one for one in globs if one[0] != "!"], [one[1:] for one in globs if one[0] == "!"]
+        old = re.compile(rf"(?<![A-Za-z0-9_]){line['old']}(?![A-Za-z0-9_])")
+        found += [
+            f"{path}:{text}: {line['old']} is called {line['new']} now"
+            for path, texts in lines.items()
+            if any(fnmatch(path, glob) for glob in within) and not any(fnmatch(path, glob) for glob in without)
+            for text in texts.splitlines()
+            if old.search(text)
+        ]
+    assert not found, "\n".join(found)

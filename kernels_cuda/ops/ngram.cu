@@ -84,9 +84,9 @@ void scan_rows(const NgramMatchArgs& a, unsigned cluster, cudaStream_t stream) {
          ngram_short_rows_kernel<kHybrid, Shape>, a);
 }
 
-// Short rows: one block each if possible, without communication; else the first shape in which `most` blocks hold a row,
-// unless too many to read all rows at once. False: neither. Two blocks of 512 threads on one multiprocessor take longer
-// than half as many threads.
+// Short rows: one block each if possible, without communication; else the first shape in which `most` blocks hold a
+// row, unless too many to read all rows at once. False: neither. Two blocks of 512 threads on one multiprocessor take
+// longer than half as many threads.
 template <bool kHybrid, typename Shape, typename... Others>
 bool scan_short_rows(const NgramMatchArgs& a, unsigned most, cudaStream_t stream) {
   // A row on an odd address takes a token more.

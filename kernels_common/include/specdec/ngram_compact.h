@@ -52,7 +52,7 @@ struct CompactLayout {
            int64_t{buckets} * kCompactBucket * static_cast<int64_t>(sizeof(uint64_t));
   }
 
-  // An entry's label, in place: the size, from 1 for the smallest, and as many bits of the hash as fit. It is not 0, so
+  // An entry's label as stored: the size, from 1 for the smallest, and as many bits of the hash as fit. It is not 0, so
   // a free entry matches no n-gram, except for the last of 16 sizes in histories of more than 2^19 tokens, where
   // look-ups also compare free entries.
   SPECDEC_HD uint64_t label(uint32_t tag, int size) const {
