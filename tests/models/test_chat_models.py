@@ -335,12 +335,29 @@ def test_answers_are_the_same_with_drafts_and_without(chat_model: Model) -> None
     assert drafted[1].accepted > 2 and not plain[1].accepted
     if chat_model.server is None:
         assert "Paris" in plain[0].text and plain[0].finish_reason == "stop"
+        if chat_model.framework == "transformers":
+            assert [list(out.token_ids) for out in plain] == generated(chat_model)
         return
     for chat, out in zip((CAPITAL, ECHO), plain, strict=True):  # not Paris: llama.cpp rounds activations to int8
         got = chat_model.server.answer(chat, TOKENS)
         assert out.text == got["choices"][0]["message"]["content"]
         assert out.finish_reason == got["choices"][0]["finish_reason"]
         assert len(out.token_ids) == got["usage"]["completion_tokens"]
+
+
+def generated(model: Model) -> list[list[int]]:
+    """What `generate` of `transformers` makes of the chats."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
+    found = []
+    for chat in (CAPITAL, ECHO):
+        prompt = torch.tensor([model.prompt(chat)])
+        mask = torch.ones_like(prompt)
+        out = theirs.generate(prompt, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+        found.append(out[0, prompt.shape[1] :].tolist())
+    return found
 
 
 class Person(BaseModel):

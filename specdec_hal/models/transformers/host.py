@@ -22,11 +22,11 @@ from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
 from specdec_hal.models.drafter import Blocks
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes
-from specdec_hal.models.transformers.bits import agreeing_sizes
+from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import pack
-from specdec_hal.plugin.model import ForwardBatch, ModelCapabilities, Segment
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
 # Row counts to try; fewer for logits, as few rows need them and a head is large.
 _SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
@@ -112,10 +112,19 @@ class HostTransformers:
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
         self.batch_invariant = False
         with torch.inference_mode():
-            steady = not exact or decoder.modify(pack)
+            steady = not exact or self._pack()
             if exact if batch_invariant is None else batch_invariant:
                 self._measure(steady)
         self._limits: Limits | None = None
+
+    def _pack(self) -> bool:
+        decoder, ids = self._decoder, torch.arange(1, 4)
+
+        def run() -> None:
+            decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
+
+        decoder.serve(Silent(), 8)
+        return decoder.modify(partial(pack, run=run))
 
     @property
     def capabilities(self) -> ModelCapabilities:

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.transformers.bits import Silent
-from specdec_hal.models.transformers.packed import is_experts, is_linear
+from specdec_hal.models.transformers.packed import Part, is_experts, same_inputs
 from specdec_hal.models.triton_kernels.launcher import Rotation
 
 EXPERTS = "specdec_hal_kernels"
@@ -62,17 +62,6 @@ class Linear(torch.nn.Module):  # type: ignore[misc]
         return result
 
 
-class _Part(torch.nn.Module):  # type: ignore[misc]
-    """One of the layers of a :class:`Linear`."""
-
-    def __init__(self, whole: Linear, part: int) -> None:
-        super().__init__()
-        self.__dict__["_whole"], self._part = whole, part
-
-    def forward(self, x: Any) -> Any:
-        return self._whole(x, self._part)
-
-
 def _joined(tensors: list[Any]) -> Any:
     with torch.no_grad():
         whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
@@ -82,7 +71,8 @@ def _joined(tensors: list[Any]) -> Any:
 def install(decoder: Any, launcher: Any, run: Callable[[], Any]) -> None:
     """Replace modules; `run`: a pass of two rows or more through all layers and the head."""
     model, blocks = decoder.model, list(decoder.survey.blocks)
-    groups, norms, calls = _trace(model, blocks, run)
+    groups = same_inputs(model, model.get_input_embeddings().weight.dtype, run)
+    norms, calls = _trace(model, blocks, run)
     made = [(norm, x, _norm(norm, launcher)) for norm, x in norms]
     ours = [mine for norm, x, mine in made if mine is not None and _replace(norm, x, mine)]
     for gated, x in _gated(model, groups):
@@ -98,7 +88,7 @@ def install(decoder: Any, launcher: Any, run: Callable[[], Any]) -> None:
         whole = Linear(launcher, layers, torch.float32 if layers == [head] else layers[0].weight.dtype)
         for part, layer in enumerate(layers):
             parent, name = parents[layer]
-            parent._modules[name] = _Part(whole, part) if len(layers) > 1 else whole
+            parent._modules[name] = Part(whole, part) if len(layers) > 1 else whole
             if len(layers) > 1:
                 layer.weight = layer.bias = None  # copied weights
                 parent._modules[f"{name}_joined"] = whole
@@ -120,24 +110,9 @@ def install(decoder: Any, launcher: Any, run: Callable[[], Any]) -> None:
         _replace_block(block, args, kwargs)
 
 
-def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[list[Any]], list[Any], list[Any]]:
-    """Linear layers grouped by shared input; norms with an input; arguments of decoder layers."""
-    groups: list[list[Any]] = []
-    inputs: list[Any] = []
+def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
+    """Norms with an input of theirs; what decoder layers were called with."""
     norms: dict[Any, Any] = {}
-    owner = {child: parent for parent in model.modules() for child in parent.children()}
-    dtype = model.get_input_embeddings().weight.dtype
-
-    def linear(module: Any, args: Any) -> None:
-        if any(module in group for group in groups):
-            return
-        x = args[0]
-        if inputs and inputs[-1] is x and owner[groups[-1][0]] is owner[module]:
-            groups[-1].append(module)
-        else:
-            groups.append([module])
-        inputs.append(x)
-
     calls: list[Any] = []
 
     def block(module: Any, args: Any, kwargs: Any) -> None:
@@ -145,16 +120,14 @@ def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[
 
     hooks = [module.register_forward_pre_hook(block, with_kwargs=True) for module in blocks]
     for module in model.modules():
-        if is_linear(module, dtype):
-            hooks.append(module.register_forward_pre_hook(linear))
-        elif type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:
+        if type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:
             hooks.append(module.register_forward_pre_hook(lambda norm, args: norms.setdefault(norm, args[0])))
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
-    return groups, list(norms.items()), calls
+    return list(norms.items()), calls
 
 
 def _replace(module: Any, x: Any, forward: Callable[[Any], Any]) -> bool:

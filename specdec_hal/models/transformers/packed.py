@@ -6,6 +6,7 @@ Its products gave a row the same bits for any number of rows and take half the t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,27 +18,80 @@ EXPERTS = "specdec_hal"
 
 
 class PackedLinear(torch.nn.Module):  # type: ignore[misc]
-    """x weight^T + bias; `weight` [out, in]."""
+    """Linear layers [out, in] of one input, as one product: the first one called computes it, the last forgets it."""
 
-    def __init__(self, weight: Any, bias: Any | None) -> None:
+    def __init__(self, layers: list[Any]) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self._packed, self._bias = _pack(weight), bias
+        weights = [layer.weight.T if type(layer) is Conv1D else layer.weight for layer in layers]
+        biases = [layer.bias for layer in layers]
+        self._sizes, self._inputs = [len(weight) for weight in weights], weights[0].shape[1]
+        self._packed, self._bias = _pack(torch.cat(weights)), None
+        if any(bias is not None for bias in biases):
+            filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+            self._bias = torch.cat(filled)
+        self._held: tuple[Any, Any] = None, None
+
+    def forward(self, x: Any, part: int = 0) -> Any:
+        """The product of each row and layer `part`."""
+        if self._held[0] is not x:
+            out = _multiply(x.reshape(-1, self._inputs), self._packed, self._bias).view(*x.shape[:-1], -1)
+            if len(self._sizes) == 1:
+                return out
+            self._held = x, out.split(self._sizes, -1)
+        result = self._held[1][part]
+        if part == len(self._sizes) - 1:
+            self._held = None, None
+        return result
+
+
+class Part(torch.nn.Module):  # type: ignore[misc]
+    """One of the layers of a product of several."""
+
+    def __init__(self, whole: Any, part: int) -> None:
+        super().__init__()
+        self.__dict__["_whole"], self._part = whole, part
 
     def forward(self, x: Any) -> Any:
-        """The product of each row."""
-        out = _multiply(x.reshape(-1, self.in_features), self._packed, self._bias)
-        return out.view(*x.shape[:-1], self.out_features)
+        """What this layer makes of x [.., in]."""
+        return self._whole(x, self._part)
 
 
-def pack(model: Any) -> bool:
-    """Replace layers; returns whether each row's computation is then independent of other rows.
+def same_inputs(model: Any, dtype: Any, run: Callable[[], Any]) -> list[list[Any]]:
+    """Linear layers of one parent that take the same input one after the other, together; `run`: a pass."""
+    groups: list[list[Any]] = []
+    inputs: list[Any] = []
+    owner = {child: parent for parent in model.modules() for child in parent.children()}
 
-    Experts outside the interface of `transformers` take rows in groups of any size.
+    def called(module: Any, args: Any) -> None:
+        if any(module in group for group in groups):
+            return
+        if inputs and inputs[-1] is args[0] and owner[groups[-1][0]] is owner[module]:
+            groups[-1].append(module)
+        else:
+            groups.append([module])
+        inputs.append(args[0])
+
+    layers = [module for module in model.modules() if is_linear(module, dtype)]
+    hooks = [module.register_forward_pre_hook(called) for module in layers]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return groups
+
+
+def pack(model: Any, run: Callable[[], Any]) -> bool:
+    """Replace what can be; whether what a row is computed with then depends on no other row.
+
+    Experts that are not reached through the interface of `transformers` take rows in groups of any size. `run`: a pass.
     """
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return not any(is_experts(module) for module in model.modules())
-    steady, made = True, dict[int, PackedLinear]()
+    steady, made = True, dict[Any, Any]()
+    for group in same_inputs(model, torch.float32, run):
+        whole = PackedLinear(group)
+        made |= {layer: Part(whole, part) for part, layer in enumerate(group)} if len(group) > 1 else {group[0]: whole}
     for parent in list(model.modules()):
         if is_experts(parent):
             parent.config._experts_implementation = EXPERTS
@@ -45,12 +99,8 @@ def pack(model: Any) -> bool:
             continue
         steady &= not holds_experts(parent)
         for name, child in parent.named_children():
-            if not is_linear(child, torch.float32):
-                continue
-            if id(child) not in made:
-                weight = child.weight if type(child) is torch.nn.Linear else child.weight.T
-                made[id(child)] = PackedLinear(weight, child.bias)
-            parent._modules[name] = made[id(child)]
+            if is_linear(child, torch.float32):
+                parent._modules[name] = made[child] if child in made else made.setdefault(child, PackedLinear([child]))
     return steady
 
 
