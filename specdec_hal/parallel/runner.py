@@ -50,10 +50,10 @@ class RankHook(RunnerHook):
 
         return vocabulary.ShardedLogitsHead.of(self._group, backend, model)
 
-    def took(self, step: int, slot: int, report: StepReport) -> None:
+    def took(self, step: int, slots: Iterable[int], report: StepReport) -> None:
         """See RunnerHook."""
         if self._interval is not None:
-            self._decisions.append((step, slot, tuple(report.tokens(slot))))
+            self._decisions += [(step, slot, tuple(report.tokens(slot))) for slot in slots]
 
     def stepped(self, steps: int) -> None:
         """See RunnerHook. RankMismatchError if the ranks differ, at the first comparison after that step."""
@@ -107,11 +107,11 @@ class LeadingHook(RankHook):
         super().__init__(config, group)
         self._team = team
 
-    def took(self, step: int, slot: int, report: StepReport) -> None:
+    def took(self, step: int, slots: Iterable[int], report: StepReport) -> None:
         """See RunnerHook."""
         if self._team.error is not None:  # so the result may lack its part
             raise self._team.error
-        super().took(step, slot, report)
+        super().took(step, slots, report)
 
 
 class LeadingRunner(ModelRunner):

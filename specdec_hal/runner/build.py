@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -33,8 +34,8 @@ class RunnerHook:
         """This rank's part of the vocabulary, if it can sample from one."""
         return None
 
-    def took(self, step: int, slot: int, report: StepReport) -> None:
-        """The runner takes over what a step did to a slot."""
+    def took(self, step: int, slots: Iterable[int], report: StepReport) -> None:
+        """The runner takes over a step's results for these slots."""
 
     def stepped(self, steps: int) -> None:
         """That many steps were taken."""

@@ -416,8 +416,8 @@ class ModelRunner:
             decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
             sink, emitted, counts = self.sink, report.accepted, report.accepted_counts
             matched, flags_of = report.matched, report.as_drafted
+            self._hook.took(self.metrics.steps, step.schedule.work, report)
             for slot, work in step.schedule.work.items():
-                self._hook.took(self.metrics.steps, slot, report)
                 sequence, fed = work.sequence, report.fed[slot]
                 kept = sequence.accepted
                 sequence.in_flight -= 1
