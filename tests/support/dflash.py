@@ -14,7 +14,7 @@ from tests.support.drafters import Doubles, Head, look_back, random_tensors
 
 @dataclass
 class Drafter:
-    """Sizes and tensors; `taps`: residuals after so many layers of the target."""
+    """Sizes and tensors; `taps`: residuals after this many layers of the target."""
 
     vocab_size: int
     hidden_size: int
@@ -91,7 +91,7 @@ class Drafter:
         return self._write(folder, {**raw, **changes})
 
     def write_speculators(self, folder: Path, **changes: Any) -> Path:
-        """The format of `speculators`: residuals after so many layers."""
+        """The format of `speculators`: residuals after this many layers."""
         raw = {
             "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "speculators_version": "0.5.0",
             "transformer_layer_config": self._layer_config(), "draft_vocab_size": self.draft_vocab_size,

@@ -34,7 +34,7 @@ def random_tensors(
 
 @dataclass
 class Head:
-    """Sizes, options and tensors of a head, float64. `taps`: residuals after so many layers."""
+    """Sizes, options and tensors of a head, float64. `taps`: residuals after this many layers."""
 
     vocab_size: int
     hidden_size: int
