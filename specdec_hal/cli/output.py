@@ -68,7 +68,7 @@ def output_file(text: str) -> Path:
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {folder}; make it first")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path} may not be written; choose another")
+        raise argparse.ArgumentTypeError(f"{path} cannot be written; choose another")
     return path
 
 

@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if node not in self._sizes:
-                raise _refusal(f"the alias '*{event.anchor}' stands for what contains it", event.start_mark)
+                raise _refusal(f"the alias '*{event.anchor}' stands for a value around it", event.start_mark)
             self._values += self._sizes[node]
         elif node is not None:
             self._values += 1

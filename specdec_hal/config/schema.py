@@ -341,7 +341,7 @@ class StructuredOutput(Section):
             value = self.kind[1]
             size = len(json.dumps(value))
         except (ValueError, RecursionError) as error:
-            raise_combinations([(name, f"expected JSON, got what is none ({one_line(error)})")])
+            raise_combinations([(name, f"expected JSON, got text that does not parse ({one_line(error)})")])
         if name in ("json_schema", "structural_tag") and not isinstance(value, dict):
             raise_combinations([(name, f"expected an object, got {short(value)}")])
         if size > MAX_GRAMMAR:

@@ -111,7 +111,7 @@ class FromHost(ABC):
         x = tensor.to(self.device, self.dtype).contiguous()
         if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
             expected = f"[R, {self.config.hidden_size}]"
-            raise refused("compute_logits", "hidden", expected, list(x.shape), "pass rows of what forward() returned")
+            raise refused("compute_logits", "hidden", expected, list(x.shape), "pass rows that forward() returned")
         logits = torch.empty((len(x), self.config.vocab_size), dtype=torch.float32, device=self.device)
         if len(x):
             with self._here():

@@ -152,7 +152,7 @@ class Llama(Primitives):
                     argument="hidden",
                     expected=f"[R, {self.config.hidden_size}]",
                     got=str(list(shape)),
-                    hint="pass rows of what forward() returned",
+                    hint="pass rows that forward() returned",
                 )
             return self._output(self._project_all(x, self._head))
 

@@ -1,4 +1,4 @@
-"""An engine behind HTTP: who may use it, how much of it, and what is under way."""
+"""An engine behind HTTP: authentication, limits and the requests in progress."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Peers(Protocol):
 
 
 class Service:
-    """An engine behind HTTP: who may use it, how much of it, and what is under way."""
+    """An engine behind HTTP: authentication, limits and the requests in progress."""
 
     def __init__(
         self,

@@ -32,8 +32,8 @@ def merges(levels: int) -> str:
 HOSTILE = {
     "alias bomb": (aliases(9, 9), "expected at most 10000 keys and values"),
     "merge bomb": (merges(24), "expected at most 10000 keys and values"),
-    "alias of itself": ("a: &a [*a]", "1:8: the alias '*a' stands for what contains it"),
-    "merge of itself": ("a: &a {<<: *a}", "1:12: the alias '*a' stands for what contains it"),
+    "alias of itself": ("a: &a [*a]", "1:8: the alias '*a' stands for a value around it"),
+    "merge of itself": ("a: &a {<<: *a}", "1:12: the alias '*a' stands for a value around it"),
     "many values": ("a: [" + "1," * 15_000 + "]", "expected at most 10000 keys and values"),
     "nested lists": ("[" * 20_000, "1:65: expected at most 64 sections and lists inside each other"),
     "nested sections": ("{a: " * 20_000, "expected at most 64 sections and lists inside each other"),

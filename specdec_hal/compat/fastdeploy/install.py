@@ -99,7 +99,7 @@ def register() -> None:
 def uninstall() -> None:
     """Restore the original names, also in modules imported since; drop backend and plans.
 
-    A name that FastDeploy does not have goes from them. Does nothing if nothing is installed.
+    Names that FastDeploy does not have are removed. Does nothing if nothing is installed.
     """
     global _installed
     _restore()

@@ -39,7 +39,7 @@ def edges() -> Iterator[Case]:
 
 
 def _penalties() -> Iterator[Case]:
-    # Token 1 was generated three times. 3 * 0.1 is rounded before it is subtracted: nothing is left of the same number.
+    # Token 1 was generated three times. 3 * 0.1 is rounded before it is subtracted: an equal logit becomes 0.
     one_row: dict[str, Any] = {
         "token_ids_all": [[1, 1, 1]], "prompt_lens": [0], "step_idx": [3], "draft_tokens": [[1]],
         "cu_seqlens_q_output": [0, 1], "batch_id_per_token_output": [0],

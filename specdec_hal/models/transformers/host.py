@@ -184,7 +184,7 @@ class HostTransformers:
         """See TargetModel.compute_logits."""
         x = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
         if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
-            expected, hint = f"[R, {self.config.hidden_size}]", "pass rows of what forward() returned"
+            expected, hint = f"[R, {self.config.hidden_size}]", "pass rows that forward() returned"
             raise _refused("compute_logits", "hidden", expected, str(list(x.shape)), hint)
         if not len(x):
             return torch.zeros((0, self.config.vocab_size))
