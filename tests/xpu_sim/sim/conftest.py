@@ -94,7 +94,7 @@ def builtins(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
     """builtins(mode)(name, options=): a test of the builtins; an AssertionError with the line where one fails."""
 
     def make(mode: str) -> Callable[..., Ran]:
-        flags = ["-Wall", "-Wextra", "-Werror"]
+        flags = ["-Wall", "-Wextra", "-Werror", "-O1"]  # compiling takes longer than running them
         program = xpu_programs(builtin_files(mode), list(builtin_tests(mode)), mode, profiles=PROFILES, flags=flags)
 
         def run(name: str, options: str = "") -> Ran:
