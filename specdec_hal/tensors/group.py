@@ -19,6 +19,9 @@ _LEAVE_S = 3.0
 """Time limit to leave a group."""
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """Keep PyTorch from ending the process after a failed collective, so that callers are notified."""
+_gpu_memory_of: str | None = None
+"""`rendezvous` of the group that has shared GPU memory in this process. PyTorch keeps a group's store under its name,
+which the next group has too, and would wait in the store of the first."""
 
 
 class Shared(NamedTuple):
@@ -136,13 +139,20 @@ class ProcessGroup:
         """
         if self.size > 2 if self._device == "cpu" else not self.capturable:
             return None
-        make = self._share_files if self._device == "cpu" else self._share_gpus
-        shared, error = None, ""
-        try:
-            shared = make(count, dtype)
-        except (RuntimeError, OSError, ImportError, AttributeError) as refused:
-            error = describe(refused)
+        global _gpu_memory_of
+        make, shared, error = self._share_files, None, ""
+        if self._device != "cpu":
+            make = self._share_gpus
+            _gpu_memory_of = _gpu_memory_of or self._rendezvous
+            if _gpu_memory_of != self._rendezvous:
+                error = "PyTorch shares it in one group of a process, and this is another"
         refusals = [other for other in self.gather_objects(error) if other]
+        if not refusals:
+            try:
+                shared = make(count, dtype)
+            except (RuntimeError, OSError, ImportError, AttributeError) as refused:
+                error = describe(refused)
+            refusals = [other for other in self.gather_objects(error) if other]
         if refusals or shared is None:
             _log.warning("tensor-parallel ranks exchange by NCCL: no memory of all GPUs (%s)", refusals[0])
             return None

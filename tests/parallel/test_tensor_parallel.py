@@ -22,6 +22,7 @@ from specdec_hal.errors import ConfigError, EngineDeadError, RankMismatchError, 
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.tensors import group
 from tests.models.conftest import Shape, write_checkpoint
 from tests.parallel.ranks import Threads
 from tests.support.dflash import Drafter
@@ -332,3 +333,19 @@ def test_sizes_that_cannot_be_divided(checkpoint: Path) -> None:
         load_model(checkpoint, "torch", group=Threads(3).rank(0))
     with pytest.raises(Exception, match="'tensor_parallel': expected 1, got 2"):
         load_model(checkpoint, "paddle", group=Threads(2).rank(0))
+
+
+def test_one_group_of_a_process_shares_gpu_memory(monkeypatch, caplog):
+    """PyTorch looks for a group's store under a name that the next group has too: its ranks would wait for ever."""
+    monkeypatch.setattr(group, "_gpu_memory_of", None)
+
+    def share(rendezvous: str, other: str = "") -> object:
+        made: Any = object.__new__(group.ProcessGroup)
+        made.size, made.capturable, made._device, made._rendezvous, made._stops = 2, True, "cuda:0", rendezvous, []
+        made.gather_objects = lambda value: [value, other]
+        made._share_gpus = lambda count, dtype: group.Shared(count, dtype)
+        return made.share(8, "float32")
+
+    assert share("first") and share("first")
+    assert share("second") is None and "one group of a process" in caplog.text
+    assert share("first", other="the other rank has had one") is None
