@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import re
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -33,9 +35,21 @@ def little_garbage() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", metavar="FILE", help="the wheel that tests/wheel installs and tests")
+    parser.addoption(
+        "--part", action="append", default=[], metavar="MARKER:I/N",
+        help="of the tests with this marker, only those whose names hash to I modulo N",
+    )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for part in config.getoption("part"):
+        marker, i, n = re.fullmatch(r"(\w+):(\d+)/(\d+)", part).groups()
+        others = [
+            item for item in items if item.get_closest_marker(marker) and crc32(item.nodeid.encode()) % int(n) != int(i)
+        ]
+        config.hook.pytest_deselected(items=others)
+        gone = set(others)
+        items[:] = [item for item in items if item not in gone]
     for marker, (module, reason) in _NEEDED.items():
         if importlib.util.find_spec(module) is None:
             for item in items:

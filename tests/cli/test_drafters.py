@@ -49,6 +49,7 @@ def test_a_head_that_says_otherwise(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert shown.rstrip().endswith("better: set speculative.eagle3.norm_output=true")
 
 
+@pytest.mark.torch
 def test_a_block_drafter_whose_config_counts_layers_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
