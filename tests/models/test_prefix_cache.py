@@ -11,7 +11,7 @@ import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.runner import Request, SamplingParams, build_runner
-from specdec_hal.runner import runner as runner_module
+from specdec_hal.runner import build as build_module
 from tests.models.conftest import Shape, write_checkpoint
 
 pytestmark = pytest.mark.torch
@@ -26,7 +26,7 @@ def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest
 
     on_host = triton_device == "cpu"
     if on_host:
-        monkeypatch.setattr(runner_module, "get_device", lambda place, framework: TorchDevice("cpu"))
+        monkeypatch.setattr(build_module, "get_device", lambda place, framework: TorchDevice("cpu"))
     folder = write_checkpoint(tmp_path / "checkpoint", SHAPE)
     model = load(folder, read_config(folder), device=triton_device, dtype="float32")
     rng = np.random.default_rng(1)
