@@ -171,7 +171,7 @@ class DraftPass(PagedPass):
 
         `block`, `source`: of `prepare_block_inputs` for the batch.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} chains drafts; call forward_device")
 
     def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
         """Write rows for draft `number`, from 1, to `out` [T_cap, width]: tokens of the batch are the drafts before.
@@ -446,7 +446,7 @@ class BlockPass(DraftPass):
 
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
         """See DraftPass: a block is computed at once."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} computes blocks; call forward_block_device")
 
     def forward_block_device(self, batch: DeviceBatch, hidden: Any, out: Any, block: DeviceBatch, source: Any) -> None:
         """See DraftPass: rows `hidden` extend the context of their slots."""
