@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from gpu_model import MODELS, TINY
+from gpu_model import MODELS, ROOT
 from record import write
 from tensor_parallel import random_weights
 
@@ -27,6 +27,7 @@ from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import LlamaCuda, load
 from specdec_hal.runner import Request, SamplingParams, build_runner
 
+TINY = ROOT / "models/tiny-py-lm"
 TURNS, PASSES = 10, 9
 """The first two passes compile and capture."""
 

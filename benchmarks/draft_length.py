@@ -1,10 +1,9 @@
-"""Adaptive against fixed draft lengths, and the cost of MTP drafts. Warm engines, in turns.
+"""Adaptive against fixed draft lengths. Warm engines, in turns.
 
-``python benchmarks/draft_length.py --out benchmarks/results/NAME.json [--turns N] [PART...]``. Parts: lengths (each
-example prompt by itself and four times at once, greedy and sampled: plain decoding, K = 1 to 8, adaptive), mtp (seconds
-of a draft over those of a plain step, with 1 slot and with 4, and of the products with weights in both). Every engine
-has its own model, decodes a prompt untimed before the turns, and forgets it before each of them. Ratios are medians
-over the turns, each within one turn. ``--clock cpu`` counts the process's CPU time, for a machine with other work.
+``python benchmarks/draft_length.py --out benchmarks/results/NAME.json [--turns N]``: each example prompt by itself and
+four times at once, greedy and sampled; plain decoding, K = 1 to 8, adaptive. Every engine has its own model, decodes a
+prompt untimed before the turns, and forgets it before each of them. Ratios are medians over the turns, each within one
+turn. ``--clock cpu`` counts the process's CPU time, for a machine with other work.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean, mean, median
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from record import write
 
-from specdec_hal import hookimpl, load
-from specdec_hal.plugin.registry import Registry
+from specdec_hal import load
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +31,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 LONGEST = 8
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-MTP_DRAFTS = 4
 
 
 class Bench:
@@ -50,10 +45,10 @@ class Bench:
         self.rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
 
-    def runner(self, slots: int, k: int, *keys: str, registry: Registry | None = None) -> ModelRunner:
+    def runner(self, slots: int, k: int, *keys: str) -> ModelRunner:
         """A runner with a model of its own; `k` 0: plain decoding."""
         drafts = [f"speculative.num_speculative_tokens={k}", *keys] if k else []
-        runtime = load(ROOT / self.args.config, [f"runner.max_num_seqs={slots}", *drafts], registry=registry)
+        runtime = load(ROOT / self.args.config, [f"runner.max_num_seqs={slots}", *drafts])
         return (runtime if k else runtime.naive()).runner()
 
     def decode(self, runner: ModelRunner, prompts: list[str], **sampling: Any) -> tuple[float, list[tuple[int, ...]]]:
@@ -69,8 +64,6 @@ class Bench:
         outputs = runner.run()
         seconds = self.clock() - start
         return seconds, [outputs[str(number)].token_ids for number in range(len(prompts))]
-
-    # ---- the draft length
 
     def lengths(self) -> None:
         """Every prompt, batch and kind of sampling."""
@@ -119,75 +112,10 @@ class Bench:
             geometric_mean_over_plain_greedy=geometric_mean(greedy),
         )  # fmt: skip
 
-    # ---- drafts of the MTP module
-
-    def mtp(self) -> None:
-        """Seconds of a draft and of a plain step, of decoding alone."""
-        for slots in (1, 4):
-            sides = {}
-            for name, k in (("plain", 0), ("mtp", MTP_DRAFTS)):
-                registry, records = Registry(), list[Any]()
-                observer = SimpleNamespace(specdec_step_finished=hookimpl(_keeping(records)))
-                registry.register(observer, "benchmark")
-                sides[name] = self.runner(slots, k, "speculative.method=mtp", registry=registry), records
-            steps: dict[str, list[float]] = {name: [] for name in sides}
-            for turn in range(-1, self.args.turns):
-                for name, (runner, records) in sides.items():
-                    records.clear()
-                    self.decode(runner, list(PROMPTS)[:slots], temperature=0.0)
-                    full = [one for one in records if one.decode_slots == slots and not one.prefill_slots]
-                    drafted = [one for one in full if one.drafted[MTP_DRAFTS - 1] == slots]
-                    if turn >= 0 and name == "plain":
-                        steps[name].append(median(float(one.seconds.total()) for one in full))
-                    elif turn >= 0:
-                        steps[name].append(median(one.seconds["propose"] for one in drafted) / MTP_DRAFTS)
-            share = median(a / b for a, b in zip(steps["mtp"], steps["plain"], strict=True))
-            proposer: Any = sides["mtp"][0]._proposer
-            products = self._products(sides["mtp"][0].model, proposer._module, slots)
-            self.note(
-                part="mtp", slots=slots, drafts=MTP_DRAFTS, draft_s=median(steps["mtp"]),
-                plain_step_s=median(steps["plain"]), share=share, **products,
-            )  # fmt: skip
-
-    def _products(self, model: Any, module: Any, rows: int) -> dict[str, float]:
-        """Seconds of the products with weights alone: of a plain step, of a draft, and of the head, which both have.
-
-        Each weight once a round, as a step has it.
-        """
-        layer, inner = model.config.hidden_size, model.config.intermediate_size
-
-        def of_layer(one: Any) -> list[tuple[Any, int]]:
-            return [(one.qkv, layer), (one.out, layer), (one.gate_up, layer), (one.down, inner)]
-
-        head, enter = [(model._head, layer)], [(module._embedding_in, layer), (module._hidden_in, layer)]
-        sides = {
-            "plain": [part for one in model._layers for part in of_layer(one)] + head,
-            "draft": [*enter, *of_layer(module._model._layers[0]), *head],
-            "head": head,
-        }
-        inputs = {width: model._upload(np.ones((rows, width), np.float32)) for width in (layer, inner)}
-        taken: dict[str, list[float]] = {name: [] for name in sides}
-        with model._inference():
-            for _ in range(200):
-                for name, products in sides.items():
-                    start = self.clock()
-                    for weight, width in products:
-                        model._project(inputs[width], weight, rows)
-                    taken[name].append(self.clock() - start)
-        return {f"{name}_products_s": median(some) for name, some in taken.items()}
-
-
-def _keeping(records: list[Any]) -> Callable[..., None]:
-    def keep(record: Any) -> None:
-        records.append(record)
-
-    return keep
-
 
 def main() -> None:
-    """Run the named parts, or all."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="lengths, mtp; all if none is named")
     parser.add_argument("--config", default="configs/reference.yaml")
     parser.add_argument("--method", default="ngram", help="of the lengths (default: ngram)")
     parser.add_argument("--turns", type=int, default=5)
@@ -198,8 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     bench = Bench(args)
-    for part in args.parts or ("lengths", "mtp"):
-        getattr(bench, part)()
+    bench.lengths()
     write(bench.rows, args.out)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Record every benchmark suite on an NVIDIA GPU that nobody else uses: JSON documents for benchmarks/results/.
 # Needs what tools/gpu_check.sh needs. usage: benchmarks/gpu_bench.sh [--quick] [OUT_DIR [SUITE...]]
-# --quick: fewer cases and repetitions; benchmarks/compare_bench.py compares two such folders.
+# --quick: fewer cases and repetitions.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 quick=()

@@ -1,9 +1,8 @@
-"""Check and time the decoders for CUDA GPUs on an idle GPU: exactness, bits, graphs, kernel times, tiles.
+"""Time the decoders for CUDA GPUs on an idle GPU: steps, kernels, tiles. Tests on a GPU check their results.
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
-Parts: check, bits, steps, models, decoders, generate, compiled, mixed, attention, products. "decoders" are models of
-`transformers` with random weights, "generate" and "compiled" the library's own loop over them.
+Parts: models (Llamas), decoders (models of `transformers`), both with random weights; attention and products try tiles.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -31,20 +30,18 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from specdec_hal.models.checkpoint import LlamaConfig, read_config  # noqa: E402
+from specdec_hal.models.checkpoint import LlamaConfig  # noqa: E402
 from specdec_hal.models.llama_cuda import LlamaCuda  # noqa: E402
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher  # noqa: E402
 from specdec_hal.models.triton_kernels.tiles import AttentionTile, ProductTile, tiles_of  # noqa: E402
-from specdec_hal.models.weights import expected_shapes, load_weights  # noqa: E402
+from specdec_hal.models.weights import expected_shapes  # noqa: E402
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch  # noqa: E402
-from tests.support.llama_oracle import oracle  # noqa: E402
 from tests.support.paged import Paged  # noqa: E402
 
-TINY = ROOT / "models/tiny-py-lm"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"check": 6, "bits": 3, "steps": 4, "mixed": 8, "models": 12, "attention": 16, "products": 16, "decoders": 15}
+SHARDS = {"models": 12, "decoders": 15, "attention": 16, "products": 16}
 DEVICE = "cuda"
 Row = dict[str, Any]
 
@@ -119,191 +116,6 @@ def kernels(replay: Callable[[], None], steps: int = 5) -> dict[str, Any]:
     }
 
 
-# ---- check and bits
-
-
-def mixed(model: LlamaCuda, dtype: str, weights: dict[str, np.ndarray]) -> Row:
-    """Prefill chunks, decode steps of 1 to 9 tokens, idle slots and padding together, against float64."""
-    generator = np.random.default_rng(1)
-    paged = Paged(model, slots=6, length=700, block_size=16)
-    texts = [generator.integers(0, 4096, 640) for _ in range(6)]
-    done, got = [0] * 6, [[] for _ in range(6)]
-    turn = 0
-    while min(done) < 640:
-        parts = {}
-        for slot in range(6):
-            count = int(generator.choice([0, 1, 9, 3, 64, 150], p=[0.1, 0.2, 0.2, 0.1, 0.2, 0.2]))
-            count = min(count, 640 - done[slot])
-            if count:
-                parts[slot] = (done[slot], texts[slot][done[slot] : done[slot] + count])
-        if not parts:
-            continue
-        for slot, logits in paged.step(parts, padding=turn % 5, max_seq_len=700).items():
-            got[slot].append(logits.cpu().numpy())
-            done[slot] += len(parts[slot][1])
-        turn += 1
-        if COMPILE_ONLY and turn > 12:
-            return {}
-    errors, agree = [], []
-    for slot in range(6):
-        want, have = oracle(TINY, texts[slot], weights), np.concatenate(got[slot])
-        errors.append(float(np.abs(have - want).max() / want.std()))
-        agree.append(float((have.argmax(1) == want.argmax(1)).mean()))
-    return {"dtype": dtype, "steps": turn, "worst_error_over_std": max(errors), "same_argmax": min(agree)}
-
-
-def part_check() -> list[Row]:
-    """Logits against float64 with the same weights; a captured step against the same step uncaptured."""
-    rows = []
-    for dtype, pdl_rows in mine(product(DTYPES, (0, None))):
-        config = read_config(TINY)
-        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
-        doubles = {name: tensor.double().cpu().numpy() for name, tensor in weights.items()}
-        model = LlamaCuda(config, dict(weights), pdl_rows=pdl_rows)
-        rows.append({"pdl_rows": pdl_rows, **mixed(model, dtype, doubles)})
-        rows.append({"dtype": dtype, "pdl_rows": pdl_rows, "captured_equals_eager": replayed(model)})
-    if not COMPILE_ONLY:
-        rows.append(transformers_error())
-    return rows
-
-
-def transformers_error() -> Row:
-    """How far transformers' float32 logits are from float64, as a measure for ours."""
-    from transformers import LlamaForCausalLM
-
-    config = read_config(TINY)
-    weights = load_weights(TINY, config, device="cuda:0", dtype="float32")
-    doubles = {name: tensor.double().cpu().numpy() for name, tensor in weights.items()}
-    model = LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32).cuda().eval()
-    ours = LlamaCuda(config, dict(weights))
-    worst = {"transformers": 0.0, "ours": 0.0, "ours against transformers": 0.0}
-    for seed in range(4):
-        text = np.random.default_rng(seed).integers(0, 4096, 640)
-        want = oracle(TINY, text, doubles)
-        theirs = model(torch.as_tensor(text[None]).cuda()).logits[0].cpu().numpy()
-        mine = Paged(ours, 1, 700).step({0: (0, text)})[0].cpu().numpy()
-        for name, a, b in (
-            ("transformers", theirs, want),
-            ("ours", mine, want),
-            ("ours against transformers", mine, theirs),
-        ):
-            worst[name] = max(worst[name], float(np.abs(a - b).max() / want.std()))
-    return {"worst_error_over_std, float32": worst}
-
-
-def replayed(model: LlamaCuda) -> bool:
-    """Five different batches through one captured step, their tensors written in place; bits of the uncaptured one."""
-    generator = np.random.default_rng(2)
-    paged = Paged(model, slots=8, length=600)
-    texts = generator.integers(0, 4096, (8, 512))
-    for first in range(0, 512, 128):
-        paged.step({slot: (first, texts[slot, first : first + 128]) for slot in range(8)})
-    options = {"max_seq_len": 600, "max_query_len": 9}
-
-    def batch(seed: int) -> DeviceBatch:
-        g = np.random.default_rng(seed)
-        parts = {
-            slot: (int(g.integers(1, 512)), g.integers(0, 4096, g.integers(1, 10)))
-            for slot in range(8)
-            if g.random() < 0.8
-        }
-        short = paged.batch(parts, **options)
-        return paged.batch(parts, padding=72 - len(short.token_ids), **options)
-
-    static = batch(0)
-    hidden = torch.zeros((72, model.config.hidden_size), dtype=model.dtype, device="cuda")
-    logits = torch.zeros((72, model.config.vocab_size), device="cuda")
-
-    def run() -> None:
-        model.forward_device(static, {FINAL_NORM: hidden})
-        model.compute_logits_device(hidden, logits, static.cu_seqlens_q[-1:])
-
-    run()
-    graph = captured(run)
-    for seed in range(1, 6):
-        fresh = batch(seed)
-        for name in ("token_ids", "batch_id_per_token", "cu_seqlens_q", "seq_lens_decoder"):
-            getattr(static, name).copy_(getattr(fresh, name))
-        results = []
-        for execute in (graph.replay, run, graph.replay):
-            hidden.fill_(float("nan"))
-            logits.fill_(float("nan"))
-            execute()
-            results.append((hidden.clone(), logits.clone()))
-        rows = int(fresh.cu_seqlens_q[-1])
-        for other in results[1:]:
-            if not all(torch.equal(a[:rows], b[:rows]) for a, b in zip(results[0], other, strict=True)):
-                return False
-        if not results[0][1][:rows].isfinite().all():
-            return False
-    return True
-
-
-def part_bits() -> list[Row]:
-    """One text in every division: all logits must have the bits of the undivided text."""
-    rows = []
-    for dtype in mine(DTYPES):
-        config = read_config(TINY)
-        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
-        model = LlamaCuda(config, dict(weights))
-        tokens, others = np.random.default_rng(3).integers(0, 4096, (2, 700))
-        paged = Paged(model, slots=5, length=3000, block_size=16)
-        whole = paged.step({2: (0, tokens)})[2]
-        row: Row = {"dtype": dtype}
-
-        for chunk in (1, 2, 9, 16, 17, 32, 100, 256):
-            until = 200 if chunk < 9 else 700
-            row[f"chunks of {chunk}"] = difference(
-                whole,
-                (paged.step({1: (p, tokens[p : p + chunk][: until - p])})[1] for p in range(0, until, chunk)),
-            )
-        row["max_seq_len 3000"] = difference(
-            whole, (paged.step({1: (p, tokens[p : p + 9])}, max_seq_len=3000)[1] for p in range(0, 700, 9))
-        )
-        row["beside others"] = difference(
-            whole,
-            (
-                paged.step({1: (p, tokens[p : p + 9]), 0: (0, others[:300]), 4: (0, others[: 1 + p])}, padding=7)[1]
-                for p in range(0, 180, 9)
-            ),
-        )
-        rows.append(row)
-        rows.append({"dtype": dtype, "products": product_bits(DTYPES[dtype])})
-    return rows
-
-
-def difference(whole: torch.Tensor, pieces: Iterator[torch.Tensor]) -> str | float:
-    """ "equal", or by how much the pieces differ from the beginning of the whole."""
-    got = torch.cat(list(pieces))
-    want = whole[: len(got)]
-    return "equal" if torch.equal(got, want) else float((got - want).abs().max())
-
-
-def product_bits(dtype: torch.dtype) -> dict[str, Any]:
-    """Tiles of products whose bits differ from those of the first one of their class (none should)."""
-    torch.manual_seed(0)
-    launcher = Launcher(torch.device("cuda"), dtype, 0)
-    x, weight = (torch.randn(300, 2048, device="cuda").to(dtype), torch.randn(512, 2048, device="cuda").to(dtype))
-    first: dict[tuple[Any, ...], torch.Tensor] = {}
-    differing: dict[str, Any] = {}
-    ways = ((False, False), (True, False), (True, True))
-    for m, n, k, warps, way in product((16, 32, 64, 128), (32, 64, 128, 256), (32, 64), (4, 8), ways):
-        if m * n > 4096 and (dtype == torch.float32 or warps == 4):
-            continue
-        launcher.tiles = replace(launcher.tiles, products=(ProductTile(m, n, k, warps, 3, *way),), large=())
-        name = f"{m}x{n}x{k}/{warps}{' described' * way[0]}{' swapped' * way[1]}"
-        out = torch.empty(300, 512, device="cuda")
-        try:
-            launcher.linear(x, weight, out, None)
-        except Exception as error:
-            differing[name] = repr(error)[:80]
-            continue
-        want = first.setdefault((k, way[1]) if dtype == torch.float32 else (), out)
-        if not torch.equal(want, out):
-            differing[name] = float((want - out).abs().max())
-    return differing
-
-
 # ---- steps
 
 
@@ -330,44 +142,6 @@ def decode_step(model: Any, slots: int, k: int, context: int, bucket: int, label
     """A captured step of slots that all decode K+1 tokens after `context` others."""
     graph = captured(prepared(model, slots, k, context, bucket))
     return {"label": label, "slots": slots, "K": k, "bucket": bucket, "step_us": microseconds(graph.replay)}
-
-
-def both(make: Callable[[bool], LlamaCuda], *arguments: Any) -> Row:
-    """With and without programmatic dependent launch; kernels by name without."""
-    row = decode_step(make(True), *arguments)
-    if COMPILE_ONLY:
-        decode_step(make(False), *arguments)
-        return row
-    plain = make(False)
-    row["step_us_without_pdl"] = decode_step(plain, *arguments)["step_us"]
-    row |= profiled(plain, *arguments)
-    print(json.dumps(row), flush=True)
-    return row
-
-
-def profiled(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, label: str) -> dict[str, Any]:
-    """Kernel times of the step that `decode_step` measures."""
-    return kernels(captured(prepared(model, slots, k, context, bucket)).replay)
-
-
-def of_weights(config: LlamaConfig, weights: dict[str, torch.Tensor], pdl: bool) -> LlamaCuda:
-    """A model that shares its weights with others."""
-    return LlamaCuda(config, dict(weights), pdl_rows=None if pdl else 0)
-
-
-def part_steps() -> list[Row]:
-    """The embedded model at 1, 8 and 64 slots, plain and with K = 8; and one prefill of 2,000 tokens."""
-    rows = []
-    cases = [("float32", None), ("bfloat16", None)]
-    cases += [(dtype, case) for case in product((1, 8, 64), (0, 8)) for dtype in ("float32", "bfloat16")]
-    for dtype, case in mine(cases):
-        config = read_config(TINY)
-        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
-        if case is None:
-            rows.append(prefill(LlamaCuda(config, weights), 1024, dtype))
-        else:
-            rows.append(both(partial(of_weights, config, weights), *case, 500, 1024, dtype))
-    return rows
 
 
 def prefill(model: LlamaCuda, length: int, label: str) -> Row:
@@ -438,25 +212,6 @@ def part_models() -> list[Row]:
             print(json.dumps(rows[-1]), flush=True)
         del model, weights
         torch.cuda.empty_cache()
-    return rows
-
-
-def part_mixed() -> list[Row]:
-    """A chunk of a prompt, after 1,500 tokens of it, beside 63 decoding slots."""
-    rows = []
-    config = read_config(TINY)
-    for dtype, chunk in mine(product(("float32", "bfloat16"), (1, 128, 256, 512))):
-        model = LlamaCuda(config, load_weights(TINY, config, device="cuda:0", dtype=dtype))
-        paged = Paged(model, 64, 2047, block_size=64)
-        for layer in model.pool_layers():
-            layer.normal_()
-        tokens = np.random.default_rng(0).integers(0, config.vocab_size, chunk)
-        parts = {slot: (500, tokens[:1]) for slot in range(63)} | {63: (1500, tokens)}
-        batch = paged.batch(parts, max_seq_len=2047)
-        hidden = torch.empty((len(batch.token_ids), config.hidden_size), dtype=model.dtype, device="cuda")
-        run = partial(model.forward_device, batch, {FINAL_NORM: hidden})
-        run()
-        rows.append({"label": dtype, "chunk": chunk, "step_us": microseconds(captured(run).replay)})
     return rows
 
 
@@ -577,42 +332,6 @@ def decoder_steps(name: str, cases: list[tuple[int, int]]) -> list[Row]:
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
-
-
-def generate_us(model: Any, slots: int, **options: Any) -> float:
-    """Microseconds a token of `generate` with a static cache, after 500 tokens: the difference of two lengths."""
-    ids = torch.randint(3, model.config.vocab_size, (slots, 500), device=DEVICE)
-
-    def seconds(count: int) -> float:
-        begin = time.perf_counter()
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False,
-            pad_token_id=0, cache_implementation="static", **options,
-        )  # fmt: skip
-        torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    seconds(24)
-    return 1e6 * (seconds(24) - seconds(8)) / 16
-
-
-def part_generate(names: Iterable[str] = (), **options: Any) -> list[Row]:
-    """The library's own loop, as it is."""
-    rows: list[Row] = []
-    for name in names or decoder_configs():
-        model = of_transformers(decoder_configs()[name])
-        for slots in (1, 8):
-            us = generate_us(model, slots, **(options or {"disable_compile": True}))
-            rows.append({"label": name, "slots": slots, "K": 0, "generate_us": us, **options})
-            print(json.dumps(rows[-1]), flush=True)
-        del model
-        torch.cuda.empty_cache()
-    return rows
-
-
-def part_compiled() -> list[Row]:
-    """The library's own loop, compiled, which takes minutes for large models."""
-    return part_generate(["Qwen3-0.6B"], disable_compile=False)
 
 
 # ---- sweeps
@@ -773,7 +492,7 @@ def report(rows: list[Row], case: tuple[str, ...], variant: tuple[str, ...]) -> 
         print(*key, "|", "; ".join(best), flush=True)
 
 
-PARTS = {name: globals()[f"part_{name}"] for name in (*SHARDS, "generate", "compiled")}
+PARTS = {name: globals()[f"part_{name}"] for name in SHARDS}
 
 
 def main() -> None:
@@ -806,9 +525,6 @@ def main() -> None:
             traceback.print_exc()
             results[name] = [{"failed": repr(error)}]
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-        if name in ("check", "bits", "steps", "mixed"):
-            for row in results[name]:
-                print("  ", json.dumps(row), flush=True)
         Path(out).write_text(json.dumps(results))
 
 

@@ -27,7 +27,7 @@ part() { # part NAME: in the foreground
         "no filter, 2 x" "no filter, 4 x" "search, LATEST, B 16, L 16" "search, LATEST, B 32, L 8" \
         "search, LATEST, B 16, L 32" "search, LEFTMOST, B 16" "search, LEFTMOST, B 32"
       ;;
-    steps) "$python" benchmarks/gpu_model.py "$out/$card-limits-steps.json" bits models ;;
+    steps) "$python" benchmarks/gpu_model.py "$out/$card-limits-steps.json" models ;;
     turns) "$python" benchmarks/chat_turns.py --out "$out/$card-limits-turns.json" ;;
     ready) "$python" benchmarks/ready.py --out "$out/$card-limits-ready.json" ;;
     host) "$python" benchmarks/engine.py overlap latency --out "$out/$card-limits-host.json" &&

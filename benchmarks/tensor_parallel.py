@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
+from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +26,6 @@ from zlib import crc32
 import numpy as np
 import torch
 from gpu_model import MODELS
-from ranks import first_of
 from record import write
 
 import specdec_hal as sd
@@ -108,6 +110,30 @@ def main() -> None:
     if args.ranks > 1:
         figures[f"{args.ranks} ranks"] = first_of(args.ranks, work, args.ranks, args, args.models, 0)
         write(figures, args.out)
+
+
+def first_of(size: int, work: Callable[..., None], *args: Any) -> Any:
+    """What the first of `size` ranks has found.
+
+    Each runs ``work(rank, *args, folder, result)``: they meet in `folder`, and the first writes JSON to `result`.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        result = folder / "figures.json"
+        ranks = [context.Process(target=work, args=(rank, *args, folder, result)) for rank in range(size)]
+        for process in ranks:
+            process.start()
+        while running := [process.sentinel for process in ranks if process.exitcode is None]:
+            wait(running)
+            failed = [rank for rank, process in enumerate(ranks) if process.exitcode]
+            if failed:  # the others would wait for it
+                for process in ranks:
+                    process.kill()
+                break
+        if failed:
+            raise SystemExit(f"ranks {failed} of {size} failed; what they said stands above")
+        return json.loads(result.read_text())
 
 
 def work(rank: int, size: int, args: argparse.Namespace, models: list[str], gpu: int, folder: Path, out: Path) -> None:
