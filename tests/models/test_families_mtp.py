@@ -30,6 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Glm4Moe": GLM,
     "Ernie4_5": {"num_hidden_layers": 3},
     "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
+    "MiMo": {"num_hidden_layers": 3},
 }
 """Each with one layer more than the target has: the module's."""
 
@@ -40,14 +41,18 @@ def write(folder: Path, kind: str) -> tuple[Path, Any]:
     import transformers
     from safetensors.numpy import load_file, save_file
 
-    write_model(folder, kind, **FAMILIES[kind])
+    mimo = kind == "MiMo"  # has Qwen2's decoder, and no class in the library
+    write_model(folder, "Qwen2" if mimo else kind, **FAMILIES[kind])
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tensors, generator = load_file(folder / "model.safetensors"), np.random.default_rng(2)
     ernie = kind.startswith("Ernie")
-    for name in [name for name in tensors if ernie and name.startswith("model.layers.2.")]:
-        tensors[name.replace("layers.2", "mtp_block.0")] = tensors.pop(name)
+    for name in [name for name in tensors if (ernie or mimo) and name.startswith("model.layers.2.")]:
+        tensors[name.replace("layers.2", "mtp_block.0" if ernie else "mtp_layers.0")] = tensors.pop(name)
     names = [f"model.mtp_{name}.0.weight" for name in ("emb_norm", "hidden_norm", "linear_proj")]
-    if not ernie:
+    if mimo:
+        parts = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+        names = [f"model.mtp_layers.0.{name}.weight" for name in parts]
+    elif not ernie:
         names = [f"model.layers.2.{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")]
         tensors["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
     for name in names:
@@ -57,6 +62,9 @@ def write(folder: Path, kind: str) -> tuple[Path, Any]:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     raw = json.loads((folder / "config.json").read_text())
     changed = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    if mimo:
+        code = {"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+        changed |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "auto_map": code}
     changed |= {name: value[:2] for name, value in raw.items() if name.endswith("layer_types") and value}
     (folder / "config.json").write_text(json.dumps({**raw, **changed}))
     return folder, (whole, {name: tensors[name].astype(np.float64) for name in names}, tensors)
@@ -77,7 +85,8 @@ def wanted(reference: Any, kind: str, tokens: Any, hidden: Any) -> Any:
     embedded = tensors["model.embed_tokens.weight"].astype(np.float64)[tokens[1:]]
     if not kind.startswith("Ernie"):
         embedded[0] = 0
-    x = np.concatenate([norm(embedded, norms[0]), norm(hidden.astype(np.float64), norms[1])], -1) @ projection.T
+    parts = [norm(embedded, norms[0]), norm(hidden.astype(np.float64), norms[1])]
+    x = np.concatenate(parts[::-1] if kind == "MiMo" else parts, -1) @ projection.T
     final = tensors["model.norm.weight"] if kind.startswith("Ernie") else norms[2]
     with torch.inference_mode():
         rows = torch.from_numpy(x.astype(np.float32))[None]

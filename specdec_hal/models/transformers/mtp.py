@@ -9,10 +9,11 @@ first of several modules is used.
 |---|---|---|
 | DeepSeek-V3, GLM-4.5 | enorm, hnorm, eh_proj, shared_head.norm and the layer in ``model.layers.N`` | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
+| MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
 
-The first row of DeepSeek's and GLM's reads no embedding, as in vLLM. Engines disagree about GLM's state for the
-next draft (vLLM: from before the norm) and about ERNIE's norm (vLLM: none); these are SGLang's and FastDeploy's.
-Decoders of Qwen3-Next, Qwen3.5 and MiMo cannot be targets here, and are refused by name as such.
+MiMo's projection takes the hidden state first. The first row of all but ERNIE's reads no embedding, as in vLLM.
+Engines disagree about GLM's state for the next draft (vLLM: from before the norm) and about ERNIE's norm (vLLM: none);
+these are SGLang's and FastDeploy's. Decoders of Qwen3-Next and Qwen3.5 keep a recurrent state and are refused by name.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from specdec_hal.models.drafter import Blocks
 from specdec_hal.models.paged import on_torch
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
+from specdec_hal.models.transformers.mimo import MODEL_TYPE
 from specdec_hal.models.transformers.packed import is_experts
 from specdec_hal.models.weights import header, shards
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelConfig
@@ -40,7 +42,8 @@ from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelConfig
 class _Family:
     """Names of a module's weights; `final_norm` None: the target's. `first`: whether its first row has an embedding.
 
-    `changes`: what its layer's configuration has instead of the target's.
+    `changes`: what its layer's configuration has instead of the target's. `hidden_first`: the projection's input is the
+    hidden state, then the embedding.
     """
 
     layer: str
@@ -50,6 +53,7 @@ class _Family:
     final_norm: str | None
     first: bool
     changes: dict[str, Any]
+    hidden_first: bool = False
 
 
 _IN = "model.layers.{n}."
@@ -61,7 +65,18 @@ _ERNIE = _Family(
     "model.mtp_block.0.", "model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight",
     "model.mtp_linear_proj.0.weight", None, True, {"moe_layer_start_index": 1},
 )  # fmt: skip
-FAMILIES = {"deepseek_v3": _DEEPSEEK, "glm4_moe": _DEEPSEEK, "ernie4_5": _ERNIE, "ernie4_5_moe": _ERNIE}
+_MIMO_LAYER = "model.mtp_layers.0."
+_MIMO = _Family(
+    _MIMO_LAYER, f"{_MIMO_LAYER}token_layernorm.weight", f"{_MIMO_LAYER}hidden_layernorm.weight",
+    f"{_MIMO_LAYER}input_proj.weight", f"{_MIMO_LAYER}final_layernorm.weight", False, {}, hidden_first=True,
+)  # fmt: skip
+FAMILIES = {
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe": _DEEPSEEK,
+    "ernie4_5": _ERNIE,
+    "ernie4_5_moe": _ERNIE,
+    MODEL_TYPE: _MIMO,
+}
 _VOCABULARY = 64  # of the decoder of one layer, which nobody asks for tokens
 
 
@@ -118,7 +133,7 @@ class TransformersMTP(PagedPass):
         def take(name: str) -> Any:
             return weights.pop(name).to(first.device, target.dtype)
 
-        self._target, self._first = target, family.first
+        self._target, self._family = target, family
         self._norms = take(family.embedding_norm), take(family.hidden_norm)
         self._projection = take(family.projection)
         norm = target.base.norm.weight if family.final_norm is None else take(family.final_norm)
@@ -134,10 +149,12 @@ class TransformersMTP(PagedPass):
         with torch.inference_mode():
             ids, positions = self._store.begin(batch, self._vocab_size)
             token = self._target.embed(ids)
-            if not self._first:
+            if not self._family.first:
                 token = torch.where(positions[:, None] > 0, token, 0)
             state = torch.as_tensor(hidden).to(token.dtype)
             parts = [F.rms_norm(x, w.shape, w, self._epsilon) for x, w in zip((token, state), self._norms, strict=True)]
+            if self._family.hidden_first:
+                parts.reverse()
             x = F.linear(torch.cat(parts, 1), self._projection)
             torch.as_tensor(out).copy_(self._decoder.hidden(x, positions)[FINAL_NORM])
 
