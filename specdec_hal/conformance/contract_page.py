@@ -31,57 +31,55 @@ SECTIONS = {
 """Titles by the section numbers of OpSpecs."""
 
 CONVENTIONS = """
-What every backend does, bit for bit. A backend that differs from this page is wrong.
+Every backend computes what this page says, bit for bit. A backend that differs is wrong.
 
-Marks in brackets that start with # are rule ids: the conformance suite has a named case for each such statement.
+Marks in brackets that start with # are rule ids: the conformance suite has a named case for each of these statements.
 
-**Calls.** Tensors are positional in the order shown or by name, attributes by name. They are C-contiguous, on the
-backend's device, and no written tensor shares memory with another one. `[N, 1]` passes for `[N]` [#column]. A call
-that breaks this raises `ArgumentError`, naming op, backend, argument, what was expected, what came and the hint, before
-anything is written [#refusal]. Ids are int64; lengths, offsets and row numbers int32; flags bool; probabilities
-float32; bfloat16 travels through NumPy as uint16. Of a flag, any byte but 0 is true, and what an op writes is 0 or 1
-[#flag].
+**Calls.** Tensors are passed in the order shown or by name, attributes by name. Tensors are C-contiguous and on the
+backend's device, and no written tensor shares memory with another. `[N, 1]` is accepted for `[N]` [#column]. A call
+that breaks these rules raises `ArgumentError` before anything is written, naming op, backend, argument, the expected
+and the received value, and a hint [#refusal]. Ids are int64; lengths, offsets and row numbers int32; flags bool;
+probabilities float32. bfloat16 is uint16 in NumPy. In a flag, any byte but 0 is true; ops write 0 or 1 [#flag].
 
 **Ops hold no state.** They allocate nothing, read no device value on the host and keep nothing between calls
-[#stateless], so that each can be captured in a graph and replayed [#replay]. Outputs are written whole, whatever they
-held [#defined], and nothing else is [#inside]. Outputs and workspaces are the caller's; `backend.workspace` says how
-large.
+[#stateless], so each can be captured in a graph and replayed [#replay]. Outputs are written completely, whatever they
+held [#defined]; nothing else is written [#inside]. The caller owns outputs and workspaces; `backend.workspace` gives
+their sizes.
 
-**Values are never trusted.** Any value of the right dtype gives a defined, in-bounds result: a prompt length is
+**Values are never trusted.** Any value of the right dtype gives a defined, in-bounds result. A prompt length is
 clamped to [0, L], a generated count to [0, L - prompt length], other counts to [0, S], rows and offsets to their
 arrays; positions and running counts wrap at their width [#any-value]. Sizes, and products of a row number and a
-width, are 64-bit: tensors may have more than 2^31 elements [#sizes]. The column "values" is what debug mode insists
-on.
+width, are 64-bit: tensors may have more than 2^31 elements [#sizes]. Debug mode checks the column "values".
 
 **Slots.** enc, dec and slt are a slot's `seq_lens_encoder`, `seq_lens_decoder` and `seq_lens_this_time`.
 
 | state | condition |
 |---|---|
-| prefill | enc > 0: enc prompt tokens are fed this step, dec are in the KV cache already |
-| decode | enc == 0, dec > 0, slt >= 1: the base token and slt - 1 drafts are fed |
-| idle | otherwise: stopped or free (`stop_flags`), or nothing to feed |
+| prefill | enc > 0: the step's input is enc prompt tokens; dec tokens are already in the KV cache |
+| decode | enc == 0, dec > 0, slt >= 1: the input is the base token and slt - 1 drafts |
+| idle | otherwise: stopped or free (`stop_flags`), or without input |
 | paused | `is_block_step` |
 | padding | the slot number is B or more, whatever the slot's values |
 
-`draft_tokens[b, 0]` is the base token: the last accepted one, not in the KV cache yet. `step_idx[b]` is a count:
-generated token g stands at `token_ids_all[b, prompt_lens[b] + g]`. A result never depends on the slot a request sits
-in, on B or on other requests, except through the n-gram token budget [#independent].
+`draft_tokens[b, 0]` is the base token: the last accepted token, not yet in the KV cache. `step_idx[b]` is a count:
+generated token g is `token_ids_all[b, prompt_lens[b] + g]`. A result never depends on the request's slot, on B or on
+other requests, except through the n-gram token budget [#independent].
 
 ### Randomness
 
-Philox4x32-10, one call per decision: key = the request's `seed` (low, high 32 bits); counter = (position low, position
-high, purpose, 0), where position = prompt length + number of tokens generated before the one being decided. U32 is word
-0, U64 is word 1 << 32 | word 0 [#philox]. Batch, slot, step number and draft history do not enter: with logits that are
-equal, `TARGET_MATCH` emits the same tokens whatever was drafted, and those of plain decoding [#random].
+Philox4x32-10, one call per decision. The key is the request's `seed` (low, high 32 bits). The counter is (position low,
+position high, purpose, 0), with position = prompt length + number of tokens generated before the one to decide. U32 is
+word 0, U64 is word 1 << 32 | word 0 [#philox]. Batch, slot, step number and draft history do not enter: with equal
+logits, `TARGET_MATCH` emits the tokens of plain decoding, whatever was drafted [#random].
 
 ### Arithmetic
 
-Floating point makes weights; integers decide.
+Weights are computed in floating point, decisions in integers.
 
-- A probability or weight w has the mass floor(w * 2^40), a uint64; NaN and negative weights have none, 1 is the most
-  [#mass]. Sums of masses are exact, so their order is free; V < 2^24 keeps them in 64 bits.
-- The mass of a fraction that a request asks for (top_p) is the same, except that NaN counts as 1, wherever it stands:
-  a request without a valid fraction is not cut [#fraction].
+- A probability or weight w has the mass floor(w * 2^40), a uint64; w is clamped to [0, 1], and NaN has mass 0 [#mass].
+  Sums of masses are exact, so their order is free; V < 2^24 keeps them in 64 bits.
+- The mass of a requested fraction (top_p) is the same, except that NaN counts as 1 everywhere: without a valid fraction
+  nothing is filtered [#fraction].
 - Softmax weight of a logit: t = ((logit - row max) * (1 / temperature)) * log2(e), three float32 operations, each
   rounded, no fused multiply-add; t = 0 for a logit equal to the maximum. 2^t by exponent shift and one float32
   polynomial (Horner, each step rounded), within 2^-22 of the exact value [#weight].
@@ -89,10 +87,9 @@ Floating point makes weights; integers decide.
   m) [#draw].
 - A row of logits is cut into chunks of 1,024 consecutive ids, from id 0 on [#chunk]. m_c is the largest logit of chunk
   c, M the mass of an element relative to m_c, W_c the mass of m_c relative to the row's largest logit; S_c = (sum of M
-  over the chunk) * W_c >> 40, of the exact product, and the row's total is the sum of S_c [#total]. A chunk of nothing
-  but -inf has S_c = 0 [#empty-chunk].
-- The part of a total that a fraction f (top_p, min_p) asks for: floor(f * 2^24) * total >> 24; NaN counts as 1
-  [#part].
+  over the chunk) * W_c >> 40, of the exact product, and the row's total is the sum of S_c [#total]. A chunk of only
+  -inf has S_c = 0 [#empty-chunk].
+- The part f (top_p, min_p) of a total is floor(f * 2^24) * total >> 24; NaN counts as 1 [#part].
 - ln of a total: log2 of the integer in Q32, then one rounding to float32 [#logarithm].
 - Equal logits or scores: the smaller token id comes first, always [#ties].
 """
@@ -123,7 +120,7 @@ def render_contracts() -> str:
         "### Symbols",
         _table(("symbol", "meaning", "smallest", "largest"), map(_symbol_row, SYMBOLS)),
         "### Enumerations",
-        "The integers are part of the contract: compiled backends receive them.",
+        "The integers are part of the contract; compiled backends receive them.",
         _table(("name", "values", "meaning"), map(_enum_row, ENUMERATIONS)),
     ]
     for number, title in SECTIONS.items():

@@ -1,8 +1,8 @@
 """The contract as code: one OpSpec per op.
 
-`spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange. `step_index`, `sampling`, `verify`, `ngram`,
-`output`, `schedule`, `phases`, `draft_model`, `bitmask` and `drafter` have the ops by section of the contract.
-`validate` checks a call against an OpSpec; `docs` renders it; `generate` makes test inputs from it.
+`spec` defines OpSpecs, `vocabulary` the tensors that ops exchange; the modules below have the ops by section of the
+contract. `validate` checks calls; `cpp` writes C++ headers; `specdec_hal.conformance` renders the contract's page and
+generates test inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPS: Mapping[str, OpSpec] = {
 
 
 def get_op(name: str) -> OpSpec:
-    """The OpSpec of that name; otherwise UnsupportedError with similar names."""
+    """The OpSpec of that name; UnsupportedError, with similar names, if there is none."""
     try:
         return OPS[name]
     except KeyError:

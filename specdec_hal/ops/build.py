@@ -1,4 +1,4 @@
-"""Short forms for writing OpSpecs."""
+"""Short forms for OpSpecs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def op(
     attrs: tuple[AttrSpec, ...] = (),
     relations: tuple[Relation, ...] = (),
 ) -> OpSpec:
-    """An OpSpec with operand groups joined in positional order."""
+    """An OpSpec with operand groups joined in positional order. B <= M holds wherever both occur."""
     joined = tuple(operand for group in operands for operand in group)
-    return OpSpec(name, section, summary, inspect.cleandoc(doc), joined, attrs, relations)
+    spec = OpSpec(name, section, summary, inspect.cleandoc(doc), joined, attrs, relations)
+    return replace(spec, relations=(Relation("B", "M"), *relations)) if {"B", "M"} <= {*spec.symbols} else spec

@@ -10,15 +10,14 @@ GATHER_ACCEPTED = op(
     7,
     "Pack the accepted tokens and say which logit row predicts each.",
     """
-    `cu_batch_token_offset` is the exclusive prefix sum of accept_num (clamped to [0, S]) over slots < B with slt > 0
-    [#offsets], so stale counts of idle slots do not enter [#stale]. Accepted token i of slot b has row
-    cu_seqlens_q_output[b] + i [#rows] (the slot's one row if enc > 0) [#prefill], clamped to [0, R_cap) [#row-clamp].
-    Of `logits` only the row count is used: nothing is copied. Tails are -1 [#tail]; what does not fit A_cap is not
-    written [#overflow].
+    cu_batch_token_offset is the exclusive prefix sum of accept_num (clamped to [0, S]) over slots < B with slt > 0
+    [#offsets]; stale counts of idle slots do not enter [#stale]. Accepted token i of slot b has row
+    cu_seqlens_q_output[b] + i [#rows], or the slot's only row if enc > 0 [#prefill], clamped to [0, R_cap)
+    [#row-clamp]. Only the number of rows of logits is used; nothing is copied. Tails are -1 [#tail]. Entries beyond
+    A_cap are not written [#overflow].
     """,
     inp("logits", "accept_tokens", "accept_num", "cu_seqlens_q_output", "seq_lens_encoder", "seq_lens_this_time"),
     out("token_ids", "rows", "cu_batch_token_offset"),
-    relations=(Relation("B", "M"),),
 )
 
 TOKEN_LOGPROBS = op(
@@ -26,13 +25,13 @@ TOKEN_LOGPROBS = op(
     7,
     "Log-probability and rank of each accepted token, with the top N-1 of its row.",
     """
-    Column 0 is the chosen token, then the top N-1, logit descending, equal logits by ascending id [#columns]. logprob =
-    (logit - row_max) - ln(total / 2^40), section 0's total by chunks at temperature 1, the difference 0 where the two
-    are equal, the logarithm section 0's integer one [#logprob]; -inf is clipped to the lowest float32 [#clipped]. rank
-    = number of entries >= the chosen one [#rank]. Only cu_batch_token_offset[B] entries are computed; the tail [#tail],
-    and entries whose row or token is out of range [#out-of-range], get id -1, 0.0, -1. A row without a distribution
-    (NaN, or all -inf) gives the chosen id, -1 for the others, the lowest float32 and rank -1 [#undefined]. N == 1 does
-    no top-k work [#one-column]. Modes `raw` and `processed` are the runner's choice of which logits it passes.
+    Column 0 is the chosen token. The top N-1 follow, logits descending, equal logits by ascending id [#columns].
+    logprob = (logit - row_max) - ln(total / 2^40), with section 0's total at temperature 1 and its logarithm; the
+    difference is 0 if the two are equal [#logprob]. -inf is clipped to the lowest float32 [#clipped]. rank is the
+    number of entries >= the chosen one [#rank]. Only cu_batch_token_offset[B] entries are computed. The tail [#tail]
+    and entries whose row or token is out of range [#out-of-range] get id -1, logprob 0.0 and rank -1. A row without a
+    distribution (NaN, or all -inf) gives the chosen id, -1 for the others, the lowest float32 and rank -1 [#undefined].
+    N == 1 does no top-k work [#one-column]. For the modes `raw` and `processed` the runner passes different logits.
     """,
     inp("logits", "rows", "token_ids", "cu_batch_token_offset"),
     out("ids", "logprobs", "ranks"),
@@ -42,21 +41,21 @@ TOKEN_LOGPROBS = op(
 GATHER_DRAFT_LOGITS = op(
     "gather_draft_logits",
     7,
-    "Put the target's first row of each prefilled slot before the draft model's rows, for their log-probabilities.",
+    "Pack the draft model's rows, each prefill slot's after the target's first row, for log-probabilities.",
     """
-    logits are the draft model's, packed by slot: next_token_num[b] = 1 row of slot b < B if enc > 0, else slt clamped
-    to [0, R_cap] [#next]. batch_token_num[b] = 2 if enc > 0, else the same number [#batch]. cu_next_token_offset and
-    cu_batch_token_offset are their exclusive prefix sums, which stay at 2^31 - 1 once they reach it [#offsets].
+    logits are the draft model's, packed by slot. Slot b < B has next_token_num[b] rows: 1 if enc > 0, else slt clamped
+    to [0, R_cap] [#next]. batch_token_num[b] is 2 if enc > 0, else the same number [#batch]. cu_next_token_offset and
+    cu_batch_token_offset are their exclusive prefix sums, saturated at 2^31 - 1 [#offsets].
 
-    From row cu_batch_token_offset[b] of draft_logits on stand first_token_logits[b], the target's row that gave the
-    slot's first token, and the slot's row of logits if enc > 0 [#prefill], else all rows of the slot [#decode]. A row
-    that logits does not have or draft_logits has no room for is not moved [#capacity]; the rest of draft_logits is
-    untouched [#untouched]. Source: FastDeploy's `speculate_get_logits`, which leaves the first offset to its caller.
+    The rows of slot b start at row cu_batch_token_offset[b] of draft_logits. If enc > 0 they are first_token_logits[b],
+    the target's row that gave the slot's first token, then the slot's row of logits [#prefill]; otherwise all rows of
+    the slot [#decode]. Rows that logits lacks or that do not fit draft_logits are not copied [#capacity]. The rest of
+    draft_logits is untouched [#untouched]. Source: FastDeploy's `speculate_get_logits`, which leaves the first offset
+    to its caller.
     """,
     inp("logits", "first_token_logits", "seq_lens_this_time", "seq_lens_encoder"),
     inout("draft_logits"),
     out("next_token_num", "batch_token_num", "cu_next_token_offset", "cu_batch_token_offset"),
-    relations=(Relation("B", "M"),),
 )
 
 INSERT_FIRST_TOKEN = op(
@@ -64,15 +63,14 @@ INSERT_FIRST_TOKEN = op(
     7,
     "Pack the draft model's tokens as `gather_draft_logits` packs their rows.",
     """
-    The rows of slot b < B, and where they stand, are those of `gather_draft_logits`. next_tokens holds a token for each
-    row of the draft model's logits. Token ids that go with the rows of draft_logits: accept_tokens[b, 0] and the slot's
-    next token if enc > 0 [#prefill], else the slot's next tokens [#decode]. A token that next_tokens does not have or
-    draft_token_ids has no room for is not written [#capacity]; the rest of draft_token_ids is untouched [#untouched].
-    Source: FastDeploy's `speculate_insert_first_token`, which takes the offsets that it follows.
+    The rows of slots < B and their offsets are those of `gather_draft_logits`; next_tokens has a token for each row of
+    the draft model's logits. If enc > 0, the slot's tokens are accept_tokens[b, 0] and its next token [#prefill];
+    otherwise its next tokens [#decode]. Tokens that next_tokens lacks or that do not fit draft_token_ids are not
+    written [#capacity]. The rest of draft_token_ids is untouched [#untouched]. Source: FastDeploy's
+    `speculate_insert_first_token`, which receives the offsets.
     """,
     inp("accept_tokens", "next_tokens", "seq_lens_this_time", "seq_lens_encoder"),
     inout("draft_token_ids"),
-    relations=(Relation("B", "M"),),
 )
 
 OPS = (GATHER_ACCEPTED, TOKEN_LOGPROBS, GATHER_DRAFT_LOGITS, INSERT_FIRST_TOKEN)

@@ -1,9 +1,9 @@
 """Kernels over a rank's part of a vocabulary (`specdec_hal.parallel.vocabulary`), bound like ops.
 
-They are not ops of the contract, since ranks' messages are internal to the engine, but use its arithmetic (section 0).
-A *sort key* is an element's int64 place in the order of its row, order key << 32 | (2^32 - 1 - token), so the first is
-largest; -2^63 is after every sort key. `masses` of rows that are not drawn (temperature not above 0) are at temperature
-1. Rows with position < 0 have tops of -inf, masses of 0 and sort keys of -2^63.
+They are not ops of the contract, since messages of ranks are internal to the engine, but use its arithmetic (section
+0). A *sort key* is an int64 that orders the elements of a row, order key << 32 | (2^32 - 1 - token): the first element
+has the largest; -2^63 is smaller than every sort key. `masses` of greedy rows (temperature not above 0) are at
+temperature 1. Rows with position < 0 have tops of -inf, masses of 0 and sort keys of -2^63.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FIRST_OF_RANKS = _tensor(
     "Ranks",
     "R_cap",
     "Listed",
-    doc="The first of every rank's part: sort keys, descending.",
+    doc="First elements of every rank's part: sort keys, descending.",
 )
 _TOPS = _tensor(Role.IN, "chunk_tops", F32, *_CHUNKS, doc="Largest logit of each chunk.")
-_SHARES = "What each chunk has of the draw's total."
+_SHARES = "Each chunk's share of the draw's total."
 _TEMPERATURE = _tensor(Role.IN, "row_temperature", F32, "R_cap", doc="As in `sample_target`; absent: 1.", optional=True)
 _FIRST_TOKEN = AttrSpec("first_token", int, "The token of column 0.", 0, 0, 2**31 - 1)
 _VOCAB_SIZE = AttrSpec("vocab_size", int, "Tokens of all ranks.", None, 1, MAXIMUM["V"])
@@ -44,9 +44,9 @@ PART_CHUNKS = op(
     3,
     "Read this rank's part of each row once.",
     """
-    chunk_tops and chunk_masses: of each chunk of the part the largest logit, and the sum of its elements' masses
-    relative to that; NaN and 0 where there is a NaN, 0 in a chunk of nothing but -inf. first: sort keys of the part's
-    first elements, filled up with tokens at -inf after the part; of a part with a NaN, that of one at `first_token`.
+    chunk_tops and chunk_masses: for each chunk of the part, the largest logit and the sum of its elements' masses
+    relative to it; NaN and 0 in a chunk with a NaN, mass 0 in a chunk of only -inf. first: sort keys of the part's
+    first elements, padded with tokens at -inf after the part; in a part with a NaN, that of a NaN at `first_token`.
     """,
     inp("logits", "position"),
     _TEMPERATURE,
@@ -59,9 +59,9 @@ PART_CHUNKS = op(
 PART_SHARES = op(
     "part_shares",
     3,
-    "What this rank's chunks have of the row's total, once its largest logit is known.",
+    "Each chunk's share of the row's total, once its largest logit is known.",
     """
-    shares: S of each chunk, relative to the largest logit of all ranks. sums: what they add up to.
+    shares: S of each chunk, relative to the largest logit of all ranks. sums: their sum.
     """,
     inp("position"),
     _TEMPERATURE,
@@ -69,16 +69,16 @@ PART_SHARES = op(
     _tensor(Role.IN, "chunk_masses", I64, *_CHUNKS, doc="Sum of each chunk's masses."),
     _FIRST_OF_RANKS,
     _tensor(Role.OUT, "shares", I64, *_CHUNKS, doc=_SHARES),
-    _tensor(Role.OUT, "sums", I64, "R_cap", doc="What this rank has of it."),
+    _tensor(Role.OUT, "sums", I64, "R_cap", doc="This rank's share of it."),
 )
 
 PART_KEPT = op(
     "part_kept",
     3,
-    "What min_p keeps of this rank's chunks.",
+    "The mass that min_p keeps in this rank's chunks.",
     """
-    In rows with min_p and without top_k shares become the sums of the masses, relative to the row's largest logit, of
-    elements that weigh at least what min_p asks for. Other rows' shares stay as they are.
+    In rows with min_p and without top_k, shares become sums of masses relative to the row's largest logit, over the
+    elements that min_p keeps. The shares of other rows are unchanged.
     """,
     inp("logits", "row_temperature", "row_top_p", "row_top_k", "row_min_p", "position"),
     _TOPS,
@@ -92,14 +92,14 @@ PART_DRAW = op(
     3,
     "Draw in the chunk that holds the row's point, on the rank that has it.",
     """
-    The point follows from the row's random word and the ranks' sums, of which this rank's come after those of the
-    ranks before. drawn: the token's sort key where the point falls on this rank, else, and in rows with top_k, -2^63.
+    The point follows from the row's random word and the sums of all ranks, in the order of ranks. drawn: the token's
+    sort key if the point falls on this rank; otherwise, and in rows with top_k, -2^63.
     """,
     inp("logits", "row_temperature", "row_top_p", "row_top_k", "row_min_p", "row_seed", "position"),
     _TOPS,
     _FIRST_OF_RANKS,
     _tensor(Role.IN, "shares", I64, *_CHUNKS, doc=_SHARES),
-    _tensor(Role.IN, "sums_of_ranks", I64, "Ranks", "R_cap", doc="What every rank has of it."),
+    _tensor(Role.IN, "sums_of_ranks", I64, "Ranks", "R_cap", doc="Every rank's share of it."),
     _tensor(Role.OUT, "drawn", I64, "R_cap", doc="Sort key of the row's token."),
     attrs=(_FIRST_TOKEN, _VOCAB_SIZE, AttrSpec("rank", int, "This rank's number.", None, 0, 2**31 - 1), _PURPOSE),
 )
@@ -107,9 +107,9 @@ PART_DRAW = op(
 PART_LISTED = op(
     "part_listed",
     3,
-    "Draw from the first elements that the ranks have told, in rows with a top_k of at most `Listed`.",
+    "Draw from the first elements of all ranks, in rows with a top_k of at most `Listed`.",
     """
-    drawn: the token's sort key; -2^63 in other rows and in those without a distribution (NaN, or all -inf).
+    drawn: the token's sort key; -2^63 in other rows and in rows without a distribution (NaN, or all -inf).
     """,
     inp("row_temperature", "row_top_p", "row_top_k", "row_min_p", "row_seed", "position"),
     _FIRST_OF_RANKS,

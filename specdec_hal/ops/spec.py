@@ -1,8 +1,7 @@
 """Ops as data.
 
-An :class:`OpSpec` alone states an op's tensors, dtypes, shapes, attributes and value rules. Validation (`validate`),
-help and the contracts page (`docs`), and test inputs (`generate`) derive from it; a backend only supplies the
-computation.
+An :class:`OpSpec` alone states an op's tensors, dtypes, shapes, attributes and value rules. Validation, help, the
+contract's page, C++ headers and test inputs derive from it; a backend only supplies the computation.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class ValueRule:
-    """A rule on the values of an input tensor, checked only in debug mode: ops clamp and never trust inputs.
+    """A rule on the values of a tensor, checked only in debug mode: ops clamp and never trust inputs.
 
     `check` takes the NumPy array and the bound symbols, and returns the first violation as text, or None.
     """
@@ -70,7 +69,7 @@ class ValueRule:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A named tensor of the project's vocabulary. A name means the same thing in every op that takes it."""
+    """A named tensor of the vocabulary. A name has the same meaning in every op."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -106,8 +105,8 @@ class When:
 class Operand:
     """A tensor in an op's signature.
 
-    `optional`: may be None. `when`: required for those attribute values, and refused for others unless optional.
-    `shape_by`: (attribute, value -> shape) where the shape depends on an attribute.
+    `optional`: may be None. `when`: required for those attribute values, refused for others.
+    `shape_by`: (attribute, value -> shape) if the shape depends on an attribute.
     """
 
     tensor: TensorSpec
@@ -118,7 +117,7 @@ class Operand:
 
     @property
     def name(self) -> str:
-        """The tensor's name, which is also the argument's."""
+        """The name of the tensor and the argument."""
         return self.tensor.name
 
     def dims(self, attrs: Values) -> tuple[Dim, ...]:

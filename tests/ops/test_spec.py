@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_op_specs_are_sound(op):
 def test_rendered_ops_say_everything(op):
     spec, text = OPS[op], render_op(OPS[op])
     assert text.startswith(f"### `{op}`\n\n{spec.summary}\n") and text.endswith("\n")
-    assert spec.doc in text
+    assert spec.doc in text and not re.search(r"^[^-\s].*\n[-+*>] ", spec.doc, re.M), "a line reads as a list"
     rows = {line.split("|")[1].strip(" `"): line for line in text.splitlines() if line.startswith("| `")}
     assert set(rows) == {*spec.by_name, *spec.attr_by_name}
     for name, operand in spec.by_name.items():
