@@ -19,7 +19,7 @@ from specdec_hal.conformance.rules import full_id
 from specdec_hal.conformance.shrink import shrink
 from specdec_hal.conformance.subject import CallFailed, NotClaimed, Subject
 from specdec_hal.conformance.trial import Trial
-from specdec_hal.conformance.wide import wide_cases
+from specdec_hal.conformance.wide import WideCase, WideIndex, wide_cases
 from specdec_hal.conformance.xfail import ExpectedFailures
 from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.ops import OPS, get_op
@@ -106,12 +106,8 @@ def run_unit(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Resul
     if subject.backend.capability(unit.op) is None:
         yield Result(unit.op, "", f"{unit.group}:all", "capability", REFUSED, "the op is missing")
         return
-    if unit.group == "arguments":
-        yield from _arguments(subject, unit.op, settings)
-    elif unit.group == "wide":
-        yield from _wide(subject, unit.op, settings)
-    elif unit.group == "statistics":
-        yield from _statistics(subject, unit.op, settings)
+    if unit.group in ("arguments", "wide", "statistics"):
+        yield from _answers(subject, unit, settings)
     else:
         yield from _cases(subject, unit, settings)
 
@@ -197,72 +193,60 @@ def _reproduction(trial: Trial, check: Check, settings: Settings) -> str:
     return source(subject.name, trial.case, check.name, smallest, settings.seed, settings.options)
 
 
-def _arguments(subject: Subject, op: str, settings: Settings) -> Iterator[Result]:
-    for how in arguments.malformed(op, subject):
-        case = f"arguments:{how.name}"
-        settings.started(f"{op}/{case}")
-        began = time.perf_counter()
-        rules = (full_id("", "refusal"),)
-        try:
-            reason = arguments.not_claimed(op, subject, how)
-            wrong = None if reason is not None else arguments.wrongly_refused(op, subject, how)
-        except CallFailed as failure:
-            reason, wrong = None, str(failure)
-        if reason is not None:
-            yield Result(op, "", case, "capability", REFUSED, reason, rules)
-            continue
-        status = PASSED if wrong is None else FAILED
-        yield Result(op, "", case, "refusal", status, wrong or "", rules, seconds=time.perf_counter() - began)
-        if wrong and settings.stop_at_failure:
-            return
+class Question(NamedTuple):
+    """A test that makes its own calls. `refusal`: why the backend does not claim them; `wrong`: the fault, or None."""
+
+    case: str
+    check: str
+    rules: tuple[str, ...]
+    refusal: Callable[[], str | None]
+    wrong: Callable[[], str | None]
+    mode: str = ""
 
 
-def _wide(subject: Subject, op: str, settings: Settings) -> Iterator[Result]:
-    rules = (full_id("", "sizes"),)
-    for case in wide_cases(op):
-        name = f"wide:{case.name}"
-        if not isinstance(subject.device, GuardedHost):
-            reason = "rows that share one page can be made in a CPU's memory only"
-            yield Result(op, "", name, "equality", REFUSED, reason, rules)
-            continue
-        settings.started(f"{op}/{name}")
-        began = time.perf_counter()
+def _questions(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Question]:
+    op = unit.op
+    if unit.group == "arguments":
+        for how in arguments.malformed(op, subject):
+            claims, refuses = arguments.not_claimed, arguments.wrongly_refused
+            asks = partial(claims, op, subject, how), partial(refuses, op, subject, how)
+            yield Question(how.name, "refusal", (full_id("", "refusal"),), *asks)
+    elif unit.group == "wide":
+        for case in wide_cases(op):
+            asks = partial(_unmade, subject, case), partial(case.wrong, subject)
+            yield Question(case.name, "equality", (full_id("", "sizes"),), *asks)
+    else:
+        for test in distributions.distribution_tests(op):
+            rules = (*(full_id(op, rule) for rule in test.rules), full_id("", "random"))
+            asks = partial(test.refusal, subject), partial(test.run, subject, settings.samples)
+            yield Question(test.name, "distribution", rules, *asks, test.mode)
+
+
+def _unmade(subject: Subject, case: WideCase | WideIndex) -> str | None:
+    if not isinstance(subject.device, GuardedHost):
+        return "rows that share one page can be made in a CPU's memory only"
+    return case.refusal(subject)
+
+
+def _answers(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Result]:
+    for one in _questions(subject, unit, settings):
+        case = f"{unit.group}:{one.case}"
+        settings.started(f"{unit.op}/{case}")
+        began, wrong = time.perf_counter(), None
         try:
-            refusal = case.refusal(subject)
-            wrong = None if refusal else case.wrong(subject)
+            refusal = one.refusal()
+            wrong = None if refusal else one.wrong()
         except MemoryError as error:
-            refusal, wrong = f"this machine has not the address space: {error}", None
+            refusal = f"this machine has not the address space: {error}"
         except NotClaimed as refused:
-            refusal, wrong = str(refused), None
+            refusal = str(refused)
         except CallFailed as failure:
             refusal, wrong = None, str(failure)
+        except Exception as error:
+            refusal, wrong = None, f"its outputs cannot be evaluated: {describe(error)}"
         status = REFUSED if refusal else FAILED if wrong else PASSED
-        seconds = time.perf_counter() - began
-        yield Result(op, "", name, "equality", status, refusal or wrong or "", rules, seconds=seconds)
-        if wrong and settings.stop_at_failure:
-            return
-
-
-def _statistics(subject: Subject, op: str, settings: Settings) -> Iterator[Result]:
-    for test in distributions.distribution_tests(op):
-        settings.started(f"{op}/statistics:{test.name}")
-        began = time.perf_counter()
-        refusal = test.refusal(subject)
-        wrong = None
-        if refusal is None:
-            try:
-                wrong = test.run(subject, settings.samples)
-            except NotClaimed as refused:
-                refusal = str(refused)
-            except CallFailed as failure:
-                wrong = str(failure)
-            except Exception as error:  # outputs that the test cannot count
-                wrong = f"its outputs cannot be evaluated: {describe(error)}"
-        status = REFUSED if refusal else FAILED if wrong else PASSED
-        rules = (*(full_id(op, rule) for rule in test.rules), full_id("", "random"))
-        seconds = time.perf_counter() - began
-        case, detail = f"statistics:{test.name}", refusal or wrong or ""
-        yield Result(op, test.mode, case, "distribution", status, detail, rules, seconds=seconds)
+        seconds, detail = time.perf_counter() - began, refusal or wrong or ""
+        yield Result(unit.op, one.mode, case, one.check, status, detail, one.rules, seconds=seconds)
         if wrong and settings.stop_at_failure:
             return
 

@@ -1,14 +1,7 @@
 """Record the traces: ``python -m specdec_hal.conformance.traces.record`` in a clone, with the embedded model.
 
 Runs the decode loop on the reference, with every strategy, and keeps each op's inputs and outputs. Logits are rounded
-to sixteenths, which makes them compress well and tie often. Ops outside the loop run beside it.
-`recover_batch` undoes each `adjust_batch`, `hybrid_mtp_ngram` extends the first draft of each look-up.
-`eagle_gather_hidden_states` packs the rows of all slots where `eagle_get_self_hidden_states` packs those that go on.
-`write_accepted` and `clear_accept_num` follow each `update_model_status`, `gather_draft_logits` and
-`insert_first_token` each `gather_accepted`, with the target's rows in place of a draft model's. `reasoning_constraint`
-and `apply_token_bitmask` follow each `apply_penalties`, on a part of the vocabulary, and `truncate_drafts` each
-`verify_draft_tokens`. `prepare_block_inputs` follows each `eagle_get_hidden_states`, `map_draft_logits` each
-`apply_penalties`, and `truncate_by_confidence` each `draft_model_postprocess`.
+to sixteenths, which makes them compress well and tie often. Ops outside the loop have no trace.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.traces import FILE, VERSION, recorded_outputs
-from specdec_hal.ops import TokenOrder, get_op
+from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.spec import Role
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Launch
@@ -68,20 +61,6 @@ RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 """Overrides of the configuration, and sampling parameters, by name. Stop sequences end some requests."""
 
 
-_PART = 24
-"""A part of the vocabulary, for ops with large rows."""
-_COUNTS = ("next_token_num", "batch_token_num")
-
-
-def _masks(rows: int, words: int) -> dict[str, Array]:
-    """Three masks that allow about half of the tokens, and each row's mask or none."""
-    bits = np.arange(3 * words, dtype=np.uint32) * np.uint32(0x9E3779B1)
-    return {
-        "bitmask": bits.view(np.int32).reshape(3, words),
-        "bitmask_rows": np.arange(rows, dtype=np.int32) % 4 - 1,
-    }
-
-
 class Recording:
     """Calls, and their distinct arrays."""
 
@@ -118,7 +97,7 @@ class RecordingBackend(ReferenceBackend):
 
     def __init__(self, recording: Recording, run: str) -> None:
         super().__init__()
-        self.recording, self.run, self.busy = recording, run, False
+        self.recording, self.run = recording, run
 
     def plan(self, call: Call) -> Launch:
         """Record around the launch."""
@@ -127,10 +106,6 @@ class RecordingBackend(ReferenceBackend):
         def recorded(stream: int) -> None:
             arrays = {name: as_numpy(t) for name, t in call.tensors.items() if t is not None}
             self._record(call, arrays, lambda: launch(stream))
-            if not self.busy:
-                self.busy = True
-                self._besides(call, arrays)
-                self.busy = False
 
         return recorded
 
@@ -153,91 +128,6 @@ class RecordingBackend(ReferenceBackend):
         outputs = [name for name in recorded_outputs(call.op.name) if name in arrays]
         entry["outputs"] = {name: self.recording.keep(arrays[name]) for name in outputs}
         self.recording.calls.append(entry)
-
-    def _besides(self, call: Call, arrays: Mapping[str, Array]) -> None:
-        if call.op.name == "adjust_batch":
-            names = ("cu_seqlens_q", "seq_lens_this_time", "seq_lens_encoder")
-            x = arrays["out"].copy()
-            self.recover_batch(x, **{n: arrays[n].copy() for n in names}, out=np.zeros_like(x), **call.attrs)
-        elif call.op.name == "ngram_match":
-            copies = {name: array.copy() for name, array in arrays.items() if name != "index"}
-            copies["seq_lens_this_time"] = np.minimum(copies["seq_lens_this_time"], 2)
-            self.hybrid_mtp_ngram(**copies, **call.attrs)
-        elif call.op.name == "eagle_get_self_hidden_states":
-            results = {name: np.zeros_like(arrays[name]) for name in ("last_hidden", "output_token_num")}
-            self.eagle_gather_hidden_states(arrays["x"].copy(), arrays["cu_seqlens_q"].copy(), **results)
-        elif call.op.name == "eagle_get_hidden_states":
-            for anchor_only in (False, True):
-                self._blocks(arrays["cu_seqlens_q"], len(arrays["out"]), anchor_only)
-        elif call.op.name == "draft_model_postprocess":
-            slots, s = arrays["draft_tokens"].shape
-            confidence = (np.arange(slots * (s - 1), dtype=np.float32) % 7 / 7).reshape(slots, s - 1)
-            lengths = {name: arrays[name].copy() for name in ("seq_lens_encoder", "seq_lens_this_time")}
-            self.truncate_by_confidence(confidence, np.full(slots, 0.25, np.float32), **lengths)
-        elif call.op.name == "update_model_status":
-            for op in ("write_accepted", "clear_accept_num"):
-                own = [name for name in get_op(op).by_name if name in arrays]
-                getattr(self, op)(**{name: arrays[name].copy() for name in own})
-        elif call.op.name == "gather_accepted":
-            self._draft_rows({name: array.copy() for name, array in arrays.items()})
-        elif call.op.name == "apply_penalties":
-            self._reasoning({name: array.copy() for name, array in arrays.items()})
-            logits = arrays["logits"][:, :_PART].copy()
-            self.apply_token_bitmask(logits, **_masks(len(logits), 1))
-            columns = np.arange(_PART, dtype=np.int32) * 2 - 9
-            self.map_draft_logits(np.zeros_like(logits), arrays["logits"][:, :_PART].copy(), columns)
-        elif call.op.name == "verify_draft_tokens":
-            own = [name for name in get_op("truncate_drafts").by_name if name in arrays]
-            self.truncate_drafts(**{name: arrays[name].copy() for name in own}, **_masks(call.symbols["R_cap"], 128))
-
-    def _blocks(self, starts: Array, tokens: int, anchor_only: bool) -> None:
-        """Three masks after each slot's tokens, which are their own places, as are the slots' positions."""
-        slots, rows = len(starts) - 1, tokens + 3 * (len(starts) - 1)
-        sizes = {"block_batch_ids": rows, "block_source_rows": rows, "block_cu_seqlens_q": slots + 1}
-        self.prepare_block_inputs(
-            np.arange(tokens),
-            starts.copy(),
-            np.arange(slots, dtype=np.int32),
-            block_token_ids=np.zeros(rows, np.int64),
-            **{name: np.zeros(size, np.int32) for name, size in sizes.items()},
-            block_seq_lens_decoder=np.zeros(slots, np.int32),
-            mask_token_id=1,
-            num_masks=3,
-            anchor_only=anchor_only,
-        )
-
-    def _draft_rows(self, arrays: Mapping[str, Array]) -> None:
-        logits, slots = arrays["logits"][:, :_PART].copy(), len(arrays["accept_num"])
-        lengths = {name: arrays[name] for name in ("seq_lens_this_time", "seq_lens_encoder")}
-        capacity = len(logits) + slots
-        self.gather_draft_logits(
-            logits,
-            first_token_logits=np.resize(logits[::-1], (slots, _PART)),
-            **lengths,
-            draft_logits=np.zeros((capacity, _PART), np.float32),
-            **{name: np.zeros(len(lengths["seq_lens_this_time"]), np.int32) for name in _COUNTS},
-            **{f"cu_{name}_token_offset": np.zeros_like(arrays["cu_seqlens_q_output"]) for name in ("next", "batch")},
-        )
-        drawn = logits.argmax(axis=1)
-        self.insert_first_token(arrays["accept_tokens"], drawn, **lengths, draft_token_ids=np.full(capacity, -1))
-
-    def _reasoning(self, arrays: Mapping[str, Array]) -> None:
-        """The second newest token ends thinking; the first slot starts without one."""
-        slots = len(arrays["prompt_lens"])
-        arrays["step_idx"][0] = 0
-        column = int((arrays["prompt_lens"] + arrays["step_idx"]).max()) - 2
-        names = ("token_ids_all", "prompt_lens", "step_idx", "cu_seqlens_q_output")
-        self.reasoning_constraint(
-            arrays["logits"][:, :_PART].copy(),
-            **{name: arrays[name] for name in names},
-            stop_flags=np.zeros(slots, np.bool_),
-            seq_lens_encoder=np.ones(slots, np.int32),
-            allowed_tokens=np.arange(3),
-            reasoning_status=np.arange(slots, dtype=np.int32) % 4,
-            enable_thinking=np.arange(slots) > 0,
-            think_end_id=int(arrays["token_ids_all"][:, column].max()),
-            line_break_id=0,
-        )
 
 
 class Coarse:
