@@ -32,7 +32,7 @@ INSTEAD = {
     r"(?:is|are) to be": "must be, should be",
     r"the (?:step|token|launch) before": "the previous ...",
 }
-LEFT_OUT = ("CHANGELOG.md", "changelog.d/", "models/", "docs/design/")
+LEFT_OUT = ("CHANGELOG.md", "changelog.d/", "models/")
 
 
 def main() -> int:
