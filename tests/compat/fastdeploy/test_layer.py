@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -340,36 +339,22 @@ def test_an_unknown_number_of_arguments_names_those_known(gpu: Any) -> None:
         gpu.ngram_match(*small_call()[:8])
 
 
-@pytest.mark.parametrize("platform", ["gpu", "xpu"])
-def test_an_op_that_is_not_covered_raises_when_it_is_called(platform: str) -> None:
-    module = importlib.import_module(f"specdec_hal.compat.fastdeploy.{platform}")
-    for name in ("recover_decode_task", "append_attention"):
-        op = getattr(module, name)
-        with pytest.raises(
-            NotImplementedError, match=rf"{name} .*not served.*Served on {platform}: .*ngram_match|get_"
-        ):
-            op(1, 2)
-    with pytest.raises(AttributeError):
-        module.__path__  # noqa: B018
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("append_attention", "it is no op of speculative decoding"),
         ("speculate_schedule_cache", "KV blocks and their scheduler are the engine's"),
-        ("speculate_get_output", "an op of speculative decoding whose arguments this layer does not know"),
         ("mtp_save_first_token", "an op of speculative decoding whose arguments this layer does not know"),
         ("speculate_rebuild_append_padding", "replaced in FastDeploy itself in 2026"),
-        ("speculate_of_next_year", "an op of speculative decoding that it does not know"),
         ("mtp_of_next_year", "an op of speculative decoding that it does not know"),
     ],
 )
 def test_a_refusal_says_what_the_op_is_part_of(name: str, reason: str) -> None:
     for platform in ("gpu", "xpu"):
         module = importlib.import_module(f"specdec_hal.compat.fastdeploy.{platform}")
-        with pytest.raises(NotImplementedError, match=f"^{name} .*: {reason}; "):
-            getattr(module, name)()
+        with pytest.raises(NotImplementedError, match=f"^{name} .*: {reason}; .*Served on {platform}: "):
+            getattr(module, name)(1, 2)
+        assert not hasattr(module, "__path__")
 
 
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])
@@ -386,15 +371,6 @@ def test_the_page_names_every_op() -> None:
     for platform in ("gpu", "xpu"):
         for name in {*package.ADAPTORS[platform], *LEFT[platform]} - {"hybird_mtp_ngram"}:
             assert f"`{name}`" in page, name
-
-
-@pytest.mark.parametrize("platform", ["gpu", "xpu"])
-def test_adaptors_are_thin(platform: str) -> None:
-    for served in package.ADAPTORS[platform].values():
-        for form in served.forms:
-            source = inspect.getsource(form.function)
-            body = source[source.index(") ->") :].splitlines()[2:]
-            assert len(body) <= 20, f"{served.__name__} has {len(body)} lines"
 
 
 def test_a_column_without_elements_is_taken(gpu: Any) -> None:

@@ -1,4 +1,4 @@
-"""Stop sequences, thinking limits, the reasoning constraint and other ops on emitted tokens, against NumPy models."""
+"""Ops on emitted tokens by example, and those that no runner of the chains calls against NumPy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import ArgumentError
-from tests.compat.fastdeploy import output_models as models
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
-from tests.compat.fastdeploy.chains import kernels_tokens
 
 ROUNDS = range(15)
 
@@ -29,51 +27,6 @@ class Emitted(Batch):
 def columns(*arrays: Any) -> list[Any]:
     """Per-slot tensors as runners shape them, [N, 1]."""
     return [tensor(array.reshape(-1, 1)) for array in arrays]
-
-
-def test_stop_sequences(gpu: Any, rng: Any) -> None:
-    found = 0
-    for _ in range(40):
-        b = Emitted(rng)
-        seqs, lens = rng.integers(0, b.vocabulary, (b.slots, 3, 4)), rng.integers(0, 3, (b.slots, 3)).astype(np.int32)
-        least, ends = b.step + rng.integers(-5, 2, b.slots), np.array([900, 901])
-        tokens, counts = tensors(b.emitted, b.counts)
-        gpu.speculate_set_stop_value_multi_seqs(
-            tokens, counts, *tensors(b.text, b.prompt, b.step, b.stop, b.dec, seqs, lens, ends, least)
-        )
-        before = b.counts.copy()
-        models.stop_sequences(b.emitted, b.counts, b.text, b.prompt, b.step, seqs, lens, 900, least)
-        equal(tokens, b.emitted)
-        equal(counts, b.counts)
-        found += int((b.emitted == 900).sum()) + int((b.counts < before).sum())
-    assert found > 5
-
-
-@pytest.mark.parametrize("text", [[], [7], [1, 7, 2]])
-def test_thinking_limits_over_steps(gpu: Any, rng: Any, text: list[int]) -> None:
-    """Several steps of the same requests: the status continues."""
-    for _ in ROUNDS:
-        b = Emitted(rng, width=4)
-        ends, think, reply = [5, 6], rng.integers(-1, 9, b.slots), rng.integers(-1, 4, b.slots)
-        think, reply = think.astype(np.int32), reply.astype(np.int32)
-        step, status = np.zeros(b.slots, np.int64), np.zeros(b.slots, np.int32)
-        (given_reply, given_status), inject = columns(reply, status), tensor(np.array(text, np.int64))
-        for _ in range(5):
-            emitted = rng.integers(0, 9, (b.slots, 4))
-            num = rng.integers(0, 5, b.slots).astype(np.int32)
-            tokens, counts = tensors(emitted, num)
-            gpu.speculate_limit_thinking_content_length(
-                tokens, *columns(think), given_reply, *columns(step), given_status, counts,
-                *columns(b.stop, np.array(ends)), inject, 7, False,
-            )  # fmt: skip
-            kernels_tokens.speculate_limit_thinking_content_length(
-                emitted, think, reply, step, status, num, b.stop, np.array(ends), np.array(text, np.int64), 7, False
-            )
-            equal(tokens, emitted)
-            equal(counts, num)
-            equal(given_status, status.reshape(-1, 1))
-            equal(given_reply, reply.reshape(-1, 1))
-            step += num
 
 
 def limited(gpu: Any, tokens: list[int], *, think: int, reply: int, step: int = 0, inject: Any = ()) -> list[Any]:
@@ -100,35 +53,28 @@ def test_limits_of_thinking_by_example(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("emitted", "older", "wanted", "count"),
+    ("emitted", "older", "least", "wanted", "count"),
     [
-        ([10, 20, 30, 40], [], [10, 20, 30, 2], 4),  # the sequence stays, and the end token follows it
-        ([10, 20, 30, -1], [], [10, 20, 30, -1], 3),  # its last token is the newest: the next round
-        ([50, 60, 70, 80], [20, 30], [2, 60, 70, 80], 1),  # that round; what is cut off stays
-        ([30, 60, 70, 80], [20], [30, 2, 70, 80], 2),
-        ([20, 30, 20, 30], [], [20, 30, 2, 30], 3),  # the first one
+        ([10, 20, 30, 40], [], 0, [10, 20, 30, 2], 4),  # the sequence stays, and the end token follows it
+        ([10, 20, 30, -1], [], 0, [10, 20, 30, -1], 3),  # its last token is the newest: the next round
+        ([50, 60, 70, 80], [20, 30], 0, [2, 60, 70, 80], 1),  # that round; what is cut off stays
+        ([30, 60, 70, 80], [20], 2, [30, 2, 70, 80], 2),
+        ([30, 60, 70, 80], [20], 3, [30, 60, 70, 80], 4),  # too early
+        ([20, 30, 20, 30], [], 0, [20, 30, 2, 30], 3),  # the first one
+        ([20, 30, 20, 30], [20, 30], 5, [20, 30, 20, 30], 4),
     ],
 )
 def test_a_stop_sequence_by_example(
-    gpu: Any, emitted: list[int], older: list[int], wanted: list[int], count: int
+    gpu: Any, emitted: list[int], older: list[int], least: int, wanted: list[int], count: int
 ) -> None:
     history = np.full((1, 16), -1)
     history[0, 3 : 3 + len(older)] = older
     tokens, counts = tensors(np.array([emitted]), np.array([sum(t >= 0 for t in emitted)], np.int32))
     state = tensors(np.array([[3]]), np.array([[len(older)]]), np.array([False]), np.array([9], np.int32))
-    stops = tensors(np.array([[[20, 30]]]), np.array([[2]], np.int32), np.array([2]), np.array([0]))
+    stops = tensors(np.array([[[20, 30]]]), np.array([[2]], np.int32), np.array([2]), np.array([least]))
     gpu.speculate_set_stop_value_multi_seqs(tokens, counts, tensor(history), *state, *stops)
     equal(tokens, [wanted])
     equal(counts, [count])
-
-
-def test_clear_accept_nums(gpu: Any, rng: Any) -> None:
-    for _ in ROUNDS:
-        b = Emitted(rng)
-        counts, dec = tensors(b.counts, b.dec)
-        for _ in range(2):  # the second call is a kept plan
-            gpu.speculate_clear_accept_nums(counts, dec)
-            equal(counts, np.where(b.dec == 0, 0, b.counts))
 
 
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])
@@ -141,8 +87,25 @@ def test_set_value_by_flags_and_idx(layer: Any, rng: Any, platform: str) -> None
         history = tensor(b.text)
         heads = [history, tensor(prompts)] if platform == "gpu" else [history]
         op(*heads, *tensors(b.emitted, b.counts, b.stop, b.slt, b.enc, b.dec, step))
-        models.set_value(b.text, prompts, b.emitted, b.counts, b.stop, b.slots, b.enc, b.dec, step)
+        for slot in np.flatnonzero(~b.stop & ((b.enc > 0) | (b.dec > 0)) & (step >= 0)):
+            for back in range(b.counts[slot]):
+                column = prompts[slot] + step[slot] - back
+                if prompts[slot] <= column < b.text.shape[1]:
+                    b.text[slot, column] = b.emitted[slot, b.counts[slot] - 1 - back]
         equal(history, b.text)
+
+
+def get_logits(out: Any, logits: Any, first: Any, slt: Any, enc: Any) -> Any:
+    """The number of the slots' rows of `logits`, and of `out`, which gets them."""
+    source = target = 0
+    counts = []
+    for b in range(len(slt)):
+        rows, more = (1, 1) if enc[b] != 0 else (int(slt[b]), 0)
+        out[target : target + more] = first[b]
+        out[target + more : target + more + rows] = logits[source : source + rows]
+        source, target = source + rows, target + more + rows
+        counts.append((rows, rows + more))
+    return np.array(counts, np.int32).reshape(-1, 2).T
 
 
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])
@@ -154,7 +117,7 @@ def test_rows_and_tokens_of_a_draft_model(layer: Any, rng: Any, platform: str) -
         rows = sum(1 if e else int(t) for t, e in zip(b.slt, b.enc, strict=True))
         logits, first = (rng.normal(size=(n, width)).astype(np.float32) for n in (rows + 1, slots))
         wanted = np.full((rows + slots + 2, width), -1, np.float32)
-        own, both = models.get_logits(wanted, logits, first, b.slt, b.enc)
+        own, both = get_logits(wanted, logits, first, b.slt, b.enc)
         extra = 1 if platform == "gpu" else 0  # on XPU there is no place for the total
         out, *counts = tensors(np.full_like(wanted, -1), *np.zeros((2, slots), np.int32))
         offsets = tensors(*np.zeros((2, slots + extra), np.int32))
@@ -167,38 +130,10 @@ def test_rows_and_tokens_of_a_draft_model(layer: Any, rng: Any, platform: str) -
             equal(given, values)
 
         ids, drawn = np.full(len(wanted), -1), rng.integers(0, 99, rows + 1)
-        models.get_logits(ids[:, None], drawn[:, None], b.emitted[:, :1], b.slt, b.enc)
+        get_logits(ids[:, None], drawn[:, None], b.emitted[:, :1], b.slt, b.enc)
         given = tensor(np.full(len(wanted), -1))
         ops["speculate_insert_first_token"](given, tensor(b.emitted), tensor(drawn.reshape(-1, 1)), *offsets, *lens)
         equal(given, ids)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_reasoning_constraint(gpu: Any, rng: Any, dtype: Any) -> None:
-    seen: set[tuple[int, int]] = set()
-    for _ in range(100):
-        b = Emitted(rng)
-        end, newline = 1, 2
-        b.text[:, :] = rng.choice([1, 2, 2, 2, 0], b.text.shape) * (rng.random((b.slots, 1)) < 0.7)
-        enable, status = rng.random(b.slots) < 0.5, rng.integers(0, 4, b.slots).astype(np.int32)
-        b.step[b.enc > 0] = 0
-        for slot in np.flatnonzero((b.step >= 4) & (rng.random(b.slots) < 0.5)):
-            end_of_text = b.prompt[slot] + b.step[slot]
-            b.text[slot, end_of_text - 4 : end_of_text] = [newline, end, newline, newline]
-        logits = rng.normal(size=(max(b.rows, 1), 8)).astype(dtype)
-        given, state, allowed = tensor(logits), tensor(status.reshape(-1, 1)), np.array([3, 5])
-        before = status.copy()
-        gpu.reasoning_phase_token_constraint(
-            given, tensor(b.text), *columns(b.prompt, b.stop), tensor(b.slt), tensor(b.enc), *columns(b.step),
-            tensor(allowed), state, tensor(b.row_slots), tensor(b.cu_out), *columns(enable), end, newline,
-        )  # fmt: skip
-        models.reasoning(
-            logits, b.text, b.prompt, b.stop, b.slt, b.enc, b.step, allowed, status, b.cu_out, enable, end, newline
-        )
-        equal(given, logits)
-        equal(state, status.reshape(-1, 1))
-        seen |= set(zip(before.tolist(), status.tolist(), strict=True))
-    assert {(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)} <= seen
 
 
 def test_errors_speak_of_fastdeploys_arguments(gpu: Any, rng: Any) -> None:

@@ -9,54 +9,10 @@ import paddle
 import pytest
 
 from specdec_hal.errors import ArgumentError
-from tests.compat.fastdeploy import models
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
+from tests.compat.fastdeploy.chains.kernels_rows import speculate_pre_process
 
 ROUNDS = range(12)
-
-
-def wanted(b: Batch, lens: Any, drafts: Any, dec: Any) -> list[Any]:
-    """What FastDeploy's newest op gives."""
-    packed = models.pre_process(b.input_ids, lens, b.drafts if drafts is not None else np.zeros((0, 0)), b.enc)
-    return [packed["ids"], packed["slots"], packed["cu_q"], models.prefix((lens + dec).tolist())]
-
-
-@pytest.mark.parametrize("with_drafts", [False, True])
-def test_the_order_of_today(gpu: Any, rng: Any, with_drafts: bool) -> None:
-    """PR #7766: lengths, then drafts or None. cu_seqlens_k counts what is cached, of slots without tokens too."""
-    for _ in ROUNDS:
-        b = Batch(rng)
-        lens = b.slt if with_drafts else np.minimum(b.slt, b.chunk)
-        drafts = tensor(b.drafts) if with_drafts else None
-        out = gpu.get_padding_offset(*tensors(b.input_ids, lens, b.enc, b.dec), drafts, int(lens.sum()))
-        assert len(out) == 4
-        for given, expected in zip(out, wanted(b, lens, drafts, b.dec), strict=True):
-            equal(given, expected)
-
-
-def test_fastdeploys_pre_process_without_drafts(gpu: Any) -> None:
-    """As its pre_process(7, ids, lens, False, None, enc, dec) passes them on."""
-    ids, lens = np.arange(12).reshape(3, 4), np.array([4, 1, 2], np.int32)
-    enc, dec = np.array([4, 0, 2], np.int32), np.array([0, 9, 3], np.int32)
-    out = gpu.get_padding_offset(*tensors(ids, lens, enc, dec), None, 7)
-    equal(out[0], [0, 1, 2, 3, 4, 8, 9])
-    equal(out[2], [0, 4, 5, 7])
-    equal(out[3], [0, 4, 14, 19])
-
-
-def test_dtypes_and_nones_tell_the_order_of_two_days(gpu: Any, rng: Any) -> None:
-    """PR #7727: drafts, then lengths, each of which may be None; in turns with today's, whose types are the same."""
-    for _ in ROUNDS:
-        b = Batch(rng)
-        ids, lens, enc, dec, drafts = tensors(b.input_ids, b.slt, b.enc, b.dec, b.drafts)
-        today = gpu.get_padding_offset(ids, lens, enc, dec, drafts, b.tokens)
-        before = gpu.get_padding_offset(ids, lens, drafts, enc, dec, b.tokens)
-        for one, other in zip(today, before, strict=True):
-            equal(one, values(other))
-        one = np.minimum(b.slt, b.chunk)
-        short = gpu.get_padding_offset(ids, tensor(one), None, None, None, int(one.sum()))
-        for given, expected in zip(short, wanted(b, one, None, 0 * b.dec), strict=True):
-            equal(given, expected)
 
 
 def test_of_neither_order_the_argument_is_named(gpu: Any) -> None:
@@ -84,15 +40,15 @@ def test_speculate_get_padding_offset(layer: Any, rng: Any, platform: str) -> No
     op = layer.ADAPTORS[platform]["speculate_get_padding_offset"]
     for _ in ROUNDS:
         b = Batch(rng)
-        packed = models.pre_process(b.input_ids, b.slt, b.drafts, b.enc)
+        packed = speculate_pre_process(b.tokens, b.input_ids, b.slt, b.drafts, b.enc, b.dec)[:4]
         empty = np.cumsum(b.chunk - b.slt)
         out = op(*tensors(b.input_ids, b.drafts, empty, np.array([b.tokens]), b.slt, b.enc))
         assert len(out) == (4 if platform == "gpu" else 5)
         if platform == "xpu":
             assert out[1].dtype == paddle.int32
             equal(out.pop(1), [0, *empty[:-1]])
-        for given, name in zip(out, ("ids", "slots", "cu_q", "cu_q"), strict=True):
-            equal(given, packed[name])
+        for given, wanted in zip(out, packed, strict=True):
+            equal(given, wanted)
 
 
 @pytest.mark.parametrize("shape", [[], [1], [1, 1]])

@@ -9,32 +9,10 @@ import paddle
 import pytest
 
 from specdec_hal.errors import ArgumentError
-from tests.compat.fastdeploy import models
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
+from tests.compat.fastdeploy.chains.kernels_rows import prefix_sums
 
 ROUNDS = range(10)
-
-
-def test_accepted_tokens_and_logits(gpu: Any, rng: Any) -> None:
-    for _ in ROUNDS:
-        b = Batch(rng)
-        if b.rows == 0:
-            continue
-        logits = rng.normal(size=(b.rows, 7)).astype(np.float32)
-        num = np.array([rng.integers(0, rows + 1) for rows in b.rows_per_slot], np.int32)
-        accepted = rng.integers(0, 9, b.drafts.shape)
-        capacity = b.slots * b.width
-        ids, target = np.zeros(capacity, np.int64), np.full((capacity, 7), -3, np.float32)
-        cu = models.prefix(num.tolist())
-        given = tensors(ids, target, logits, np.full(b.slots + 1, 9, np.int32), b.cu_out, b.slt, b.enc, num, accepted)
-        for _ in range(2):
-            gpu.speculate_get_accept_tokens_and_logits(*given)
-            for slot, count in enumerate(num):
-                ids[cu[slot] : cu[slot] + count] = accepted[slot, :count]
-                rows = logits[b.cu_out[slot] : b.cu_out[slot] + count]
-                target[cu[slot] : cu[slot] + count] = rows
-            for kept, wanted in zip((given[0], given[1], given[3]), (ids, target, cu), strict=True):
-                equal(kept, wanted)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])
@@ -53,7 +31,7 @@ def test_accepted_rows_in_buffers_of_all_slots(layer: Any, rng: Any, platform: s
         given = tensors(ids, target, logits, np.full(13, 9, np.int32), cu_out, b.slt)
         given += tensors(np.pad(b.enc, (0, more)), np.pad(num, (0, more), constant_values=3), accepted)
         op(*given)
-        cu = models.prefix(num.tolist())
+        cu = prefix_sums(num)
         equal(given[3], [*cu, *[9] * more])
         for slot, count in enumerate(num):
             ids[cu[slot] : cu[slot + 1]] = accepted[slot, :count]
@@ -71,7 +49,7 @@ def test_target_logits_of_older_versions(layer: Any, rng: Any, platform: str) ->
         num = np.array([rng.integers(0, rows + 1) for rows in b.rows_per_slot], np.int32)
         logits = rng.normal(size=(max(b.rows, 1), 7)).astype(np.float32)
         target = np.full((b.slots * b.width, 7), -3, np.float32)
-        targets, sources = models.prefix(num.tolist()), b.cu_out
+        targets, sources = prefix_sums(num), b.cu_out
         given = tensors(target, logits, targets[: b.slots + extra], sources[: b.slots + extra], b.slt, b.enc, num)
         for _ in range(2):
             op(*given)
@@ -96,30 +74,11 @@ def test_offsets_of_accepted_tokens(gpu: Any, rng: Any) -> None:
         offsets, counts = tensors(np.full(12, 77, np.int32), num.reshape(-1, 1))
         for _ in range(2):
             gpu.speculate_compute_cu_batch_offset(offsets, counts, bsz)
-            equal(offsets, [*models.prefix(np.maximum(num, 0)[:bsz].tolist()), *[77] * (11 - bsz)])
+            equal(offsets, [*prefix_sums(np.maximum(num, 0)[:bsz]), *[77] * (11 - bsz)])
             counts.fill_(2)
             num[:] = 2
     with pytest.raises(ArgumentError, match=r"speculate_compute_cu_batch_offset.*real_bsz.*10 of \[12\] and \[9\]"):
         gpu.speculate_compute_cu_batch_offset(offsets, counts, 10)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_eagle_gather_hidden_states(gpu: Any, rng: Any, dtype: str) -> None:
-    for _ in ROUNDS:
-        b = Batch(rng)
-        if b.tokens == 0:
-            continue
-        x = rng.integers(-9, 9, (b.tokens, 4)).astype(np.float32)
-        unused = np.zeros(b.slots + 1, np.int32)
-        lens = tensors(b.slt, b.dec, b.enc)
-        out, count = gpu.eagle_gather_hidden_states(
-            tensor(x).astype(dtype), tensor(unused), *lens, *tensors(unused, unused, unused[:1])
-        )
-        last = b.cu_q[1:][b.slt > 0] - 1
-        wanted = np.zeros((b.slots, 4), np.float32)
-        wanted[: len(last)] = x[last]
-        equal(out.astype("float32"), wanted)
-        equal(count, [len(last)])
 
 
 MADE = (
@@ -176,11 +135,6 @@ def test_where_tokens_go_in_the_cache(xpu: Any) -> None:
     equal(made["prefix_block_tables"], [[0, 1, 2, 3], [16, 17, 18, 19], *[[-1] * 4] * 3])
 
 
-def test_the_lengths_that_fastdeploys_script_expects(xpu: Any) -> None:
-    enc, dec, lens = (np.array(a) for a in ([100, 0, 0, 0, 300], [0, 5, 0, 25, 64], [100, 1, 0, 1, 300]))
-    assert values(infer_param(xpu, enc, dec, lens)["len_info_cpu"])[:6].tolist() == [2, 2, 400, 300, 364, 6]
-
-
 def test_without_a_cached_prefix_there_are_no_blocks_of_it(xpu: Any) -> None:
     made = infer_param(xpu, np.array([100, 0, 0]), np.array([0, 5, 0]), np.array([100, 2, 0]))
     equal(made["len_info_cpu"], [1, 1, 100, 100, 100, -1, 7])
@@ -197,27 +151,15 @@ def lod(made: dict[str, Any], which: str) -> list[Any]:
     return [*(made[name] for name in names), *(made[f"{name}_cpu"] for name in names), made["len_info_cpu"]]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
-def test_batches_are_adjusted_and_recovered(xpu: Any, rng: Any, dtype: str) -> None:
-    for _ in ROUNDS:
-        b = Batch(rng)
-        made = infer_param(xpu, b.enc, b.dec, b.slt)
-        x = np.arange(b.tokens * 2, dtype=np.float32).reshape(-1, 2) % 97
-        given = tensor(x).astype(dtype)
-        adjusted = xpu.adjust_batch(given, *lod(made, "idx"), None, -1)
-        starts = [*np.flatnonzero(b.enc > 0), *np.flatnonzero((b.enc == 0) & (b.slt > 0))]
-        order = [row for slot in starts for row in range(b.cu_q[slot], b.cu_q[slot + 1])]
-        equal(adjusted.astype("float32"), x[order])
-        offsets = tensor(np.cumsum(b.chunk - b.slt).astype(np.int32))
-        for args in ([offsets, *lod(made, "map")], lod(made, "map"), [None, *lod(made, "map")]):
-            equal(xpu.recover_batch_sequence(adjusted, *args).astype("float32"), x)
-        equal(xpu.adjust_batch(given, offsets, *lod(made, "idx"), None, -1).astype("float32"), x[order])
-
-
-def test_gather_next_token_of_the_worked_example(xpu: Any) -> None:
+def test_rows_of_the_worked_example(xpu: Any) -> None:
     made = infer_param(xpu, ENC, DEC, LENS)
     x = tensor(np.arange(366, dtype=np.float32).reshape(-1, 1))
     adjusted = xpu.adjust_batch(x, *lod(made, "idx"), None, -1)
+    equal(adjusted[:, 0], [*range(100), *range(103, 363), 100, 101, 102, 363, 364, 365])
+    cum = tensor(np.zeros(7, np.int32))  # of older versions
+    equal(xpu.adjust_batch(x, cum, *lod(made, "idx"), None, -1), values(adjusted))
+    for before in ([cum], [], [None]):
+        equal(xpu.recover_batch_sequence(adjusted, *before, *lod(made, "map")), values(x))
     rows = xpu.gather_next_token(adjusted, *lod(made, "map"), True, -1)
     equal(rows[:, 0], [99, 100, 101, 102, 222, 362, 363, 364, 365])
     offsets = tensor(np.zeros(7, np.int32))  # before PR #7180: one entry a slot, and an offset where there are drafts
@@ -237,34 +179,7 @@ def test_an_offset_of_older_versions_is_refused(xpu: Any) -> None:
         xpu.adjust_batch(x, *lod(made, "idx"), x, -1)
 
 
-def test_eagle_get_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
-    """XPU's op only returns the existing rows."""
-    for _ in ROUNDS:
-        b = Batch(rng)
-        if b.tokens == 0:
-            continue
-        accepted = np.minimum(rng.integers(1, b.width + 1, b.slots), b.slt).astype(np.int32)
-        stopped = rng.random(b.slots) < 0.2
-        enc = np.where(stopped, 0, b.enc).astype(np.int32)
-        fed = np.where(stopped, 0, np.where(enc > 0, enc, accepted)).astype(np.int32)
-        x = rng.integers(-9, 9, (b.tokens, 4)).astype(np.float32)
-        kept = [
-            row
-            for slot in range(b.slots)
-            for row in range(b.cu_q[slot], b.cu_q[slot] + (enc[slot] if enc[slot] > 0 else fed[slot]))
-        ]
-        slots = tensors(fed, enc, b.dec, stopped, accepted, b.slt, enc)
-        out, count = gpu.eagle_get_hidden_states(tensor(x), *slots, 1)
-        assert out.shape == list(x.shape)
-        equal(count, [len(kept)])
-        equal(out[: len(kept)], x[kept])
-        alone = xpu.eagle_get_hidden_states(tensor(x), *slots, 1)
-        assert alone.shape == [len(kept), 4]
-        equal(alone, x[kept])
-
-
-def test_eagle_get_self_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
-    """XPU's op finds prompt slots by step_idx, and only returns the rows."""
+def test_eagle_get_self_hidden_states(gpu: Any, rng: Any) -> None:
     for _ in ROUNDS:
         n = int(rng.integers(1, 8))
         enc = np.where(rng.random(n) < 0.3, rng.integers(1, 9, n), 0).astype(np.int32)
@@ -276,18 +191,3 @@ def test_eagle_get_self_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
         out, count = gpu.eagle_get_self_hidden_states(tensor(x), *tensors(last, now, enc))
         equal(count, [len(wanted)])
         equal(out[: len(wanted)], wanted)
-        steps = np.where(enc > 0, 1, rng.choice([0, 2, 3, 9], n)).reshape(-1, 1)
-        alone = xpu.eagle_get_self_hidden_states(tensor(x), *tensors(last, now, steps))
-        assert alone.shape == [len(wanted), 4]
-        equal(alone, wanted)
-
-
-def test_draft_model_postprocess(gpu: Any, rng: Any) -> None:
-    for _ in ROUNDS:
-        b = Batch(rng)
-        drafts = b.drafts.copy()
-        counts = rng.integers(1, b.width + 1, b.slots)
-        drafts[np.arange(b.width) >= counts[:, None]] = -1
-        given = tensors(drafts, b.slt, b.enc, b.stop)
-        gpu.draft_model_postprocess(*given)
-        equal(given[1], np.where(b.stop, 0, np.where(b.enc > 0, b.slt, counts)))

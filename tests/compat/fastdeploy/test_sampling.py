@@ -13,24 +13,6 @@ from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, value
 ROUNDS = range(10)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "xpu"])
-def test_build_sampling_params(request: Any, layer: Any, rng: Any, platform: str) -> None:
-    ops, modulus = request.getfixturevalue(platform), 2**63 - 2 if platform == "gpu" else 2**31 - 2
-    for _ in ROUNDS:
-        b = Batch(rng)
-        top_p, top_k = rng.random(b.slots).astype(np.float32), rng.integers(0, 50, b.slots)
-        seeds = rng.integers(0, modulus - 5, b.slots)
-        given = tensors(top_p.reshape(-1, 1), top_k.reshape(-1, 1), seeds.reshape(-1, 1))
-        described = b.cu_out if platform == "gpu" else b.enc
-        out = ops.build_sampling_params(*given, *tensors(b.slt, described), b.rows, 4 * b.width)
-        inside = np.arange(b.rows) - b.cu_out[b.row_slots]
-        assert [t.shape for t in out] == [[b.rows, 1]] * 3  # which its samplers ask for, also where there is one row
-        equal(out[0][:, 0], top_p[b.row_slots])
-        equal(out[1][:, 0], top_k[b.row_slots])
-        equal(out[2][:, 0], (seeds[b.row_slots] + 4 * inside) % modulus)
-        equal(given[2].flatten(), (seeds + 4 * b.width) % modulus)
-
-
 def test_the_documented_example(gpu: Any) -> None:
     lens, offsets, seeds = np.array([2, 1], np.int32), np.array([0, 2, 3], np.int32), tensor(np.array([100, 200]))
     out = gpu.build_sampling_params(
@@ -75,27 +57,6 @@ def test_build_sampling_params_logprob(gpu: Any, rng: Any, dtype: str, default: 
         out = gpu.build_sampling_params_logprob(*tensors(params, num), rows)
         assert str(out.dtype).endswith(dtype)
         equal(out, wanted)
-
-
-def test_top_p_candidates(gpu: Any, rng: Any) -> None:
-    for _ in ROUNDS:
-        b = Batch(rng)
-        if b.rows == 0:
-            continue
-        probs = rng.integers(1, 9, (b.rows, 12)).astype(np.float32)
-        probs /= probs.sum(1, keepdims=True)
-        top_p = rng.choice(np.array([0.05, 0.3, 0.6, 1.0], np.float32), b.slots)
-        scores, ids, lens = gpu.top_p_candidates(*tensors(probs, top_p, b.row_slots), 4, 64)
-        order = np.argsort(-probs, 1, kind="stable")[:, :4]
-        allowed = np.arange(4) < values(lens)[:, None]
-        equal(ids, np.where(allowed, order, 0))
-        equal(scores, np.where(allowed, np.take_along_axis(probs, order, 1), 0))
-        running = np.cumsum(np.take_along_axis(probs, order, 1).astype(np.float64), 1)
-        for r in range(b.rows):
-            wanted = top_p[b.row_slots[r]]
-            if np.abs(running[r] - wanted).min() > 1e-6:
-                reached = np.flatnonzero(running[r] >= wanted)
-                assert values(lens)[r] == (reached[0] + 1 if len(reached) else 4)
 
 
 def penalised(
@@ -167,20 +128,3 @@ def test_a_row_of_no_slot_is_refused_before_anything_is_written(
         with pytest.raises(ArgumentError, match=r"multi_scores.*'batch_id_per_token_output'.*below 2, got 2"):
             op(*args, rows, tensor(np.array([0, 1, 3], np.int32)), 64)
         equal(logits, before)
-
-
-def test_plain_penalties_are_those_of_one_row_a_slot(xpu: Any, rng: Any) -> None:
-    n, v = 3, 20
-    logits = tensor(rng.normal(size=(n, v)).astype(np.float32))
-    twice = logits.clone()
-    one = np.ones((n, 1), np.float32)
-    bad, step = np.array([[4], [5], [6]]), np.full((n, 1), 3)
-    scores = tensors(one * 1.5, one * 0.1, one * 0.2, one * 2, bad, step, step * 2, np.array([[7]]))
-    text = tensor(rng.integers(0, v, (n, 9)))
-    xpu.get_token_penalty_multi_scores(text, logits, *scores)
-    slots = np.arange(n + 1, dtype=np.int32)
-    xpu.speculate_get_token_penalty_multi_scores(
-        text, twice, *scores, *tensors(np.ones(n, np.int32), slots[:n], slots), 64
-    )
-    equal(logits, values(twice))
-    assert np.isneginf(values(logits)[[0, 1, 2, 0], [4, 5, 6, 7]]).all()
