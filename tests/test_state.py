@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs/use/own_decode_loop.md"
 def make_state() -> sd.DecodeState:
     return sd.DecodeState(
         max_num_seqs=3, num_speculative_tokens=4, max_model_len=10, prefill_chunk=4, end_tokens=[9], max_bad_tokens=2,
-        max_stop_sequences=(2, 2),
+        max_stop_sequences=(2, 2), think_end_text=[4, 3], answer_start_ids=[5, 6],
     )  # fmt: skip
 
 
@@ -70,14 +70,17 @@ def test_nothing_stays_of_the_request_before(state: sd.DecodeState, slots: sd.Sl
     harsh = sd.SamplingParams(
         temperature=1.0, repetition_penalty=2.0, frequency_penalty=1.0, presence_penalty=1.0, min_new_tokens=2,
         bad_token_ids=[1, 2], num_speculative_tokens=1, max_new_tokens=4, stop_sequences=[[1], [2]],
+        thinking={"max_tokens": 5, "max_reply_tokens": 4, "constrain_answer": True},
     )  # fmt: skip
     slots.admit(0, [1, 2, 3, 4], harsh)
     carry_out(slots)
-    for name in ("step_idx", "seq_lens_decoder", "is_block_step", "reasoning_status"):
+    assert (state["max_think_lens"].tolist(), state["max_reply_lens"].tolist()) == ([5, 0, 0], [4, 0, 0])
+    assert state["inject_token_ids"].tolist() == [4, 3] and state["allowed_tokens"].tolist() == [5, 6]
+    for name in ("step_idx", "seq_lens_decoder", "is_block_step", "reasoning_status", "reasoning_seen", "limit_status"):
         state.write(name, 0, 1)
     slots.free(0)
     for each in (slots, sd.SlotWriter(fresh)):
-        each.admit(0, [5, 6, 7, 8], sd.SamplingParams())
+        each.admit(0, [5, 6, 7, 8], sd.SamplingParams(thinking={"max_tokens": 2}))
         carry_out(each)
         each.state.write("stop_seqs", slice(None), 0)  # of these, only what `stop_seqs_lens` covers counts
     assert values(state) == values(fresh)

@@ -57,7 +57,7 @@ def decode(
 
 RATES, SLOPES, FOUND = (0.0, 0.3, 0.5, 0.9, 1.0), (0.02, 0.06, 0.2), (0.4, 1.0)
 CASES = [
-    *itertools.product(RATES, SLOPES, FOUND, [(1, 0.0)]),
+    *list(itertools.product(RATES, SLOPES, FOUND, [(1, 0.0)]))[::2],
     *((rate, SLOPES[i % 3], FOUND[i % 2], how) for i, rate in enumerate(RATES) for how in ((4, 0.0), (1, 0.3))),
 ]
 

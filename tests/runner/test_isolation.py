@@ -137,18 +137,6 @@ class TestCallbacks:
         assert sum((d.token_ids for d in seen), ()) == outputs["b"].token_ids
         assert outputs["b"].token_ids == alone(Request("b", [9, 8], LONG)).token_ids[: len(outputs["b"].token_ids)]
 
-    def test_a_callback_that_fails_hears_of_the_end(self) -> None:
-        seen: list[StreamDelta] = []
-
-        def fail(delta: StreamDelta) -> None:
-            seen.append(delta)
-            raise ValueError("no room")
-
-        runner = make_runner()
-        runner.add_request(Request("a", [7, 8], LONG, fail))
-        assert runner.run()["a"].finish_reason == "error"
-        assert [d.finish_reason for d in seen] == [None, "error"]
-
 
 def test_two_threads() -> None:
     inside, leave, caught = threading.Event(), threading.Event(), list[RunnerBusyError]()

@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 
 from specdec_hal.config.files import Lock
 from specdec_hal.errors import JournalError, RequestError
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, journal
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, journal
 from tests.runner import killed
 from tests.runner.conftest import make_runner
+from tests.runner.test_equality import LINE_BREAK, THINK_END, THINKS_WITH, plain_decoding, scored_prompt
 from tests.runner.test_requests import BYSTANDER, alone
+from tests.support.history_model import END
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,49 +95,75 @@ def test_restoring_is_all_or_nothing() -> None:
         assert runner.run() == {"bystander": alone()}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"token_ids": [99]}, "expected token ids in 0..23, the model's vocabulary, got 99"),
-        ({"token_ids": [1 << 64]}, "token_ids"),
-        ({"token_ids": [-1]}, "token_ids"),
-        ({"token_ids": [True]}, "token_ids"),
-        ({"token_ids": ["a"]}, "token_ids"),
-        ({"token_ids": [1] * 99, "accepted_draft": [False] * 99}, "expected at most max_new_tokens"),
-        ({"accepted_draft": [True] * 9}, "accepted_draft: expected"),
-        ({"accepted_draft": None}, "accepted_draft"),
-        ({"logprobs": []}, "logprobs: expected those that params ask for"),
-        ({"logprobs": [{"logprob": 0.0, "rank": 1, "top": [[1 << 80, 0.0]]}]}, "top"),
-        ({"logprobs": [{"logprob": "0", "rank": 1, "top": []}]}, "logprob"),
-        ({"prompt_logprobs": [None, None]}, "prompt_logprobs"),
-        ({"drafts": [{"start": 99, "token_ids": [1], "accepted": 0}]}, "drafts: expected a start of at most"),
-        ({"drafts": [{"start": 0, "token_ids": [1], "accepted": 2}]}, "no more accepted than drafted"),
-        ({"drafts": [{"start": 0, "token_ids": [99], "accepted": 0}]}, "got 99"),
-        ({"limit_status": 1 << 40}, "limit_status"),
-        ({"counts": [1, 2]}, "counts"),
-        ({"counts": [1, 2, -3]}, "counts"),
-        ({"ended": ["tired", ""]}, "ended"),
-        ({"ended": ["stop"]}, "ended"),
-        ({"prompt_token_ids": [1 << 64]}, "prompt_token_ids"),
-        ({"prompt_token_ids": []}, "prompt"),
-        ({"request_id": 7}, "request_id"),
-        ({"timeout_s": "soon"}, "timeout_s"),
-        ({"params": None}, "params"),
-        ({"other": 1}, "other"),
-    ],
-)
-def test_bad_contents_with_a_valid_checksum(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+BAD_CONTENTS: list[tuple[dict[str, Any], str]] = [
+    ({"token_ids": [99]}, "expected token ids in 0..23, the model's vocabulary, got 99"),
+    *(({"token_ids": wrong}, "token_ids") for wrong in ([1 << 64], [-1], [True], ["a"])),
+    ({"token_ids": [1] * 99, "accepted_draft": [False] * 99}, "expected at most max_new_tokens"),
+    ({"accepted_draft": [True] * 9}, "accepted_draft: expected"),
+    ({"accepted_draft": None}, "accepted_draft"),
+    ({"logprobs": []}, "logprobs: expected those that params ask for"),
+    ({"logprobs": [{"logprob": 0.0, "rank": 1, "top": [[1 << 80, 0.0]]}]}, "top"),
+    ({"logprobs": [{"logprob": "0", "rank": 1, "top": []}]}, "logprob"),
+    ({"prompt_logprobs": [None, None]}, "prompt_logprobs"),
+    ({"drafts": [{"start": 99, "token_ids": [1], "accepted": 0}]}, "drafts: expected a start of at most"),
+    ({"drafts": [{"start": 0, "token_ids": [1], "accepted": 2}]}, "no more accepted than drafted"),
+    ({"drafts": [{"start": 0, "token_ids": [99], "accepted": 0}]}, "got 99"),
+    *(({"counts": wrong}, "counts") for wrong in ([1, 2], [1, 2, -3])),
+    *(({"ended": wrong}, "ended") for wrong in (["tired", ""], ["stop"])),
+    ({"limit_status": 1 << 40}, "limit_status"),
+    ({"prompt_token_ids": [1 << 64]}, "prompt_token_ids"),
+    ({"prompt_token_ids": []}, "prompt"),
+    ({"request_id": 7}, "request_id"),
+    ({"timeout_s": "soon"}, "timeout_s"),
+    ({"params": None}, "params"),
+    ({"other": 1}, "other"),
+]
+
+
+def test_bad_contents_with_a_valid_checksum(tmp_path: Path) -> None:
     """They were an IndexError or an OverflowError, some of them steps later."""
-    first = start()
+    first, runner = start(), make_runner()
     for _ in range(6):
         first.step()
-    journal.write(tmp_path / "journal", [{**first.snapshot()[1], **changes}])
-    runner = make_runner()
-    with pytest.raises((JournalError, RequestError), match=re.escape(message)):
-        runner.restore(journal.read(tmp_path / "journal"))
-    assert not runner.has_requests
+    for changes, message in BAD_CONTENTS:
+        journal.write(tmp_path / "journal", [{**first.snapshot()[1], **changes}])
+        with pytest.raises((JournalError, RequestError), match=re.escape(message)):
+            runner.restore(journal.read(tmp_path / "journal"))
+        assert not runner.has_requests, changes
     runner.add_request(BYSTANDER)
     assert runner.run() == {"bystander": alone()}
+
+
+END_OF_THOUGHT = [LINE_BREAK, THINK_END, LINE_BREAK, LINE_BREAK]
+BORDERS = {"temperature": 10.0, "logit_bias": {LINE_BREAK: 80.0, THINK_END: 75.0}, "bad_token_ids": [END]}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.7, "thinking": {"max_tokens": 5, "max_reply_tokens": 4}},
+    {**BORDERS, "thinking": {"constrain_answer": True, "max_tokens": 4}},
+    {"temperature": 1.0, "structured": {"choice": ["bcdefbcdef", "bcdffcbd", "fedcb"]}},
+    {"temperature": 0.8, "prompt_logprobs": 2},
+]
+
+
+@pytest.mark.parametrize("steps", range(1, 14, 2))
+def test_a_restored_request_goes_on_inside_whatever_it_has_begun(steps: int) -> None:
+    """A text that ends thinking, the border of an answer, a word of a grammar, a prompt that is scored in chunks."""
+    settings = {"model_settings": {**THINKS_WITH, "think_end_text": END_OF_THOUGHT}}
+    asked = [
+        Request(str(seed), [9 + seed, 5, 6, 7, 5, 6], SamplingParams(seed=seed, max_new_tokens=20, **KINDS[seed % 4]))
+        for seed in range(8)
+    ]
+    first = make_runner(runner={"max_num_seqs": 4, "prefill_chunk": 5}, **settings)
+    for request in asked:
+        first.add_request(request)
+    for _ in range(steps):
+        first.step()
+    second = make_runner(runner={"max_num_seqs": 3, "prefill_chunk": 4}, **settings)
+    second.restore(json.loads(json.dumps(first.snapshot())))
+    outputs = second.run()
+    for request in asked:
+        prompt, output = list(request.prompt_token_ids), outputs[request.request_id]
+        assert list(output.token_ids) == plain_decoding(prompt, request.params, END_OF_THOUGHT).tokens
+        assert output.prompt_logprobs == scored_prompt(prompt, request.params.prompt_logprobs)
 
 
 LEAVES = st.one_of(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import ANSWER_STARTS, LINE_BREAK, THINK_END, THINKS_WITH, plain_decoding, prompts
-from tests.support.history_model import END, DeviceHistoryModel, HistoryModel, logits_after
+from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
 from tests.support.oracle_phases import awaits_answer
 
 BORDER = [LINE_BREAK, THINK_END, LINE_BREAK, LINE_BREAK]
@@ -91,60 +89,6 @@ def test_steps_that_pass_the_border_are_constrained_after_it(k: int) -> None:
         began += len(answers_of(tokens))
     assert began >= 15
     assert k == 0 or sum(output.accepted for output in outputs.values()) > 100
-
-
-def test_log_probabilities_are_of_the_models_logits() -> None:
-    prompt, wanted = [9, 5, 7], params(3, enabled=False)
-    with_scores = wanted.model_copy(update={"logprobs": 0})
-    runner = reasoning_runner()
-    runner.add_request(Request("a", prompt, with_scores))
-    output = runner.run()["a"]
-    assert output.token_ids[0] in ANSWER_STARTS
-    logits = logits_after(prompt).astype(np.float64)
-    raw = logits[output.token_ids[0]] - np.log(np.exp(logits).sum())
-    assert output.logprobs[0].logprob == pytest.approx(raw, abs=1e-5)
-
-
-@pytest.mark.parametrize("steps", range(1, 8))
-def test_a_journal_goes_on_at_the_border(steps: int) -> None:
-    requests = [Request(str(seed), [9, 5, 6, 7, 5, 6], params(seed, max_tokens=4)) for seed in range(3)]
-    runner = reasoning_runner(runner={"max_num_seqs": 2})
-    for request in requests:
-        runner.add_request(request)
-    for _ in range(steps):
-        runner.step()
-    other = reasoning_runner(runner={"max_num_seqs": 3, "prefill_chunk": 4})
-    other.restore(runner.snapshot())
-    outputs = other.run()
-    for seed, request in enumerate(requests):
-        expected = plain_decoding([9, 5, 6, 7, 5, 6], request.params, BORDER).tokens
-        assert list(outputs[str(seed)].token_ids) == expected
-
-
-def test_a_slot_forgets_the_request_before() -> None:
-    runner = reasoning_runner(runner={"max_num_seqs": 1})
-    asked = [params(seed, constrain_answer=seed % 2 == 0, enabled=seed % 3 > 0) for seed in range(6)]
-    for seed, wanted in enumerate(asked):
-        runner.add_request(Request(str(seed), [9, 5, 6], wanted))
-    outputs = runner.run()
-    for seed, wanted in enumerate(asked):
-        assert list(outputs[str(seed)].token_ids) == plain_decoding([9, 5, 6], wanted).tokens
-
-
-def test_a_loop_of_ones_own_starts_every_request_again() -> None:
-    state = sd.DecodeState(
-        max_num_seqs=2, num_speculative_tokens=3, max_model_len=16, prefill_chunk=8, answer_start_ids=ANSWER_STARTS
-    )
-    slots = sd.SlotWriter(state)
-    for slot, constrained in enumerate([True, False]):
-        state["reasoning_status"][slot], state["reasoning_seen"][slot] = 2, 9
-        thinking = {"constrain_answer": constrained, "enabled": constrained}
-        slots.admit(slot, [1, 2], SamplingParams(thinking=thinking))
-    slots.upload()
-    assert state["reasoning_status"].tolist() == [0, 3]
-    assert state["reasoning_seen"].tolist() == [-1, -1]
-    assert state["enable_thinking"].tolist() == [True, False]
-    assert state["allowed_tokens"].tolist() == ANSWER_STARTS
 
 
 def test_what_is_refused() -> None:

@@ -20,22 +20,6 @@ def params(seed: int = 1, **keys: Any) -> SamplingParams:
     return SamplingParams(seed=seed, max_new_tokens=24, **given)
 
 
-@pytest.mark.parametrize("steps", range(1, 5))
-def test_a_journal_goes_on_inside_a_word(steps: int) -> None:
-    requests = [Request(str(seed), [seed + 1, 5, 7], params(seed)) for seed in range(4)]
-    runner = make_runner(runner={"max_num_seqs": 3})
-    for request in requests:
-        runner.add_request(request)
-    for _ in range(steps):
-        runner.step()
-    again = make_runner(runner={"max_num_seqs": 3})
-    again.restore(runner.snapshot())
-    outputs = {**runner.take_finished(), **again.run()}
-    for request in requests:
-        expected = plain_decoding(list(request.prompt_token_ids), request.params)
-        assert list(outputs[request.request_id].token_ids) == expected.tokens
-
-
 def test_what_is_forced_costs_no_step_of_its_own() -> None:
     outputs = {}
     for drafts in (None, 0):

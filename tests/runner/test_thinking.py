@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-import specdec_hal as sd
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import THINK_END, plain_decoding
-from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
+from tests.runner.test_equality import THINK_END
+from tests.support.history_model import END, HistoryModel
 
 TEXT = [4, THINK_END, 2, 5]
 LIMITS = {"max_tokens": 5, "max_reply_tokens": 4}
@@ -37,66 +36,6 @@ def test_the_text_stands_at_the_limit(k: int) -> None:
         assert tokens[5:9] == TEXT
         assert len(tokens) == 5 + len(TEXT) + 4 + 1
         assert (tokens[-1], output.finish_reason) == (END, "stop")
-
-
-@pytest.mark.parametrize("steps", range(1, 12))
-def test_a_journal_goes_on_inside_the_text(steps: int) -> None:
-    requests = [Request(str(seed), [9, 5, 6, 7, 5, 6], params(seed)) for seed in range(3)]
-    runner = thinking_runner(runner={"max_num_seqs": 2})
-    for request in requests:
-        runner.add_request(request)
-    for _ in range(steps):
-        runner.step()
-    records = runner.snapshot()
-    other = thinking_runner(runner={"max_num_seqs": 3, "prefill_chunk": 4})
-    other.restore(records)
-    outputs = other.run()
-    for seed, request in enumerate(requests):
-        assert list(outputs[str(seed)].token_ids) == plain_decoding([9, 5, 6, 7, 5, 6], request.params, TEXT).tokens
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("chunk", [2, 5, 40])
-def test_preempted_requests_go_on_where_they_were(overlap: bool, chunk: int) -> None:
-    """A chunk of a resumed request draws tokens that are known: they must not count again."""
-    runner = thinking_runner(
-        model=DeviceHistoryModel(),
-        runner={
-            "max_num_seqs": 4, "prefill_chunk": chunk, "block_size": 4, "num_kv_blocks": 14, "overlap": overlap,
-        },
-    )  # fmt: skip
-    requests = [Request(str(seed), [seed + 1, 5, 6, 7, 5, 6], params(seed)) for seed in range(8)]
-    for request in requests:
-        runner.add_request(request)
-    outputs = runner.run()
-    assert runner.summary()["preemptions"] > 0
-    for request in requests:
-        expected = plain_decoding(list(request.prompt_token_ids), request.params, TEXT).tokens
-        assert list(outputs[request.request_id].token_ids) == expected
-
-
-def test_a_slot_forgets_the_request_before() -> None:
-    runner = thinking_runner(runner={"max_num_seqs": 1})
-    for seed in range(4):
-        runner.add_request(Request(str(seed), [9, 5, 6], params(seed, LIMITS if seed % 2 == 0 else None)))
-    outputs = runner.run()
-    for seed in range(4):
-        expected = plain_decoding([9, 5, 6], params(seed, LIMITS if seed % 2 == 0 else None), TEXT).tokens
-        assert list(outputs[str(seed)].token_ids) == expected
-
-
-def test_a_loop_of_ones_own_starts_every_request_again() -> None:
-    state = sd.DecodeState(
-        max_num_seqs=2, num_speculative_tokens=3, max_model_len=16, prefill_chunk=8, end_tokens=[END],
-        think_end_text=TEXT,
-    )  # fmt: skip
-    slots = sd.SlotWriter(state)
-    state["limit_status"][:] = 7
-    slots.admit(1, [1, 2], params(0))
-    slots.upload()
-    assert state["limit_status"].tolist() == [7, 0]
-    assert (state["max_think_lens"].tolist(), state["max_reply_lens"].tolist()) == ([0, 5], [0, 4])
-    assert state["inject_token_ids"].tolist() == TEXT
 
 
 def test_a_model_that_does_not_think() -> None:
