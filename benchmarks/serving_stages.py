@@ -143,7 +143,7 @@ async def remote_stages(
             with timed(took["update_decode"]):
                 update: Any = messages.for_http(data)
             began = time.perf_counter()
-            engine._take(update)
+            engine.receive(update)
             gained = [await stream.read() for stream in streams]
             took["stream"].append(time.perf_counter() - began)
             with timed(took["event"]):
@@ -183,7 +183,7 @@ def stages(requests: int, tokens: int, steps: int = 200) -> dict[str, Any]:
             assert frame is not None
             deltas = processor.take(frame)
         with timed(took["update"]):
-            updates.append(messages._encoder.encode(messages.Update(deltas)))
+            updates.append(messages.encode(messages.Update(deltas)))
     asyncio.run(remote_stages([data for data in updates[1:]], many, tokenizer, took))
     took["http"] = [asyncio.run(http(1000)) * requests / 1000 for _ in range(5)]
     took["update"] = [one + other for one, other in zip(took["update"][1:], took["update_decode"], strict=True)]

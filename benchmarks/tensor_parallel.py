@@ -179,8 +179,8 @@ def compile_kernels(model: Any, backend: Any, ways: Any, requests: int, drafts: 
         with model.compiling():
             for k in drafts:
                 runner = runner_of(model, backend, requests, k, group, way)
-                runner._scheduler.idle()
-                planner = runner._compiler
+                runner.scheduler.idle()
+                planner = runner.compiler
                 for bucket in planner._buckets(Features()):
                     planner._plan(bucket).run(planner.state.device.stream(), StepRecord())
 

@@ -190,10 +190,7 @@ class Round:
         self.runner.restore(records)
         for record in records:
             self.streams[record["request_id"]] = []
-        for sequence in self.runner._scheduler.sequences:
-            name = sequence.request.request_id
-            sequence.request = replace(sequence.request, callback=self.requests[name].callback)
-        for sequence in self.runner._finished.values():
+        for sequence in self.runner.streams:
             name = sequence.request.request_id
             sequence.request = replace(sequence.request, callback=self.requests[name].callback)
 
@@ -201,7 +198,7 @@ class Round:
 
     def check(self) -> None:
         """After every step."""
-        scheduler = self.runner._scheduler
+        scheduler = self.runner.scheduler
         slots = [*scheduler._free_slots, *scheduler.running]
         assert sorted(slots) == list(range(self.config.runner.max_num_seqs)), f"slots {slots}"
         assert scheduler.live == len(scheduler.waiting) + len(scheduler.running), "a request is lost or duplicated"

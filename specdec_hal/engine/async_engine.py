@@ -153,7 +153,7 @@ class RequestStream:
         finally:
             self._reader = None
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Notify the reader from any thread; a closed event loop is ignored."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.take, error)
@@ -190,12 +190,12 @@ class AsyncEngine:
         self._numbers = count()
         self._lock = threading.Lock()
         self._ended = ""  # the reason for refusing commands
-        self._failed = threading.Event()
+        self.failed = threading.Event()
         self._unready = "" if self.config.engine.warm_up is False else "warming up"
         self._closing = threading.Event()
         self._waiting: list[Callable[[], None]] = []
         """Called after the end."""
-        self.runner.when_lost(self._fail)
+        self.runner.when_lost(self.fail)
         self._thread = threading.Thread(target=self._work, name="specdec-engine", daemon=True)
         self._thread.start()
 
@@ -212,7 +212,7 @@ class AsyncEngine:
         """
         self._closing.set()
         self._commands.put(None)
-        while self._thread.is_alive() and not self._failed.is_set():
+        while self._thread.is_alive() and not self.failed.is_set():
             self._thread.join(0.1)
         self._thread.join(_LAST_STEP_S)
         self.runner.close()
@@ -287,7 +287,7 @@ class AsyncEngine:
     @property
     def failure(self) -> str:
         """Why the engine has stopped by itself, or ""."""
-        return self._ended if self._failed.is_set() else ""
+        return self._ended if self.failed.is_set() else ""
 
     async def until_ended(self) -> None:
         """Wait until the engine has stopped."""
@@ -331,7 +331,7 @@ class AsyncEngine:
             self._streams.update(dict.fromkeys(names, stream))
             self._mail.append((stream, None))
 
-        self._send(add, stream._fail)
+        self._send(add, stream.fail)
         try:
             await stream._queued()
         except asyncio.CancelledError:
@@ -382,7 +382,7 @@ class AsyncEngine:
                 self._post(runner)
         except BaseException as error:
             _log.exception("the engine stops")
-            self._fail(error)
+            self.fail(error)
             self._post(runner)
             return
         self._end("it was closed")
@@ -405,12 +405,12 @@ class AsyncEngine:
         for notify in waiting:
             notify()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Fail every stream and later caller. Runs on any thread, as the engine's may hang."""
         self._end(f"{type(error).__name__}: {error}")
-        self._failed.set()
+        self.failed.set()
         for stream in list(self._streams.values()):
-            stream._fail(self._dead())
+            stream.fail(self._dead())
         self._refuse_the_rest()
 
     def _hand_out(self, runner: ModelRunner) -> None:

@@ -243,7 +243,7 @@ class StepCompiler:
         self._capturing = self._warming = False
         self._late = {"bind": 0, "capture": 0}
         self._no_drafts: Call | None = None
-        self._plans: dict[Bucket, CompiledStep] = {}
+        self.plans: dict[Bucket, CompiledStep] = {}
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
         self._model_ids: Any = None
         self._fed = 0
@@ -264,11 +264,11 @@ class StepCompiler:
         """Bind the ops of every step, so that a backend without one is refused before any request."""
         bucket = self.bucket(1, 1, 1, False, Features())
         if self.static:
-            self._plans[bucket] = self._plan(bucket)
+            self.plans[bucket] = self._plan(bucket)
         else:
             self._bind_head(bucket)
             bucket = bucket._replace(rows=1)
-            self._plans[bucket] = self._plan(bucket)
+            self.plans[bucket] = self._plan(bucket)
 
     # ---- choosing a plan
 
@@ -317,7 +317,7 @@ class StepCompiler:
 
     def _warm(self, bucket: Bucket) -> bool:
         """Whether this bucket's plan is ready. Changed draft probabilities drop all plans."""
-        plan = self._plans.get(bucket)
+        plan = self.plans.get(bucket)
         return plan is not None and plan.launches > 0 and (bool(plan.replays) or not self.captured)
 
     def _buckets(self, features: Features) -> list[Bucket]:
@@ -334,9 +334,9 @@ class StepCompiler:
         return list(found)
 
     def _bound(self, bucket: Bucket) -> CompiledStep:
-        plan = self._plans.get(bucket)
+        plan = self.plans.get(bucket)
         if plan is None:
-            self._plans[bucket] = plan = self._plan(bucket)
+            self.plans[bucket] = plan = self._plan(bucket)
             self._late["bind"] += self.static and not self._warming
         return plan
 
@@ -405,9 +405,9 @@ class StepCompiler:
 
     def release(self) -> None:
         """Free the captured steps."""
-        for plan in self._plans.values():
+        for plan in self.plans.values():
             _release(plan)
-        self._plans.clear()
+        self.plans.clear()
 
     # ---- the calls
 
@@ -535,7 +535,7 @@ class StepCompiler:
         if draft_probs is self._draft_probs or self.settings.verify_strategy is not Strategy.REJECTION:
             return
         self._draft_probs = draft_probs
-        self._plans.clear()
+        self.plans.clear()
 
     def _check_drafts(self) -> None:
         """PluginError if the next step's drafts or base tokens are outside the vocabulary."""

@@ -71,9 +71,9 @@ class ModelRunner:
         self.state, self.max_model_len, self.overlap = parts.state, parts.max_model_len, parts.overlap
         self.kv_cache_bytes = parts.kv_cache_bytes
         """Bytes of the pool of KV blocks; 0 for a cache that grows with its contexts."""
-        self._proposer, self._compiler, self._scheduler = parts.proposer, parts.compiler, parts.scheduler
+        self.proposer, self.compiler, self.scheduler = parts.proposer, parts.compiler, parts.scheduler
         self._rules, self._structured, self._masks = parts.rules, parts.structured, parts.masks
-        self._lengths, self._launches = parts.lengths, parts.launches
+        self.lengths, self._launches = parts.lengths, parts.launches
         config, settings = parts.config, parts.config.runner
         self.default_params = SamplingParams.default(config)
         self.metrics = Metrics()
@@ -85,7 +85,7 @@ class ModelRunner:
         self._launched: deque[LaunchedStep] = deque()
         self._masked = 0
         """Live requests with masks in some rows."""
-        self._bisection = Bisection()
+        self.bisection = Bisection()
         self._finished: dict[str, Sequence] = {}
         self._guard = Guard()
         self.resources = ExitStack()
@@ -118,8 +118,8 @@ class ModelRunner:
             sequence = self._sequence(request)
             if sequences.setdefault(sequence.request.request_id, sequence) is not sequence:
                 raise _in_use(sequence.request)
-        if sequences and not self._scheduler.has_room:
-            self._deadlines.admit(f"request '{next(iter(sequences))}'", self._scheduler.line)
+        if sequences and not self.scheduler.has_room:
+            self._deadlines.admit(f"request '{next(iter(sequences))}'", self.scheduler.line)
         for sequence in sequences.values():
             self._admit(sequence)
 
@@ -132,7 +132,7 @@ class ModelRunner:
         return [self.grammars.get(one) for one in wanted if one is not None]
 
     def _admit(self, sequence: Sequence) -> None:
-        self._scheduler.add(sequence)
+        self.scheduler.add(sequence)
         self._deadlines.watch(sequence)
         self._masked += sequence.wants.masked
 
@@ -154,7 +154,7 @@ class ModelRunner:
         Its callback gets a last delta with held-back text: at once or, if a callback cancels, after that returns.
         """
         self._guard.check("cancel")
-        sequence = self._scheduler.find(request_id)
+        sequence = self.scheduler.find(request_id)
         if sequence is None:
             return False
         self._end(reason, sequence, error)
@@ -164,7 +164,7 @@ class ModelRunner:
     @property
     def has_requests(self) -> bool:
         """Whether anything is waiting, running or undelivered."""
-        return self._scheduler.live > 0 or len(self._delivery) > 0
+        return self.scheduler.live > 0 or len(self._delivery) > 0
 
     def run(self) -> dict[str, RequestOutput]:
         """Step until idle; returns untaken finished outputs by request id."""
@@ -180,12 +180,12 @@ class ModelRunner:
 
     def find(self, request_id: str) -> Sequence | None:
         """The live or finished request of that id, if its output was not taken."""
-        return self._scheduler.find(request_id) or self._finished.get(request_id)
+        return self.scheduler.find(request_id) or self._finished.get(request_id)
 
     @property
     def streams(self) -> list[Sequence]:
         """All requests with untaken outputs: finished ones, then the others, oldest first."""
-        return [*self._finished.values(), *self._scheduler.sequences]
+        return [*self._finished.values(), *self.scheduler.sequences]
 
     def snapshot(self) -> list[Record]:
         """Records to resume all :attr:`streams`; see :mod:`.journal`."""
@@ -208,7 +208,7 @@ class ModelRunner:
 
     def load(self) -> Load:
         """Its current load. Thread-safe."""
-        scheduler, pool = self._scheduler, self._scheduler.pool
+        scheduler, pool = self.scheduler, self.scheduler.pool
         running = len(scheduler.running)
         usage = running / self.state.symbols["M"] if pool is None else 1 - pool.free / pool.num_blocks
         return Load(
@@ -218,20 +218,20 @@ class ModelRunner:
 
     def counts(self) -> Counts:
         """Its counts so far. Thread-safe."""
-        return Counts.of(self.metrics, self.load(), self.backend.fallback_calls, self._compiler.late)
+        return Counts.of(self.metrics, self.load(), self.backend.fallback_calls, self.compiler.late)
 
     def summary(self) -> dict[str, Any]:
         """The metrics, with preemptions, captured graphs and fallbacks."""
         return {
             **self.metrics.summary(),
-            "failed_proposals": self.metrics.failed_proposals + self._compiler.failed_proposals,
-            "preemptions": self._scheduler.preemptions,
-            "prefix_cache_queries": self._scheduler.prefix_queries,
-            "prefix_cache_hits": self._scheduler.prefix_hits,
-            "graphs": self._compiler.captures,
-            "graph_failures": self._compiler.capture_failures,
+            "failed_proposals": self.metrics.failed_proposals + self.compiler.failed_proposals,
+            "preemptions": self.scheduler.preemptions,
+            "prefix_cache_queries": self.scheduler.prefix_queries,
+            "prefix_cache_hits": self.scheduler.prefix_hits,
+            "graphs": self.compiler.captures,
+            "graph_failures": self.compiler.capture_failures,
             "journal_failures": 0 if self._journal is None else self._journal.failures,
-            "late": self._compiler.late,
+            "late": self.compiler.late,
             "fallback_calls": dict(self.backend.fallback_calls),
             "shadow": None if self.backend.shadow is None else self.backend.shadow.summary(),
         }
@@ -245,15 +245,15 @@ class ModelRunner:
         with self._guard.driving("forget"), self.state.device.working():
             self._read_down_to(0)  # a step launched before the last request's end was known
         if self.has_requests or self._finished:
-            found = f"{self._scheduler.live} live and {len(self._finished)} finished ones"
+            found = f"{self.scheduler.live} live and {len(self._finished)} finished ones"
             raise RequestError(
                 f"forget(): expected no requests, got {found}; run() them first, which takes the outputs"
             )
         self.metrics = Metrics()
-        if self._lengths is not None:
-            self._lengths.forget()
-        self._proposer.forget()
-        self._scheduler.forget_prefixes()
+        if self.lengths is not None:
+            self.lengths.forget()
+        self.proposer.forget()
+        self.scheduler.forget_prefixes()
         self._hook.forget()
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
@@ -267,18 +267,18 @@ class ModelRunner:
         with self._guard.driving("warm_up"), self.state.device.working():
             self._read_down_to(0)
             if self.has_requests:
-                raise RequestError(f"warm_up(): expected no requests, got {self._scheduler.live}; call it before")
+                raise RequestError(f"warm_up(): expected no requests, got {self.scheduler.live}; call it before")
             if not self._launches:
                 return
-            self._scheduler.idle()
+            self.scheduler.idle()
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
             masked = (False, True) if self.tokenizer is not None and self.grammars.names else (False,)
             features = [
-                self._compiler.features([Sequence(Request("", [0], one), 1, None)], with_masks)
+                self.compiler.features([Sequence(Request("", [0], one), 1, None)], with_masks)
                 for with_masks in masked
                 for one in asked
             ]
-            self._compiler.warm_up(dict.fromkeys(features), progress)
+            self.compiler.warm_up(dict.fromkeys(features), progress)
 
     @property
     def device_wait_s(self) -> float:
@@ -299,7 +299,7 @@ class ModelRunner:
     def close(self) -> None:
         """Free captured steps and :attr:`resources`. No more steps; outputs can still be taken. Idempotent."""
         if self._guard.close():
-            self._compiler.release()
+            self.compiler.release()
         self.resources.close()
 
     # ---- one step
@@ -330,9 +330,9 @@ class ModelRunner:
 
     def _launch(self) -> bool:
         """Schedule and launch the next step; False if there is nothing to do before older ones are read."""
-        self._bisection.passed()
+        self.bisection.passed()
         check_cache(self.model, self.state)
-        schedule = self._scheduler.schedule(self._bisection.on_trial)
+        schedule = self.scheduler.schedule(self.bisection.on_trial)
         if schedule is None:
             return False
         record = StepRecord(activity=self._activity)
@@ -343,7 +343,7 @@ class ModelRunner:
         except Exception as error:
             self._failed(schedule, error)
             return False
-        self._scheduler.launched(schedule)
+        self.scheduler.launched(schedule)
         for work in schedule.work.values():
             work.sequence.in_flight += 1
         self._launched.append(step)
@@ -354,19 +354,19 @@ class ModelRunner:
             failed = self._reset_proposer(schedule.filled)
             for slot in self._undrafted.intersection(schedule.filled):
                 schedule.work[slot].sequence.draft_rows = False
-            if failed or self._lengths is not None:
+            if failed or self.lengths is not None:
                 self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
         masked = self._plan_masks(schedule)
-        features = self._compiler.features([work.sequence for work in schedule.work.values()], masked is not None)
-        bucket = self._compiler.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, features)
+        features = self.compiler.features([work.sequence for work in schedule.work.values()], masked is not None)
+        bucket = self.compiler.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, features)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
-        chunks, before = chunks_of(schedule) if schedule.chunked else [], self._compiler.failed_proposals
+        chunks, before = chunks_of(schedule) if schedule.chunked else [], self.compiler.failed_proposals
         fill = None if masked is None else partial(self._fill_masks, masked)
-        plan, report = self._compiler.launch(bucket, record, chunks, fill)
-        if self._compiler.failed_proposals != before:
+        plan, report = self.compiler.launch(bucket, record, chunks, fill)
+        if self.compiler.failed_proposals != before:
             for work in schedule.work.values():
                 work.sequence.draft_rows = False
-        prompts = self._compiler.score_prompts(chunks, record) if chunks else None
+        prompts = self.compiler.score_prompts(chunks, record) if chunks else None
         return LaunchedStep(schedule, record, plan, report, prompts, () if masked is None else masked.forced)
 
     def _plan_masks(self, schedule: Schedule) -> MaskedStep | None:
@@ -374,7 +374,7 @@ class ModelRunner:
         if not any(work.sequence.wants.masked for work in schedule.work.values()):
             return None
         self._masks.forget()
-        step = self._structured.plan(schedule, self._compiler.exact_drafts, self._grammar_failed)
+        step = self._structured.plan(schedule, self.compiler.exact_drafts, self._grammar_failed)
         forbidden = bad_words.forbid(self._masks, self.state, schedule)
         return step if forbidden or step else None
 
@@ -390,7 +390,7 @@ class ModelRunner:
         any.
         """
         try:
-            self._proposer.reset(slots)
+            self.proposer.reset(slots)
         except PluginError:
             raise
         except Exception:
@@ -438,7 +438,7 @@ class ModelRunner:
                     judged = matched[slot]
                     sequence.advance(emitted[slot][:count], flags, fed - 1, judged)
                     if sequence.prompt_len + length > sequence.shares_at:
-                        self._scheduler.computed(sequence, sequence.prompt_len + length - 1)
+                        self.scheduler.computed(sequence, sequence.prompt_len + length - 1)
                     record.emitted += count
                     record.decode_slots += 1
                     record.decode_tokens += count
@@ -457,25 +457,25 @@ class ModelRunner:
                     judged = found
                 drafted.append(fed - 1)
                 accepted.append(sequence.accepted - kept)
-                if self._lengths is not None and slot not in step.forced:
+                if self.lengths is not None and slot not in step.forced:
                     decoded.append(Drafted(sequence, fed - 1, judged))
             record.input_tokens, record.output_rows = inputs, rows
             if step.schedule.chunked:
                 record.prefill_slots = sum(work.chunk > 0 for work in step.schedule.work.values())
             record.count_drafts(drafted, accepted)
-            if self._lengths is not None and not record.prefill_slots:
+            if self.lengths is not None and not record.prefill_slots:
                 self._adapt(decoded, record)
-        preempted = self._scheduler.take_preempted()
+        preempted = self.scheduler.take_preempted()
         if self.sink is not None:
             with record.stage("output"):
                 for sequence in preempted:
                     self.sink.resumes(sequence, failed=False)
                 self.sink.stepped(report)
-        if self._proposer.runs_on == "host":
+        if self.proposer.runs_on == "host":
             with record.stage("propose"):
                 longest = self._draft(step.plan, report, record)
-            if self._lengths is not None:
-                self._lengths.proposed(longest, record.seconds["propose"])
+            if self.lengths is not None:
+                self.lengths.proposed(longest, record.seconds["propose"])
         self.metrics.add(record)
         self._registry.step_finished(record)
 
@@ -492,7 +492,7 @@ class ModelRunner:
         if sequence.finish_reason is not None:
             return None
         if not work.emits:
-            self._scheduler.computed(sequence, work.end)
+            self.scheduler.computed(sequence, work.end)
             return None
         tokens = report.tokens(slot)
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
@@ -506,7 +506,7 @@ class ModelRunner:
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
-        self._scheduler.computed(sequence, sequence.length - 1)
+        self.scheduler.computed(sequence, sequence.length - 1)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
         if sequence.grammar is not None and sequence.finish_reason is None:
@@ -544,20 +544,20 @@ class ModelRunner:
         _log.exception("a step of %d requests failed; retrying them", len(schedule.work))
         self.metrics.failed_steps += 1
         self._read_down_to(0)
-        self._scheduler.forget_prefixes()  # its writes are unknown
-        for sequence in reversed(list(self._scheduler.running.values())):
-            self._scheduler.preempt(sequence)
+        self.scheduler.forget_prefixes()  # its writes are unknown
+        for sequence in reversed(list(self.scheduler.running.values())):
+            self.scheduler.preempt(sequence)
             if self.sink is not None:
                 self.sink.resumes(sequence, failed=True)
         suspects = [work.sequence for work in schedule.work.values() if work.sequence.finish_reason is None]
-        suspect = self._bisection.failed(suspects) if suspects else None
+        suspect = self.bisection.failed(suspects) if suspects else None
         if suspect is not None:
             self._end("error", suspect, f"its step raised {describe(error)}")
 
     def _adapt(self, decoded: list[Drafted], record: StepRecord) -> None:
         """Update every request's draft length after a pure decode step."""
-        assert self._lengths is not None
-        self._lengths.stepped(decoded, float(record.seconds.total()))
+        assert self.lengths is not None
+        self.lengths.stepped(decoded, float(record.seconds.total()))
         self._set_limits(one.sequence for one in decoded)
 
     def _set_limits(self, sequences: Iterable[Sequence]) -> None:
@@ -576,12 +576,12 @@ class ModelRunner:
             return 0
         wanted = sequence.request.params.num_speculative_tokens
         most = self.config.speculative.num_speculative_tokens if wanted is None else wanted
-        return most if self._lengths is None else min(most, self._lengths.limit(sequence))
+        return most if self.lengths is None else min(most, self.lengths.limit(sequence))
 
     def _draft(self, plan: CompiledStep, report: StepReport, record: StepRecord) -> int:
         """Drafts of a host proposer. Returns the largest limit."""
-        views = slot_views(self._scheduler.running, report, self._draft_limit)
-        self.metrics.failed_proposals += propose(self._compiler, plan, views, record)
+        views = slot_views(self.scheduler.running, report, self._draft_limit)
+        self.metrics.failed_proposals += propose(self.compiler, plan, views, record)
         return max((view.max_drafts for view in views), default=0)
 
     def _end(self, reason: FinishReason, sequence: Sequence, error: str = "") -> None:
@@ -591,7 +591,7 @@ class ModelRunner:
     def _retire(self, sequence: Sequence) -> None:
         """End a request: free its slot, keep its output, and send the last delta."""
         assert sequence.finish_reason is not None
-        self._scheduler.release(sequence)
+        self.scheduler.release(sequence)
         self._masked -= sequence.wants.masked
         self._finished[sequence.request.request_id] = sequence
         self.metrics.requests[sequence.finish_reason] += 1

@@ -93,7 +93,7 @@ class Answer(ABC):
 
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The whole answer, from one delta per choice."""
-        choices = [self._choice(index, delta, "message") for index, delta in enumerate(deltas)]
+        choices = [self.choice(index, delta, "message") for index, delta in enumerate(deltas)]
         extra = {"usage": self._usage(outputs), **self._about_prompt(0, deltas[0])}
         return self._object(self.kind, choices=choices, **extra)
 
@@ -105,7 +105,7 @@ class Answer(ABC):
             more = {"usage": self._usage_so_far(index, delta)}
         more |= self._about_prompt(index, delta)
         tail = b"," + encode(more)[1:] if more else b"}"
-        return b"".join((self._head, encode(self._choice(index, delta, "delta")), b"]", tail, b"\n\n"))
+        return b"".join((self._head, encode(self.choice(index, delta, "delta")), b"]", tail, b"\n\n"))
 
     def opening(self) -> bytes:
         """The first events of a stream."""
@@ -138,7 +138,8 @@ class Answer(ABC):
     def _object(self, kind: str, **parts: Any) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, **parts}
 
-    def _choice(self, index: int, delta: StreamDelta, part: str) -> Json:
+    def choice(self, index: int, delta: StreamDelta, part: str) -> Json:
+        """One choice of an answer or, with the `part` "delta", of a chunk."""
         if not self.request.generates:
             delta = _without_tokens(delta)
         first = index not in self._started

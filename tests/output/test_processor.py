@@ -120,7 +120,7 @@ def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
     for number in range(COUNT):
         pair.runner.add_request(random_request(number))
     while pair.runner.has_requests:
-        company = pair.runner._bisection.on_trial is None and pair.runner.load().running > 1  # alone, two are fatal
+        company = pair.runner.bisection.on_trial is None and pair.runner.load().running > 1  # alone, two are fatal
         if trouble == "failures" and rng.random() < 0.05 and company:
             pair.runner.model.failures.append(OSError("injected"))  # type: ignore[attr-defined]
         pair.step()

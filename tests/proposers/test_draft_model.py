@@ -176,7 +176,7 @@ def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, o
     while runner.has_requests:
         runner.step()
         steps += 1
-        for slot, sequence in runner._scheduler.running.items():  # no drafts in two of five steps
+        for slot, sequence in runner.scheduler.running.items():  # no drafts in two of five steps
             lengths.host["draft_token_num"][slot] = runner._draft_limit(sequence) if steps % 5 < 3 else 0
     outputs, summary = runner.take_finished(), runner.summary()
     assert summary["failed_steps"] == summary["failed_proposals"] == 0
@@ -247,8 +247,8 @@ class TestEmbeddedModel:
         ids[first], ids[second] = ids[second], ids[first]
         (folder / "tokenizer.json").write_text(json.dumps(raw))
         runner = self.runtime(folder).runner()
-        assert len(runner._proposer._vocabulary) > 4000  # all but what both tokenizers lack
-        assert runner._proposer._vocabulary.read([ids[first], ids[second]]) == [ids[second], ids[first]]
+        assert len(runner.proposer._vocabulary) > 4000  # all but what both tokenizers lack
+        assert runner.proposer._vocabulary.read([ids[first], ids[second]]) == [ids[second], ids[first]]
 
 
 @pytest.mark.parametrize("device", [False, True])

@@ -83,8 +83,8 @@ def test_a_wrong_tap_of_it_is_noticed(tmp_path: Path) -> None:
     target, head = perfect(tmp_path / "target")
     folder = head.write_speculators(tmp_path / "head")
     runner = make_runner(target, with_head(folder))
-    fuse = runner._proposer._module.fuse  # type: ignore[attr-defined]
-    runner._proposer._module.fuse = lambda given: np.roll(fuse(given).numpy(), 1, 0)  # type: ignore[attr-defined]
+    fuse = runner.proposer._module.fuse  # type: ignore[attr-defined]
+    runner.proposer._module.fuse = lambda given: np.roll(fuse(given).numpy(), 1, 0)  # type: ignore[attr-defined]
     outputs = decode(runner)
     assert sum(output.accepted for output in outputs) < 0.6 * sum(output.drafted for output in outputs)
 
@@ -159,7 +159,7 @@ def test_drafts_are_those_without_a_cache(
     runner = make_runner(
         target, {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}, framework
     )
-    passes, module = 0, cast(Any, runner._proposer)._module
+    passes, module = 0, cast(Any, runner.proposer)._module
     name = "forward_device" if framework == "device" else "forward"
     compute = getattr(module, name)
 
@@ -197,7 +197,7 @@ def test_settings_take_the_place_of_what_the_head_says(tmp_path: Path) -> None:
     folder = head.write_speculators(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[1, 3, 4], norm_output=True)
     settings = {"path": str(folder), "layers": [1, 2, 4], "norm_output": False}
     runner = make_runner(target, {"method": "eagle3", "eagle3": settings})
-    assert runner._proposer.hidden_layers == (0, 1, 3)
+    assert runner.proposer.hidden_layers == (0, 1, 3)
     assert all(output.drafted == output.accepted > 10 for output in decode(runner))
     for layers in ([1, 2], [2, 1, 4], [1, 2, 5]):
         with pytest.raises(ConfigError, match=r"eagle3\.layers: expected 3 different numbers in ascending order"):

@@ -78,7 +78,7 @@ def test_every_draft_is_accepted(make: Make, temperature: float) -> None:
 def test_it_is_right_again_after_rejections(make: Make, temperature: float) -> None:
     """Every third step's second drafts are spoiled before they are verified; no other one is wrong."""
     runner, steps = make(), 0
-    state, propose = runner.state, runner._proposer.propose
+    state, propose = runner.state, runner.proposer.propose
 
     def spoiling(step: Any) -> Any:
         nonlocal steps
@@ -89,7 +89,7 @@ def test_it_is_right_again_after_rejections(make: Make, temperature: float) -> N
             state.write("draft_tokens", slice(None), drafts)
         return result
 
-    runner._proposer.propose = spoiling  # type: ignore[method-assign]
+    runner.proposer.propose = spoiling  # type: ignore[method-assign]
     outputs = decode(runner, temperature=temperature, tokens=40, return_drafts=True)
     cut = [round_.accepted for output in outputs for round_ in output.drafts if round_.accepted < len(round_.token_ids)]
     assert len(cut) > 5 and set(cut) == {1}

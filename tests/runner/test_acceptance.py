@@ -116,7 +116,7 @@ def test_adaptive_lengths_learn_what_the_model_accepted() -> None:
         def stepped(self, slots: Any, seconds: float) -> None:
             told.extend((one.drafted, one.accepted) for one in slots)
 
-    runner._lengths = Lengths()  # type: ignore[assignment]
+    runner.lengths = Lengths()  # type: ignore[assignment]
     output = decode(runner, max_new_tokens=40, stop=[stop])
     assert output.drafts[-1].accepted == 1
     assert told[-1] == (len(long.token_ids), long.accepted)

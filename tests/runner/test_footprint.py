@@ -118,7 +118,7 @@ def test_the_mtp_module_counts(kind: type[HistoryModel], free: Any) -> None:
     wanted["speculative"] = {"method": "mtp", "num_speculative_tokens": 4}
     runner = make_runner(model=kind(), **wanted)
     parts = footprint(parse(wanted), runner.model, 64, 64)
-    proposer: Any = runner._proposer
+    proposer: Any = runner.proposer
     rows = [proposer._raw, proposer._hidden, proposer._fed, proposer._given, proposer._last, proposer._next]
     assert parts["MTP module's hidden states"] == sum(tensor.nbytes for tensor in rows)
     if kind is DeviceHistoryModel:
@@ -139,7 +139,7 @@ def test_the_draft_model_counts(strategy: str, free: Any, monkeypatch: pytest.Mo
     wanted = with_draft_model(strategy, framework="paddle")
     model = load_model(DRAFT, "paddle")
     parts = footprint(parse(wanted), model, 64, 64)
-    proposer: Any = build_runner(parse(wanted), ReferenceBackend(), model)._proposer
+    proposer: Any = build_runner(parse(wanted), ReferenceBackend(), model).proposer
     assert parts["drafts' logits"] == proposer._sampler.logits.nbytes
     if strategy == "rejection":
         drawn = proposer._sampler.probs.nbytes + proposer._sampler._drawn_from.nbytes
@@ -169,7 +169,7 @@ def test_a_draft_model_in_blocks_counts() -> None:
         if memory is None:
             assert not any(name.startswith("draft model's") for name in parts)
             continue
-        proposer: Any = build_runner(config, ReferenceBackend(), model, registry=registry)._proposer
+        proposer: Any = build_runner(config, ReferenceBackend(), model, registry=registry).proposer
         blocks, block_size = proposer._model.cache.shape
         assert parts["draft model's weights"] == 1000
         assert parts["draft model's KV cache"] == blocks * block_size * 48

@@ -162,7 +162,7 @@ def test_a_runner_that_is_closed() -> None:
     """Its graphs are released, and what ends with it has ended; what it has is still there."""
     runner = make("suffix", with_proposer(Guess), {})
     assert decode(runner) == plain()
-    graphs = [graph for plan in runner._compiler._plans.values() for graph in plan.replays]
+    graphs = [graph for plan in runner.compiler.plans.values() for graph in plan.replays]
     assert len(graphs) == 2
     runner.add_request(Request("late", [3, 4, 5]))
     ended = list[str]()

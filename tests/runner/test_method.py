@@ -87,7 +87,7 @@ def test_a_method_that_is_named_is_taken_without_a_word(method: str, caplog: pyt
     with caplog.at_level(logging.INFO, "specdec_hal"):
         runner = make_runner(speculative={"method": method, "num_speculative_tokens": 1})
     assert drafting(runner) == (method, int(method != "naive"), None) and not caplog.records
-    assert runner._lengths is None
+    assert runner.lengths is None
 
 
 def test_ranks_that_must_agree_do_not_adapt() -> None:

@@ -69,7 +69,7 @@ def test_a_slot_is_stopped_until_a_step_was_launched() -> None:
     for _ in range(4):
         runner.step()
     runner.cancel("1")
-    scheduler, actions = runner._scheduler, runner.state.schedule.host["slot_actions"]
+    scheduler, actions = runner.scheduler, runner.state.schedule.host["slot_actions"]
     for _ in range(3):  # steps that fail
         step = scheduler.schedule()
         assert step is not None and actions.tolist() == [SlotAction.KEEP, SlotAction.STOP]
@@ -93,7 +93,7 @@ def test_a_step_that_fails_while_blocks_are_short_holds_up_nobody(seed: int) -> 
     for _ in range(1000):
         if not runner.has_requests:
             break
-        if rng.random() < 0.1 and runner._bisection.on_trial is None:
+        if rng.random() < 0.1 and runner.bisection.on_trial is None:
             model.failures.append(OSError("injected"))
         runner.step()
     outputs = runner.take_finished()

@@ -46,8 +46,8 @@ class Blocks:
     """Holds the blocks of a runner against the texts that its requests have had."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.runner, self.pool = runner, runner._scheduler.pool
-        prefixes = runner._scheduler._prefixes
+        self.runner, self.pool = runner, runner.scheduler.pool
+        prefixes = runner.scheduler._prefixes
         assert prefixes is not None
         self.lookahead = prefixes.lookahead or 0
         self.texts: dict[bytes, list[int]] = {}
@@ -55,14 +55,14 @@ class Blocks:
 
     def _rows(self) -> tuple[np.ndarray[Any, Any], int] | None:
         """Where the drafter has its rows, and which token each goes with."""
-        proposer: Any = self.runner._proposer
+        proposer: Any = self.runner.proposer
         if self.runner.config.speculative.method == "imitation":
             return proposer._model.cache, 0
         module = getattr(getattr(proposer, "_mtp", proposer), "_module", None)
         return None if module is None else (module.cache, 1)
 
     def check(self) -> None:
-        pool, scheduler = self.pool, self.runner._scheduler
+        pool, scheduler = self.pool, self.runner.scheduler
         assert pool is not None
         used = Counter(block for sequence in scheduler.sequences for block in sequence.blocks)
         assert all(used[block] == users for block, users in enumerate(pool._users)), "users of a block"
@@ -120,13 +120,13 @@ def test_random_interleavings(method: str, k: int, overlap: bool) -> None:
             request = random_request(rng, texts, len(asked))
             asked[request.request_id] = request
             runner.add_request(request)
-        if rng.random() < 0.03 and runner._bisection.on_trial is None:
+        if rng.random() < 0.03 and runner.bisection.on_trial is None:
             model.failures.append(OSError("injected"))
         runner.step()
         blocks.check()
         if rng.random() < 0.03 and runner.cancel(name := str(rng.integers(len(asked)))):
             cancelled.add(name)
-        for sequence in list(runner._finished.values()):  # what a chat goes on with
+        for sequence in [one for one in runner.streams if one.finish_reason]:  # what a chat goes on with
             texts.append([*sequence.request.prompt_token_ids, *sequence.token_ids][-40:])
     outputs, summary = runner.take_finished(), runner.summary()
     assert summary["prefix_cache_hits"] > 40 and summary["failed_proposals"] == 0 and summary["preemptions"] > 0
@@ -225,7 +225,7 @@ def test_a_drafter_with_rows_elsewhere_reads_everything(monkeypatch: pytest.Monk
 
 def test_a_proposer_that_fails_leaves_no_rows(caplog: pytest.LogCaptureFixture) -> None:
     prompt, runner = [*range(1, 21)], make("mtp", 2)
-    module, forward = runner._proposer._module, runner._proposer._module.forward_device  # type: ignore[attr-defined]
+    module, forward = runner.proposer._module, runner.proposer._module.forward_device  # type: ignore[attr-defined]
 
     def fail(*args: Any) -> None:
         module.forward_device = forward
@@ -247,7 +247,7 @@ def test_a_restart_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
     runner = make("mtp", 2, max_num_seqs=1)
     for number, (prompt, params) in enumerate(asked):
         runner.add_request(Request(str(number), prompt, params))
-    while len(runner._finished) < 2 or not runner._scheduler.running:
+    while sum(bool(one.finish_reason) for one in runner.streams) < 2 or not runner.scheduler.running:
         runner.step()
     runner.step()
     journal.write(file, runner.snapshot())
@@ -269,7 +269,7 @@ def test_where_it_is_on() -> None:
         (Unstable(), True, True), (HistoryModel(), None, False),
     ):  # fmt: skip
         runner = make(model=model, enable_prefix_caching=wanted)  # type: ignore[arg-type]
-        assert (runner._scheduler._prefixes is not None) == on
+        assert (runner.scheduler._prefixes is not None) == on
     with pytest.raises(
         ConfigError, match=r"runner\.enable_prefix_caching: expected false for a model that keeps no KV"
     ):

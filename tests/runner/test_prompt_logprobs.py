@@ -84,7 +84,7 @@ def test_prompts_are_scored(
 
 def test_nobody_else_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner()
-    monkeypatch.setattr(runner._compiler, "score_prompts", None)
+    monkeypatch.setattr(runner.compiler, "score_prompts", None)
     runner.add_request(Request("2", PROMPTS["3"], params("2")))
     assert runner.run()["2"].prompt_logprobs == ()
 

@@ -401,7 +401,7 @@ class TestDeviceProposer:
         slots: dict[str, int] = {}
         while runner.has_requests:
             runner.step()
-            slots |= {one.request.request_id: slot for slot, one in runner._scheduler.running.items()}
+            slots |= {one.request.request_id: slot for slot, one in runner.scheduler.running.items()}
         outputs, summary = runner.take_finished(), runner.summary()
         assert summary["failed_steps"] == 0 < summary["failed_proposals"]
         for number, prompt in enumerate(PROMPTS):

@@ -50,7 +50,7 @@ def test_drafts_that_were_drawn_are_neither_cut_nor_replaced(device: bool) -> No
         for draft in one.token_ids
         if chr(ord("a") + draft) not in "bcdefa"
     ]
-    assert runner._compiler.exact_drafts and refused
+    assert runner.compiler.exact_drafts and refused
 
 
 def test_thoughts_are_free_up_to_their_end_inside_a_step() -> None:

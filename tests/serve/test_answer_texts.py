@@ -71,7 +71,7 @@ def test_tokens_join_to_the_text(
 ) -> None:
     answer = completion(tokenizers[kind])
     deltas, text = answered(answer, tokens, sizes, skip_special_tokens=skip)
-    choices = [answer._choice(0, delta, "delta") for delta in deltas]
+    choices = [answer.choice(0, delta, "delta") for delta in deltas]
     assert "".join(choice["text"] for choice in choices) == text
     scores = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
     shown = [one for score in scores for one in score["tokens"]]
@@ -83,14 +83,14 @@ def test_tokens_join_to_the_text(
     whole = completion(tokenizers[kind])
     whole.prompt_ids, whole.params, whole.seeds = answer.prompt_ids, answer.params, answer.seeds
     whole.end_tokens = answer.end_tokens
-    assert whole._choice(0, StreamDelta.joined(deltas), "message")["logprobs"]["tokens"] == shown
+    assert whole.choice(0, StreamDelta.joined(deltas), "message")["logprobs"]["tokens"] == shown
 
 
 def test_no_offset_lies_beyond_a_stop_string(tokenizers: dict[str, Tokenizer]) -> None:
     answer = completion(tokenizers["bytes"])
     tokens = [2 + byte for byte in b"abcdef"]
     deltas, text = answered(answer, tokens, [6], stop=["bcde"])
-    (choice,) = [answer._choice(0, delta, "message") for delta in deltas]
+    (choice,) = [answer.choice(0, delta, "message") for delta in deltas]
     assert text == choice["text"] == "a"
     assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1, 1]
 
@@ -116,7 +116,7 @@ def test_bytes_of_a_chats_tokens_are_their_own(tokenizers: dict[str, Tokenizer])
     answer = ChatAnswer(request, "m", tokenizer, [PROMPT])
     tokens = [FIRST_BYTE + byte for byte in "é".encode()] + [tokenizer.encode("a", False)[0], END]
     deltas, text = answered(answer, tokens, [1, 1, 1, 1])
-    scored = [one for delta in deltas for one in answer._choice(0, delta, "delta")["logprobs"]["content"]]
+    scored = [one for delta in deltas for one in answer.choice(0, delta, "delta")["logprobs"]["content"]]
     assert [one["token"] for one in scored[:2]] == [r"bytes:\xc3", r"bytes:\xa9"]
     assert scored[-1]["bytes"] is None and scored[-1]["token"] == "</s>"
     assert bytes(byte for one in scored[:-1] for byte in one["bytes"]).decode() == text

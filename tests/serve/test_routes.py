@@ -34,7 +34,7 @@ def test_version_ping_and_heads(running: Running) -> None:
         assert ping.status_code == 200 and ping.json() == running.http.get("/health").json()
     for path in ("/health", "/ready", "/ping"):
         assert (running.http.head(path).status_code, running.http.head(path).content) == (200, b"")
-    running.engine._fail(RuntimeError("no more"))
+    running.engine.fail(RuntimeError("no more"))
     for path in ("/health", "/ping"):
         assert running.http.head(path).status_code == running.http.get(path).status_code == 503
 

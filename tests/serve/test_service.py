@@ -206,7 +206,7 @@ def test_a_server_ends_with_its_engine(running: Running) -> None:
         async def ask() -> None:
             async with httpx.AsyncClient(base_url=server.url(listener), timeout=60) as http:
                 said.append((await http.get("/health")).status_code)
-                engine._fail(RuntimeError("no more"))
+                engine.fail(RuntimeError("no more"))
                 said.append((await http.get("/health")).status_code)
 
         asking = list[asyncio.Future[None]]()

@@ -280,9 +280,9 @@ def test_an_engine_waits_for_every_process_that_speaks_http(tmp_path: Path) -> N
     try:
         for name in ("cmpl-aa-0", "cmpl-1-bb-0"):
             engine.runner.add_request(Request(name, [1, 2]))
-        engine._carry_out(messages.Keep([], 0))
+        engine.carry_out(messages.Keep([], 0))
         assert [one.request.request_id for one in engine.runner.streams] == ["cmpl-1-bb-0"] and not engine.works
-        engine._carry_out(messages.Adopt(1))
+        engine.carry_out(messages.Adopt(1))
         assert not engine.runner.streams and not engine._unsettled
     finally:
         engine.close()
@@ -305,8 +305,8 @@ async def remote(tmp_path: Path) -> AsyncIterator[tuple[RemoteEngine, Sent]]:
     tokenizer: Any = LetterTokenizer()
     engine, sent = RemoteEngine(parse({}), tokenizer, tmp_path), Sent()
     engine._engine = sent  # type: ignore[assignment]
-    engine._take(messages.Hello(INFO, []))
-    engine._take(messages.Up(messages.TOKENS))
+    engine.receive(messages.Hello(INFO, []))
+    engine.receive(messages.Up(messages.TOKENS))
     assert not engine.unready and engine.info == INFO
     try:
         yield engine, sent
@@ -319,7 +319,7 @@ async def submitted(engine: RemoteEngine, sent: Sent, *names: str) -> RequestStr
     waiting = asyncio.create_task(engine.submit([Request(name, [1, 2], SamplingParams(seed=3)) for name in names]))
     await asyncio.sleep(0)
     assert isinstance(sent[-1], messages.Submit) and [asked.request_id for asked in sent[-1].requests] == list(names)
-    engine._take(messages.Queued(sent[-1].number))
+    engine.receive(messages.Queued(sent[-1].number))
     return await waiting
 
 
@@ -335,8 +335,8 @@ def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(tmp
         async with remote(tmp_path) as (engine, sent):
             waiting = asyncio.create_task(engine.submit([Request("a", [1, 2])]))
             await asyncio.sleep(0)
-            engine._take(messages.Update([update("a", "b")]))
-            engine._take(messages.Queued(sent[-1].number))
+            engine.receive(messages.Update([update("a", "b")]))
+            engine.receive(messages.Queued(sent[-1].number))
             assert [delta.text for delta in await (await waiting).read()] == ["b"]
 
     asyncio.run(run())
@@ -346,11 +346,11 @@ def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> No
     async def run() -> None:
         async with remote(tmp_path) as (engine, sent):
             stream = await submitted(engine, sent, "a")
-            engine._take(messages.Update([update("a", "bcd")]))
+            engine.receive(messages.Update([update("a", "bcd")]))
             assert [delta.text for delta in await stream.read()] == ["bcd"]
-            engine._take(messages.Down(messages.TOKENS))
+            engine.receive(messages.Down(messages.TOKENS))
             assert "tokens" in engine.unready
-            engine._take(
+            engine.receive(
                 messages.Update([update("a", "bc"), update("a", "defg", 2, 2), update("a", "h", 6, 6, ended=True)])
             )
             assert [(d.text, d.token_ids, d.finish_reason) for d in await stream.read()] == [
@@ -362,7 +362,7 @@ def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> No
             assert output.text == "bcdefgh" and (output.drafted, output.accepted, output.queue_s) == (4, 5, 0.5)
             assert output.num_cached_tokens == 1
             assert sent[-1] == messages.Release("a", "length")
-            engine._take(messages.Update([update("a", "bcdefgh", ended=True)]))
+            engine.receive(messages.Update([update("a", "bcdefgh", ended=True)]))
             assert sent[-1] == messages.Release("a", "cancelled"), "nobody waits for it any more"
 
     asyncio.run(run())
@@ -373,7 +373,7 @@ def test_a_part_that_is_missing_ends_the_request(tmp_path: Path, missing: Output
     async def run() -> None:
         async with remote(tmp_path) as (engine, sent):
             stream = await submitted(engine, sent, "a")
-            engine._take(messages.Update([update("a", "b"), missing]))
+            engine.receive(messages.Update([update("a", "b"), missing]))
             (delta,) = await stream.read()
             assert (delta.text, delta.finish_reason) == ("b", "error")
             assert await stream.read() == [] and "missing" in stream.outputs["a"].error
@@ -391,14 +391,14 @@ def test_a_new_engine_gets_what_was_not_in_the_journal(tmp_path: Path) -> None:
             waiting = asyncio.create_task(engine.submit([Request("d", [1])]))
             await asyncio.sleep(0)
             sent.clear()
-            engine._take(messages.Down(messages.ENGINE))
-            engine._take(messages.Hello(INFO, ["a", "ghost", "d"]))
+            engine.receive(messages.Down(messages.ENGINE))
+            engine.receive(messages.Hello(INFO, ["a", "ghost", "d"]))
             assert (await waiting).outputs == {}
             keep, submit, abort = sent
             assert keep == messages.Keep(["a", "b", "c", "d"]) and abort == messages.Abort("c")
             assert [asked.request_id for asked in submit.requests] == ["b", "c"]
             assert submit.requests[0].request() == Request("b", [1, 2], SamplingParams(seed=3))
-            engine._take(messages.Refused(submit.number, "too long", None))
+            engine.receive(messages.Refused(submit.number, "too long", None))
             assert set(engine._live) == {"a", "d"}, "what the new engine refuses has ended"
 
     asyncio.run(run())
@@ -410,12 +410,12 @@ def test_a_new_engine_gets_the_seed_that_was_drawn(tmp_path: Path) -> None:
             waiting = asyncio.create_task(engine.submit([Request("a", [1, 2], SamplingParams(temperature=1.0))]))
             await asyncio.sleep(0)
             first = sent[-1].requests[0].request()
-            engine._take(messages.Hello(INFO, []))
+            engine.receive(messages.Hello(INFO, []))
             second = sent[-1].requests[0].request()
             assert first == second and first.params.seed is not None
-            engine._take(messages.Queued(sent[-1].number))
+            engine.receive(messages.Queued(sent[-1].number))
             stream = await waiting
-            engine._take(messages.Update([update("a", "b", ended=True)]))
+            engine.receive(messages.Update([update("a", "b", ended=True)]))
             assert stream.outputs["a"].seed == first.params.seed
 
     asyncio.run(run())
@@ -428,8 +428,8 @@ def test_a_request_that_engines_die_of_is_given_up(tmp_path: Path) -> None:
             waiting = asyncio.create_task(engine.submit([Request("b", [1])]))
             await asyncio.sleep(0)
             for _ in range(MAX_DEATHS):
-                engine._take(messages.Down(messages.ENGINE))
-                engine._take(messages.Hello(INFO, []))
+                engine.receive(messages.Down(messages.ENGINE))
+                engine.receive(messages.Hello(INFO, []))
             (delta,) = await stream.read()
             assert delta.finish_reason == "error" and await stream.read() == []
             assert stream.outputs["a"].error == f"{MAX_DEATHS} engines died while they computed it"
@@ -446,7 +446,7 @@ def test_refusals(tmp_path: Path) -> None:
             for late, kind in ((None, RequestError), (2.5, QueueFullError)):
                 waiting = asyncio.create_task(engine.submit([Request("a", [99])]))
                 await asyncio.sleep(0)
-                engine._take(messages.Refused(sent[-1].number, "token 99 is outside", late))
+                engine.receive(messages.Refused(sent[-1].number, "token 99 is outside", late))
                 with pytest.raises(kind, match="token 99 is outside"):
                     await waiting
                 assert not engine._live and not engine._submitted
@@ -464,7 +464,7 @@ def test_what_is_no_message(data: bytes) -> None:
 def test_messages_are_what_they_were(tmp_path: Path) -> None:
     scored = update("a", "b")
     scored = scored._replace(delta=scored.delta._replace(logprobs=(TokenLogprobs(-0.5, 2, ((1, -0.25),)),)))
-    assert messages.for_http(messages._encoder.encode(messages.Update([scored]))) == messages.Update([scored])
+    assert messages.for_http(messages.encode(messages.Update([scored]))) == messages.Update([scored])
 
 
 def test_an_engine_has_a_journal_of_its_own(tmp_path: Path) -> None:
@@ -494,9 +494,9 @@ def test_an_engine_that_resumes_computes_nothing_before_it_knows_who_waits(tmp_p
     engine = EngineProcess(resumed, tmp_path, ServeSettings(), resume=True)
     try:
         assert [stream.request.request_id for stream in resumed.streams] == ["a", "b"] and not engine.works
-        engine._carry_out(messages.Keep(["b", "not yet here"]))
+        engine.carry_out(messages.Keep(["b", "not yet here"]))
         assert [stream.request.request_id for stream in resumed.streams] == ["b"] and engine.works
-        engine._carry_out(messages.Release("b", "error"))
+        engine.carry_out(messages.Release("b", "error"))
         assert not resumed.streams and not engine.works
         assert resumed.metrics.requests == {"cancelled": 1, "error": 1}
     finally:

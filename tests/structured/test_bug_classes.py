@@ -216,8 +216,8 @@ def test_the_process_of_an_engine_hears_an_abort_while_it_compiles(
     try:
         gate = Gate(engine.runner, monkeypatch)
         wanted = {"structured": {"regex": "("}} if wrong else {}
-        engine._carry_out(messages.Submit(7, [messages.SubmittedRequest.of(Request("a", [1, 2], params(1, **wanted)))]))
-        engine._carry_out(messages.Abort("a"))
+        engine.carry_out(messages.Submit(7, [messages.SubmittedRequest.of(Request("a", [1, 2], params(1, **wanted)))]))
+        engine.carry_out(messages.Abort("a"))
         gate.open.set()
         while engine._compiling:
             engine._submit_compiled(60)

@@ -98,12 +98,13 @@ class EngineProcess:
         """Execute queued commands; waits for one if `wait`."""
         try:
             while True:
-                self._carry_out(messages.for_engine(self._commands.recv(0 if wait else zmq.NOBLOCK)))
+                self.carry_out(messages.for_engine(self._commands.recv(0 if wait else zmq.NOBLOCK)))
                 wait = False
         except zmq.Again:
             return
 
-    def _carry_out(self, command: ToEngine) -> None:
+    def carry_out(self, command: ToEngine) -> None:
+        """Do what a message says."""
         match command:
             case messages.Submit():
                 self._submit(command)

@@ -191,7 +191,7 @@ class Down(msgspec.Struct, array_like=True, tag="down"):
 
 ToHttp = Hello | Queued | Refused | CountsAre | Update | AskPeer | PeerSays | Up | Down
 
-_encoder = msgspec.msgpack.Encoder()
+encode = msgspec.msgpack.Encoder().encode
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _to_http: msgspec.msgpack.Decoder[ToHttp] = msgspec.msgpack.Decoder(ToHttp)
 
@@ -220,7 +220,7 @@ class Outbox:
 
     def send(self, message: ToEngine | ToHttp) -> None:
         """Send one."""
-        self._socket.send(_encoder.encode(message))
+        self._socket.send(encode(message))
 
     def close(self) -> None:
         """Drop unsent messages."""

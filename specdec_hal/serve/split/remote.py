@@ -253,12 +253,13 @@ class RemoteEngine:
             except FrameError:
                 _log.exception("an invalid message from another process")
                 continue
-            self._take(message)
+            self.receive(message)
             if now() - turn > _TURN_S:
                 await asyncio.sleep(0)
                 turn = now()
 
-    def _take(self, message: ToHttp) -> None:
+    def receive(self, message: ToHttp) -> None:
+        """Handle a message to this process."""
         match message:
             case messages.Update():
                 for delta in message.deltas:
