@@ -1,4 +1,4 @@
-"""What docs/extend/xpu_emulator.md names: its files, the checks, and the flags of the model."""
+"""What docs/extend/xpu_emulator.md names: its files and the checks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,3 @@ def test_every_check_is_named():
     checks = re.findall(r'^  check\(\w+, "(\w+)"', (SIM / "src" / "checks.h").read_text(), re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", PAGE))
     assert checks and set(checks) - named == set()
-
-
-def test_every_flag_of_the_model_is_named_with_its_default():
-    header = (SIM / "include" / "xpu_sim" / "options.h").read_text()
-    model = header[header.index("struct Model") : header.index("enum class GmAccess")]
-    flags = re.findall(r"^  (?:bool|int) (\w+) = (\w+);", model, re.MULTILINE)
-    assert len(flags) == 13
-    for name, value in flags:
-        row = re.search(rf"`model\.{name}` \| (\d+)", PAGE)
-        assert row, name
-        assert row[1] == {"true": "1", "false": "0"}.get(value, value), name
