@@ -37,6 +37,7 @@ def test_the_demo_takes_an_environment_that_has_everything(tmp_path: Path) -> No
     assert "pip" not in steps and "specdec-hal generate" in steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", NEXT)
 def test_what_comes_next_works_as_printed(command: str) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")

@@ -69,12 +69,6 @@ def test_answers(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -
     assert [path.name for path in out.iterdir() if path.name != "manifest.json"] == ["results.jsonl"]
 
 
-def test_the_summary_is_a_table(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert batch(model().ngram, prompts, tmp_path / "out") == 0
-    out = capsys.readouterr().out
-    assert "mean acceptance length" in out and f"6 rows in {tmp_path}/out/results.jsonl, 6 of them decoded now" in out
-
-
 def test_the_division_does_not_matter(model: Model, prompts: Path, tmp_path: Path) -> None:
     options = model().ngram
     for size in (1, 2, 4, 256):

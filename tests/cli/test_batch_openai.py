@@ -11,10 +11,8 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from specdec_hal.batch.replica import Replica
-from specdec_hal.cli import INTERNAL
 from tests.cli.conftest import CharDetokenizer
-from tests.cli.test_batch import Capture, Killed, Model, batch, rows_of
+from tests.cli.test_batch import Capture, Model, batch, rows_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -80,14 +78,6 @@ def test_answers(model: Model, tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("template")
-def test_the_bytes_are_the_same_however_it_is_divided(model: Model, tmp_path: Path) -> None:
-    source, options = write(tmp_path, LINES), model().ngram
-    for size in ("1", "2", "256"):
-        assert batch(options, source, tmp_path / size, "--block-size", size) == 0
-    assert len({(tmp_path / size / "results.jsonl").read_bytes() for size in ("1", "2", "256")}) == 1
-
-
-@pytest.mark.usefixtures("template")
 def test_calls_have_the_same_ids_in_every_run(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     monkeypatch.setattr(CharDetokenizer, "push", lambda self, token: call if token == ord("b") else "")
@@ -147,26 +137,6 @@ def test_a_row_that_the_engine_cannot_end(model: Model, tmp_path: Path) -> None:
     assert row["error"]["message"]
 
 
-def test_a_row_that_kills_its_process(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options, source = model().ngram, write(tmp_path, [line("a", {"prompt": "a"}), line("b", {"prompt": "b"})])
-    assert batch(options, source, tmp_path / "whole") == 0
-    decode = Replica._decode
-
-    def dies(self: Replica, lines: list[tuple[int, bytes]]) -> Any:
-        if any(number == 1 for number, _ in lines):
-            raise Killed
-        return decode(self, lines)
-
-    monkeypatch.setattr(Replica, "_decode", dies)
-    run = (options, source, tmp_path / "out", "--max-crashes", "2")
-    assert [batch(*run) for _ in range(4)] == [INTERNAL] * 4
-    assert batch(*run) == 1
-    whole, hurt = rows_of(tmp_path / "whole"), rows_of(tmp_path / "out")
-    assert hurt[0] == whole[0], "it was kept in the notes of the block"
-    assert (hurt[1]["custom_id"], hurt[1]["response"]) == ("b", None)
-    assert hurt[1]["error"]["message"] == "2 processes died while they decoded this row"
-
-
 def test_what_they_need_is_looked_for_before_work_begins(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -185,12 +155,3 @@ def test_they_are_no_columns(model: Model, tmp_path: Path, monkeypatch: pytest.M
     message = " ".join(capsys.readouterr().err.split())
     assert "--format parquet" in message and "OpenAI's batch lines in row 1; use --format jsonl" in message
     assert not out.exists()
-
-
-@pytest.mark.usefixtures("template")
-def test_the_table_counts_choices(model: Model, tmp_path: Path, capsys: Capture) -> None:
-    """Without drafts, a decode step has one token of each choice."""
-    lines = [line("c", {"prompt": "a", "n": 4, "max_tokens": 6}), LINES[1]]
-    assert batch(model().naive, write(tmp_path, lines), tmp_path / "out") == 0
-    (row,) = [text.split() for text in capsys.readouterr().out.splitlines() if "1.00" in text]
-    assert (row[1:4], row[5]) == (["2", "0", "29"], "1.00")

@@ -104,12 +104,6 @@ def test_padded_drafts_and_the_end_of_the_context(model: Model, capsys: Capture)
     assert document["naive"]["tokens"] == 128 - 5 - 1
 
 
-def test_plain_method_compares_with_itself(model: Model, capsys: Capture) -> None:
-    document = compare(capsys, *model().naive, *PROMPTS, "--repeat", "1")
-    assert document["identical"] is True
-    assert document["spec"]["drafted_tokens"] == 0
-
-
 @pytest.mark.parametrize("value", ["0", "-1", "x"])
 def test_bad_repeat(model: Model, capsys: Capture, value: str) -> None:
     assert main(["compare", *model().naive, *PROMPTS, "--repeat", value]) == 2
@@ -136,13 +130,6 @@ def test_methods(model: Model, capsys: Capture, tmp_path: Path) -> None:
         assert bool(row["acceptance_by_position"]) == (method != "naive") == (row["mean_acceptance_length"] is not None)
         assert row["speedup"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_methods_as_text(model: Model, capsys: Capture) -> None:
-    assert main(["compare", *model().ngram, *PROMPTS, "--method", "ngram,suffix", "--repeat", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "identical tokens" in out
-    assert sum("suffix" in line for line in out.splitlines()) == 3  # each prompt, and both together
 
 
 def test_engines_are_warm_and_remember_nothing(model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,10 +109,6 @@ class TestExplainOp:
         policy = next(attr for attr in document["attrs"] if attr["name"] == "match_policy")
         assert policy["allowed"] == "LEFTMOST | LATEST"
 
-    def test_json_of_every_op(self, run_json: Run) -> None:
-        for op in OPS:
-            assert run_json("explain", op)["op"] == op
-
 
 class TestExplainBackend:
     def test_json(self, run_json: Run) -> None:
@@ -126,29 +122,12 @@ class TestExplainBackend:
         assert statuses["sample_target"]["reason"]
         assert statuses["sample_target"]["hint"] == statuses["sample_target"]["cure"] != ""
 
-    def test_text(self, run_text: Run) -> None:
-        lines = run_text("explain", "partial").splitlines()
-        (ngram,) = (line for line in lines if " ngram_match " in line)
-        assert ngram.split() == ["ngram_match", "yes", "match_policy:", "LATEST"]
-        (sample,) = (line for line in lines if " sample_target " in line)
-        assert "partial does not implement it" in sample
-
-    def test_unavailable_backend(self, run_json: Run) -> None:
-        assert {status["reason"] for status in run_json("explain", "gone")["ops"]} == {"no such chip"}
-
-    def test_automatic_choice(self, run_json: Run) -> None:
-        assert run_json("explain")["backend"] == "partial"
-
     def test_configuration_with_a_fallback(self, run_json: Run) -> None:
         document = run_json("explain", "--set", "backend.name=partial", "--set", "fallback.allow=[reference]")
         statuses = {status["op"]: status for status in document["ops"]}
         assert statuses["ngram_match"]["via"] == ""
         assert statuses["sample_target"]["via"] == "reference"
         assert all(status["available"] for status in statuses.values())
-
-    def test_backend_that_cannot_be_used(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["explain", "odd"]) == 2
-        assert "api_version" in capsys.readouterr().err
 
     def test_unknown_name(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explain", "ngram_macth"]) == 2

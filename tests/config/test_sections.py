@@ -84,9 +84,7 @@ def test_sections_of_other_methods_keep_their_defaults(look_up: Registry) -> Non
     ("section", "message"),
     [
         ({}, "look_up.corpus: expected a non-empty string, got no such key; add it"),
-        ({"corpus": ""}, "look_up.corpus: expected a non-empty string, got '' (a string)"),
         ({"corpus": "a", "window": 65}, "look_up.window: expected an integer in 1..64, got 65"),
-        ({"corpus": "a", "window": "4"}, "look_up.window: expected an integer in 1..64, got '4' (a string)"),
         (
             {"corpus": "a", "order": "lst"},
             "look_up.order: expected one of first, last, got 'lst'; did you mean 'last'?",
@@ -103,7 +101,6 @@ def test_sections_of_other_methods_keep_their_defaults(look_up: Registry) -> Non
         ({"corpus": "a", "pair": [1, 2]}, "look_up.pair: input should be a valid tuple, got [1, 2] (a list)"),
         ({"corpus": "a", "pair": (1, "b")}, "look_up.pair[1]: input should be a valid integer, got 'b' (a string)"),
         ({"corpus": "a", "words": ["A"]}, "look_up.words: expected words in lower case; write them small"),
-        ({"corpus": "a", "words": [1]}, "look_up.words[0]: expected a string, got 1"),
         (3, "look_up: expected a mapping with the keys corpus, window, order, weights, pair, words, got 3"),
     ],
 )

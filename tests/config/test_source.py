@@ -17,10 +17,6 @@ Problems = Callable[..., list[str]]
 
 
 class TestFiles:
-    def test_missing(self, tmp_path: Path, registry: Registry) -> None:
-        with pytest.raises(ConfigError, match=r"^nowhere.yaml: cannot be read: No such file or directory$"):
-            load("nowhere.yaml", registry=registry)
-
     def test_folder(self, tmp_path: Path, registry: Registry) -> None:
         with pytest.raises(ConfigError, match=r": cannot be read: Is a directory$"):
             load(tmp_path, registry=registry)
@@ -29,9 +25,6 @@ class TestFiles:
         (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ConfigError, match=r"c.yaml: expected UTF-8 text, got "):
             load(tmp_path / "c.yaml", registry=registry)
-
-    def test_comments_only(self, read: Read) -> None:
-        assert read("# nothing\n").sampling.seed is None
 
 
 @pytest.mark.parametrize(
@@ -91,16 +84,6 @@ class TestOverrides:
     def test_value(self, read: Read, override: str, section: str, key: str, value: object) -> None:
         config = read("sampling: {logprobs: 3}", override)
         assert getattr(getattr(config, section), key) == value
-
-    def test_the_rest_of_the_section_stays(self, read: Read) -> None:
-        config = read("sampling: {seed: 5, top_k: 4}", "sampling.seed=6")
-        assert (config.sampling.seed, config.sampling.top_k) == (6, 4)
-
-    def test_the_last_one_wins(self, read: Read) -> None:
-        assert read("", "sampling.seed=6", "sampling.seed=8").sampling.seed == 8
-
-    def test_deep_key_in_a_missing_section(self, read: Read) -> None:
-        assert read("", "speculative.ngram.max_ngram_size=9").speculative.ngram.max_ngram_size == 9
 
     def test_whole_section(self, read: Read) -> None:
         config = read("sampling: {seed: 5, top_k: 4}", "sampling={seed: 9}")

@@ -28,20 +28,13 @@ def document(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict]
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_a_table_of_what_passed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--backend", "reference", "--op", OP, "--jobs", "1") == 0
-    out = capsys.readouterr().out
-    assert "Conformance of 'reference' on cpu, level quick, seed 0" in out
-    assert OP in out and "failed in" not in out
-
-
 def test_json_and_junit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     status, report = document(
-        capsys, "--backend", "xpu_sim", "--op", OP, "--seed", "7", "--coverage", "--junit", str(path), "--jobs", "1"
+        capsys, "--backend", "reference", "--op", OP, "--seed", "7", "--coverage", "--junit", str(path), "--jobs", "1"
     )
     assert status == 0 and report["ok"]
-    assert (report["backend"], report["level"], report["seed"], report["device"]) == ("xpu_sim", "quick", 7, "cpu")
+    assert (report["backend"], report["level"], report["seed"], report["device"]) == ("reference", "quick", 7, "cpu")
     assert report["totals"]["passed"] > 500 and report["totals"]["failed"] == 0
     assert {row["op"] for row in report["table"]} == {OP} and report["results"] == []
     assert report["coverage"] == {"rules": 2, "untouched": {}, "refused": {}}
@@ -50,20 +43,16 @@ def test_json_and_junit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert suite.get("failures") == "0" and int(suite.get("tests")) == len(suite) > 5
 
 
-def test_a_failure_is_shrunk_and_can_be_pasted(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+WRONG_VALUES = ("--option", "fault=value", "--op", "gather_accepted", "--jobs", "1")
+
+
+def test_failures_are_grouped_by_cause_shrunk_and_can_be_pasted(
+    faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     junit = tmp_path / "junit.xml"
-    status, report = document(
-        capsys,
-        "--backend",
-        faulty,
-        "--option=fault=value",
-        "--op",
-        "gather_accepted",
-        "--junit",
-        str(junit),
-        "--jobs=1",
-    )
+    status, report = document(capsys, "--backend", faulty, *WRONG_VALUES, "--junit", str(junit))
     assert status == 1 and not report["ok"]
+    assert int(ElementTree.parse(junit).getroot().get("failures")) >= 1
     failure = next(r for r in report["results"] if r["case"].startswith("generated:") and r["reproduction"])
     code = failure["reproduction"]
     for part in ("# gather_accepted/generated:", "backend faulty, seed 0", "specdec_hal 0.", "numpy", "python"):
@@ -74,35 +63,23 @@ def test_a_failure_is_shrunk_and_can_be_pasted(faulty: str, capsys: pytest.Captu
     assert "'rows'" in found and "expected" in found
     inputs = namespace["inputs"]
     assert inputs["accept_tokens"].size <= 2 and len(inputs["rows"]) == 3
-    assert int(ElementTree.parse(junit).getroot().get("failures")) >= 1
-
-
-def test_failures_are_grouped_by_cause(faulty: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("--backend", faulty, "--option", "fault=value", "--op", "gather_accepted", "--jobs", "1")
-    _, report = document(capsys, *args)
     equality = next(cause for cause in report["causes"] if cause["check"] == "equality")
     assert equality["op"] == "gather_accepted" and equality["cases"] > 10
     rules = [rule for rule, _, _ in equality["rules"]]
     assert rules and all(rule.startswith("gather_accepted#") for rule in rules)
     assert all(0 < wrong <= asked for _, wrong, asked in equality["rules"])
-    assert call(*args) == 1
-    assert (
-        f"likely cause: gather_accepted: {equality['cases']} fail in 'equality'; {rules[0]} ("
-        in capsys.readouterr().out
-    )
+    assert call("--backend", faulty, *WRONG_VALUES) == 1
+    cause = f"likely cause: gather_accepted: {equality['cases']} fail in 'equality'; {rules[0]} ("
+    assert cause in capsys.readouterr().out
 
 
 def test_expected_failures(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    args = ("--backend", faulty, "--option", "fault=value", "--op", "gather_accepted", "--jobs", "1")
     path = tmp_path / "xfail.txt"
-    path.write_text("gather_accepted/* # issue 9: the third row is one too large\n")
-    status, report = document(capsys, *args, "--xfail", str(path))
-    assert status == 0 and report["totals"]["expected failure"] > 10
     path.write_text(
         "gather_accepted/edge:a prefill slot has one row::equality # issue 10\ngather_accepted/* # issue 9\n"
     )
-    status, report = document(capsys, *args, "--xfail", str(path))
-    assert status == 1 and report["totals"]["unexpected pass"] == 1
+    status, report = document(capsys, "--backend", faulty, *WRONG_VALUES, "--xfail", str(path))
+    assert status == 1 and report["totals"]["unexpected pass"] == 1 and report["totals"]["expected failure"] > 10
 
 
 def test_what_is_not_claimed_is_refused(faulty: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +169,8 @@ def test_children_run_the_package_of_their_parent(tmp_path: Path) -> None:
     args = ["conformance", "--backend", "reference", "--op", OP, "--jobs", "1"]
     done = subprocess.run([command, *args], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    assert "failed" not in done.stdout.splitlines()[-1]
+    assert "Conformance of 'reference' on cpu, level quick, seed 0" in done.stdout
+    assert OP in done.stdout and "failed in" not in done.stdout
 
 
 def test_a_backend_without_workspaces(faulty: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +51,6 @@ def test_machines_contribute_one_after_the_other(tmp_path: Path) -> None:
     assert "| `sample_target` | float16 | passes | refused: the op is missing |" in page
     again = matrix.merge(matrix.read(tmp_path / "support.csv"), [report("gpu", both[0])])
     assert again[("sample_target", "float16")] == {"npu": "refused: the op is missing"}
-
-
-def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(report("npu", ("prepare_inputs", "", {"passed": 1}))))
-    monkeypatch.setattr("sys.argv", ["matrix", str(tmp_path / "support"), str(path)])
-    matrix.main()
-    assert (tmp_path / "support.csv").read_text() == "op,mode,npu\nprepare_inputs,,passes\n"
 
 
 def test_the_committed_matrix_says_what_backends_claim() -> None:

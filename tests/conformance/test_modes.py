@@ -84,13 +84,3 @@ def test_capabilities_that_match_nothing_are_refused(op: str, capability: Capabi
     with pytest.raises(PluginError) as caught:
         Subject(backend)
     assert message in str(caught.value)
-
-
-def test_capabilities_of_the_built_in_backends() -> None:
-    ReferenceBackend().check_capabilities()
-    backend = ReferenceBackend()
-    backend.capabilities = {
-        "ngram_match": Capability(attrs={"match_policy": frozenset({MatchPolicy.LATEST})}, limits={"M": 3}),
-        "sample_target": Capability(dtypes={"logits": frozenset({"float32"})}),
-    }
-    backend.check_capabilities()

@@ -69,13 +69,19 @@ def check(op: str, inputs: dict[str, Any], number: int, context: object) -> None
 @needs_library
 @pytest.mark.parametrize("op", LARGE)
 def test_large(op):
-    for number in range(2):
-        check(op, generate(op, number, **LARGE[op]), number, LARGE[op])
+    number = list(LARGE).index(op)
+    check(op, generate(op, number, **LARGE[op]), number, LARGE[op])
+
+
+def styles_and_dtypes():
+    """Each style in one dtype; in the others where slow tests run."""
+    for at, style in enumerate(wide_rows.STYLES):
+        for number, dtype in enumerate(FLOATS):
+            yield pytest.param(style, dtype, marks=() if number == at % len(FLOATS) else pytest.mark.slow)
 
 
 @needs_library
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("style", wide_rows.STYLES)
+@pytest.mark.parametrize(("style", "dtype"), styles_and_dtypes())
 def test_wide_rows(style, dtype):
     """Rows that clusters of blocks share, in shared memory and not; of whole chunks and not, aligned and not."""
     at = (wide_rows.STYLES.index(style) + FLOATS.index(dtype)) % len(FLOATS)  # each style in one dtype by one width

@@ -85,18 +85,3 @@ def test_rows_without_residual_mass(vocabulary, cuda):
     assert_same_bits(run_on_gpu("verify_draft_tokens", inputs, cuda), expected, vocabulary)
     rejected = (drafts >= 0) & (expected["accept_num"] == 1)
     assert 3 < rejected.sum() < 27 and (expected["accept_tokens"][rejected, 0] == drafts[rejected]).all()
-
-
-@pytest.mark.parametrize("vocabulary", [37, 1026, 50_001])
-@pytest.mark.parametrize("dense", [False, True])
-def test_residual_draws(dense, vocabulary, cuda):
-    """Rows of all magnitudes, few slots and many."""
-    for slots in (2, 20, 140):
-        rng = np.random.default_rng([slots, vocabulary])
-        drafts = rng.integers(0, vocabulary, slots)
-        probs = rng.random((2 * slots, vocabulary), np.float32) ** 8 / np.float32(vocabulary)
-        inputs = one_slot_each(vocabulary, probs, drafts)
-        if dense:
-            inputs["draft_probs"] = rng.random((slots, 1, vocabulary), np.float32) ** 8 / np.float32(vocabulary)
-        expected = run("verify_draft_tokens", inputs)
-        assert_same_bits(run_on_gpu("verify_draft_tokens", inputs, cuda), expected, slots)

@@ -45,10 +45,10 @@ def parted(group: Any, vocab: int, kernels: Any) -> ShardedLogitsHead:
     return ShardedLogitsHead(group, vocab, kernels, kernels)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(4))
 def test_tokens(number: int) -> None:
     """The last rank has one column or many, whole chunks or not."""
-    ranks, vocab = [(2, 1025), (2, 1055), (2, 2047), (2, 2048), (4, 3500), (2, 5000)][number]
+    ranks, vocab = [(2, 1025), (2, 2047), (2, 2048), (4, 3500)][number]
     kinds, dtype = list(KINDS), TYPES[number % len(TYPES)]
     rows = torch.from_numpy(rows_of(vocab)).to(dtype).repeat_interleave(len(kinds), 0)
     params = params_of(kinds, len(rows) // len(kinds))

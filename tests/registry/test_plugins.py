@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,9 +10,7 @@ from typing import Any
 
 import pytest
 
-import specdec_hal
 from specdec_hal.errors import PluginError
-from specdec_hal.plugin import registry as registry_module
 from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec, hookimpl
 from specdec_hal.plugin.registry import Registry
 
@@ -35,12 +31,6 @@ def error_of(fakes: SimpleNamespace, plugin: object) -> str:
     assert broken.error.startswith("plug-in 'broken' (acme 1.2: acme.broken): ")
     assert "\n" not in broken.error
     return broken.error
-
-
-def test_import_failure(fakes: SimpleNamespace) -> None:
-    assert error_of(fakes, ImportError("no module named libfoo")).endswith(
-        "import failed: ImportError: no module named libfoo"
-    )
 
 
 class Panic(BaseException):
@@ -96,10 +86,6 @@ def test_hook_without_its_marker(fakes: SimpleNamespace) -> None:
     assert "hook specdec_backends lacks its marker" in error_of(fakes, module)
 
 
-def test_no_hook_at_all(fakes: SimpleNamespace) -> None:
-    assert "implements no hook" in error_of(fakes, ModuleType("fake"))
-
-
 def test_a_class_instead_of_an_instance(fakes: SimpleNamespace) -> None:
     class Plugin:
         @hookimpl
@@ -107,20 +93,6 @@ def test_a_class_instead_of_an_instance(fakes: SimpleNamespace) -> None:
             return []
 
     assert "got the class Plugin" in error_of(fakes, Plugin)
-
-
-def test_an_instance_works(fakes: SimpleNamespace) -> None:
-    class Plugin:
-        @hookimpl
-        def specdec_backends(self) -> Any:
-            return fakes.spec("from_instance")
-
-    assert fakes.registry(p=Plugin()).get_backend("from_instance").name == "from_instance"
-
-
-def test_hook_that_raises(fakes: SimpleNamespace) -> None:
-    error = error_of(fakes, fakes.module(specdec_proposers=lambda: _raising()))
-    assert error.endswith("hook specdec_proposers raised ValueError: first line second line")
 
 
 @pytest.mark.parametrize("answer", ["cuda", [1], {"name": "x"}])
@@ -150,12 +122,6 @@ def test_a_broken_plugin_contributes_nothing(fakes: SimpleNamespace) -> None:
     module = fakes.module(specdec_backends=lambda: fakes.spec("half"), specdec_models=lambda: _raising())
     registry = fakes.registry(half=module)
     assert registry.backends() == []
-
-
-def test_none_means_nothing_to_announce(fakes: SimpleNamespace) -> None:
-    registry = fakes.registry(quiet=fakes.module(specdec_backends=lambda: None))
-    assert registry.backends() == []
-    assert not registry.plugins()[0].error
 
 
 def test_proposers_and_models_are_collected(fakes: SimpleNamespace) -> None:
@@ -201,13 +167,6 @@ def test_plugins_load_once_and_late(fakes: SimpleNamespace) -> None:
 
 
 class TestRegister:
-    def test_adds_and_removes(self, fakes: SimpleNamespace) -> None:
-        registry = fakes.registry()
-        plugin = registry.register(fakes.announcing(fakes.spec("late")), "late")
-        assert registry.get_backend("late").name == "late"
-        registry.unregister(plugin)
-        assert registry.backends() == []
-
     def test_raises_where_loading_would_note_it(self, fakes: SimpleNamespace) -> None:
         registry = fakes.registry()
         with pytest.raises(PluginError, match=r"plug-in 'bad' .* implements no hook"):
@@ -216,17 +175,6 @@ class TestRegister:
 
 
 class TestObservers:
-    def test_every_observer_is_called(self, fakes: SimpleNamespace) -> None:
-        seen: list[Any] = []
-
-        def specdec_step_finished(record: Any) -> None:
-            seen.append(record)
-
-        registry = fakes.registry(one=fakes.module(specdec_step_finished=specdec_step_finished))
-        registry.step_finished({"step": 1})
-        registry.step_finished({"step": 2})
-        assert seen == [{"step": 1}, {"step": 2}]
-
     def test_one_that_raises_is_reported_once_and_stops_nobody(
         self, fakes: SimpleNamespace, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -271,14 +219,6 @@ THIRD_PARTY = """
 
 
 class TestInstalledDistributions:
-    def test_entry_point_of_a_third_party(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        _install(tmp_path, "acme_specdec", "[specdec_hal]\nacme = acme_specdec\n", THIRD_PARTY)
-        monkeypatch.syspath_prepend(tmp_path)
-        registry = Registry(builtins=())
-        (plugin,) = (plugin for plugin in registry.plugins() if plugin.name == "acme")
-        assert (plugin.source, plugin.target, plugin.error) == ("acme_specdec 2.5", "acme_specdec", "")
-        assert registry.get_backend("acme").name == "acme"
-
     def test_unreadable_entry_points_of_another_distribution(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -291,20 +231,3 @@ class TestInstalledDistributions:
         assert registry.get_backend("acme").name == "acme"
         (mangled,) = (plugin for plugin in registry.plugins() if plugin.name == "mangled")
         assert mangled.error.startswith("plug-in 'mangled' (mangled 2.5: entry_points.txt): import failed: ")
-
-    def test_seen_by_the_command_line(self, tmp_path: Path) -> None:
-        _install(tmp_path, "acme_specdec", "[specdec_hal]\nacme = acme_specdec\n", THIRD_PARTY)
-        _install(tmp_path, "broken_specdec", "[specdec_hal]\nbroken = broken_specdec\n", "import not_installed_at_all")
-        root = Path(specdec_hal.__file__).parents[1]
-        done = subprocess.run(
-            [sys.executable, "-m", "specdec_hal.cli", "backends"], capture_output=True, text=True, cwd=root,
-            env={"PYTHONPATH": f"{tmp_path}", "PATH": ""}, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "acme" in done.stdout
-        assert "plug-in 'broken' (broken_specdec 2.5: broken_specdec)" in done.stdout
-
-
-def test_module_level_functions_are_the_default_registry() -> None:
-    assert registry_module.get_backend == registry_module.default.get_backend
-    assert "reference" in [info.name for info in registry_module.backends()]

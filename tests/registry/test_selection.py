@@ -42,9 +42,6 @@ def machine(fakes: SimpleNamespace) -> SimpleNamespace:
 
 
 class TestByName:
-    def test_name(self, machine: SimpleNamespace) -> None:
-        assert machine.registry().get_backend("slow").name == "slow"
-
     def test_unknown_name(self, machine: SimpleNamespace) -> None:
         with pytest.raises(UnknownBackendError) as caught:
             machine.registry().get_backend("Fsat")
@@ -145,10 +142,6 @@ class TestFaultyAnnouncements:
         with pytest.raises(PluginError, match=rf"api_version {API_VERSION + 6}, this specdec_hal has {API_VERSION};"):
             registry.get_backend("old")
 
-    def test_other_names_work(self, registry: Any) -> None:
-        assert registry.get_backend("fine").name == "fine"
-        assert registry.get_backend("new").name == "new"
-
     def test_listing_shows_the_errors(self, registry: Any) -> None:
         infos = {info.name: info for info in registry.backends()}
         assert set(infos) == {"twice", "old", "fine", "new"}
@@ -198,14 +191,6 @@ class TestBuilding:
     def test_options_reach_the_factory(self, machine: SimpleNamespace) -> None:
         assert machine.registry().get_backend("slow", options={"threads": 2}).options == {"threads": 2}
 
-    def test_every_call_builds_a_new_one(self, machine: SimpleNamespace) -> None:
-        registry = machine.registry()
-        assert registry.get_backend("slow") is not registry.get_backend("slow")
-
-    def test_debug(self, machine: SimpleNamespace) -> None:
-        assert machine.registry().get_backend("slow", debug=True).debug is True
-        assert machine.registry().get_backend("slow").debug is False
-
     def test_factory_that_raises(self, fakes: SimpleNamespace) -> None:
         def factory(options: Any) -> Any:
             raise RuntimeError("out of luck")
@@ -229,9 +214,6 @@ class TestBuilding:
 
 
 class TestFallback:
-    def test_off_by_default(self, machine: SimpleNamespace) -> None:
-        assert machine.registry().get_backend("fast").fallbacks == ()
-
     def test_in_the_order_given(self, machine: SimpleNamespace, fakes: SimpleNamespace) -> None:
         backend = machine.registry().get_backend("slow", fallback=("fast",), debug=True)
         (helper,) = backend.fallbacks
@@ -251,26 +233,12 @@ class TestFallback:
 
 
 class TestExplain:
-    def test_one_status_per_op(self, machine: SimpleNamespace) -> None:
-        explanation = machine.registry().explain("fast")
-        assert explanation.backend == "fast"
-        assert [status.op for status in explanation] == list(OPS)
-        assert [status.op for status in explanation if status.available] == ["ngram_match"]
-
     def test_unavailable_backend(self, machine: SimpleNamespace) -> None:
         explanation = machine.registry().explain("absent")
         assert [status.op for status in explanation] == list(OPS)
         assert {(s.available, s.reason, s.hint) for s in explanation} == {
             (False, "no driver found", "install the driver")
         }
-
-    def test_as_text(self, machine: SimpleNamespace) -> None:
-        lines = str(machine.registry().explain("fast")).splitlines()
-        assert lines[0] == "backend 'fast':"
-        assert len(lines) == 1 + len(OPS)
-        (ngram,) = (line for line in lines if " ngram_match " in line)
-        assert ngram.split()[1] == "yes"
-        assert "fast does not implement it; choose another backend" in str(machine.registry().explain("fast"))
 
     def test_fallbacks_show(self, fakes: SimpleNamespace) -> None:
         def bare(options: Any) -> Any:
@@ -303,9 +271,6 @@ class TestProposersAndModels:
             specdec_models=lambda: ModelSpec("Llama", "torch", list),
         )
         return fakes.registry(one=one, two=two)
-
-    def test_names(self, registry: Any) -> None:
-        assert registry.proposers() == ["mtp", "ngram"]
 
     def test_unknown(self, registry: Any) -> None:
         with pytest.raises(UnsupportedError, match="unknown speculative method 'ngarm'; did you mean 'ngram'"):

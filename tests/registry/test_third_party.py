@@ -13,7 +13,7 @@ import pytest
 from specdec_hal.errors import PluginError
 from specdec_hal.plugin.backend import API_VERSION, BackendSpec, Probe
 from specdec_hal.plugin.hookspecs import hookimpl
-from specdec_hal.plugin.registry import BUILTINS, Registry
+from specdec_hal.plugin.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -74,11 +74,6 @@ def test_other_values_of_the_variable_are_refused() -> None:
     registry = Registry(environ={"SPECDEC_HAL_PLUGINS": "some"})
     with pytest.raises(PluginError, match="SPECDEC_HAL_PLUGINS: expected 'none' or no value, got 'some'"):
         registry.plugins()
-
-
-def test_built_in_plug_ins_may_be_all(fakes: Any) -> None:
-    registry = Registry(builtins=BUILTINS, entry_points=(), environ={"SPECDEC_HAL_PLUGINS": "none"})
-    assert {plugin.source for plugin in registry.plugins()} == {"built-in"}
 
 
 def test_a_capability_that_matches_nothing_is_the_plug_ins_fault(fakes: Any) -> None:

@@ -108,5 +108,13 @@ def served(engine: AsyncEngine, name: str, template: ChatTemplate | None, key: s
 
 @pytest.fixture
 def running() -> Iterator[Running]:
+    """For a test that changes its server."""
+    with serving(runner={"max_num_seqs": 4}) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
+    """For tests that only ask."""
     with serving(runner={"max_num_seqs": 4}) as found:
         yield found

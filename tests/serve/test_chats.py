@@ -103,9 +103,9 @@ def test_what_the_template_gets(running: Running, template: Recorded) -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {}, "messages.0.content"),
     ],
 )
-def test_messages_that_are_refused(running: Running, messages: Any, more: dict[str, Any], message: str) -> None:
+def test_messages_that_are_refused(shared: Running, messages: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.APIStatusError, match=message):
-        chat(running, messages, **more)
+        chat(shared, messages, **more)
 
 
 def test_a_model_without_a_template_says_how_to_give_one(running: Running) -> None:

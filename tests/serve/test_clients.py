@@ -47,12 +47,12 @@ def choices(running: Running, path: str, body: dict[str, Any]) -> Any:
     ids=["completions", "chat"],
 )
 def test_keys_that_change_nothing_are_taken(
-    running: Running, path: str, body: dict[str, Any], keys: dict[str, Any]
+    shared: Running, path: str, body: dict[str, Any], keys: dict[str, Any]
 ) -> None:
-    plain = choices(running, path, body)
+    plain = choices(shared, path, body)
     for name, value in keys.items():
-        assert choices(running, path, {**body, name: value}) == plain, name
-    assert choices(running, path, {**body, **keys}) == plain
+        assert choices(shared, path, {**body, name: value}) == plain, name
+    assert choices(shared, path, {**body, **keys}) == plain
 
 
 @pytest.mark.parametrize(
@@ -82,38 +82,38 @@ def test_keys_that_change_nothing_are_taken(
     ],
 )
 def test_keys_that_would_change_the_answer_are_refused_by_name(
-    running: Running, path: str | None, key: str, value: Any, message: str
+    shared: Running, path: str | None, key: str, value: Any, message: str
 ) -> None:
     bodies = {"/v1/completions": {"prompt": PROMPT}, CHAT: ASKED}
     for where, body in bodies.items() if path is None else [(path, bodies[path])]:
         if value is None:
             continue
         for stream in (False, True):
-            answer = running.post({**body, key: value, "stream": stream}, where)
+            answer = shared.post({**body, key: value, "stream": stream}, where)
             error = answer.json()["error"]
             assert answer.status_code == error["code"] == 400 and error["type"] == "invalid_request_error"
             assert error["message"].startswith(message), error
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file", "video_url"])
-def test_a_part_of_another_type_is_refused_by_its_type(running: Running, kind: str) -> None:
+def test_a_part_of_another_type_is_refused_by_its_type(shared: Running, kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:image/png;base64,AAAA"}}
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
     with pytest.raises(openai.BadRequestError, match=f"expected a part of type 'text', got type '{kind}'") as refused:
-        running.openai.chat.completions.create(model=MODEL, messages=messages)
+        shared.openai.chat.completions.create(model=MODEL, messages=messages)
     assert refused.value.param == "messages.0.content.1"
 
 
-def test_parts_by_every_name_of_text(running: Running) -> None:
+def test_parts_by_every_name_of_text(shared: Running) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "c"}]
     body = {**ASKED, "messages": [{"role": "user", "content": parts}]}
-    assert choices(running, CHAT, body) == choices(running, CHAT, ASKED)
+    assert choices(shared, CHAT, body) == choices(shared, CHAT, ASKED)
     refusal = [
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "c"}]},
     ]
-    assert running.post({**ASKED, "messages": [refusal[1]]}, CHAT).status_code == 200
-    answer = running.post({**ASKED, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, CHAT)
+    assert shared.post({**ASKED, "messages": [refusal[1]]}, CHAT).status_code == 200
+    answer = shared.post({**ASKED, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, CHAT)
     assert "expected text in a part of type 'text', got none" in answer.json()["error"]["message"]
 
 
@@ -128,15 +128,15 @@ def test_reasoning_effort_is_a_variable_of_the_template(running: Running) -> Non
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
-def test_every_chunk_has_the_usage_so_far(running: Running, chat: bool, n: int) -> None:
+def test_every_chunk_has_the_usage_so_far(shared: Running, chat: bool, n: int) -> None:
     """As guidellm and vLLM's own benchmark ask; the key was refused."""
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     asked: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "n": n, "stream": True, "stream_options": options}
     asked["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
     if chat:
-        chunks = list(running.openai.chat.completions.create(messages=[{"role": "user", "content": "abc"}], **asked))
+        chunks = list(shared.openai.chat.completions.create(messages=[{"role": "user", "content": "abc"}], **asked))
     else:
-        chunks = list(running.openai.completions.create(prompt=[0, 1, 2], **asked))
+        chunks = list(shared.openai.completions.create(prompt=[0, 1, 2], **asked))
     *parts, last = chunks
     seen = dict.fromkeys(range(n), 0)
     for part in parts:
@@ -148,15 +148,15 @@ def test_every_chunk_has_the_usage_so_far(running: Running, chat: bool, n: int) 
     assert last.usage.completion_tokens == sum(seen.values()) == 20 * n and last.choices == []
 
 
-def test_continuous_usage_goes_with_the_usage(running: Running) -> None:
-    chunks = running.openai.completions.create(
+def test_continuous_usage_goes_with_the_usage(shared: Running) -> None:
+    chunks = shared.openai.completions.create(
         model=MODEL, prompt=PROMPT, max_tokens=3, stream=True,
         extra_body={"stream_options": {"continuous_usage_stats": True}},
     )  # fmt: skip
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_the_requests_of_guidellm(running: Running) -> None:
+def test_the_requests_of_guidellm(shared: Running) -> None:
     """Version 0.8, which version 0.3's are like: 6 of 6 were refused."""
     common: dict[str, Any] = {"model": MODEL, "stream": True, "ignore_eos": True}
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -168,19 +168,19 @@ def test_the_requests_of_guidellm(running: Running) -> None:
         (CHAT, {**old, "messages": [text], "max_completion_tokens": 8}, "completion_tokens"),
         ("/v1/responses", {**common, "input": [item], "max_output_tokens": 8}, "output_tokens"),
     ):
-        answer = running.post(body, path)
+        answer = shared.post(body, path)
         assert answer.status_code == 200
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
         assert events[-1].get("response", events[-1])["usage"][count] == 8
 
 
-def test_the_requests_of_lm_eval(running: Running) -> None:
+def test_the_requests_of_lm_eval(shared: Running) -> None:
     """Version 0.4: log-likelihoods from echoed prompts of token ids, generations, and chats."""
     scored = {
         "model": MODEL, "prompt": [PROMPT, [1, 2]], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234,
     }  # fmt: skip
     for choice, prompt in zip(
-        choices(running, "/v1/completions", {**scored, "echo": True}), scored["prompt"], strict=True
+        choices(shared, "/v1/completions", {**scored, "echo": True}), scored["prompt"], strict=True
     ):
         # Its parser drops the generated token, and compares the chosen with the most likely.
         assert len(choice["logprobs"]["token_logprobs"][:-1]) == len(prompt)
@@ -189,42 +189,42 @@ def test_the_requests_of_lm_eval(running: Running) -> None:
         ):
             assert value <= max(top.values()) <= 0
     until = {"model": MODEL, "prompt": [PROMPT], "max_tokens": 9, "temperature": 0, "stop": ["zz", "\n"], "seed": 1234}
-    assert choices(running, "/v1/completions", until)[0]["text"]
+    assert choices(shared, "/v1/completions", until)[0]["text"]
     message = {"role": "user", "content": "abc", "type": "text"}
     chat = {"messages": [message], "model": MODEL, "max_tokens": 9, "temperature": 0, "stop": ["zz"], "seed": 1234}
-    assert choices(running, CHAT, chat)[0]["message"]["content"]
+    assert choices(shared, CHAT, chat)[0]["message"]["content"]
 
 
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 )
-def test_a_body_that_does_not_say_that_it_is_json(running: Running, kind: str | None) -> None:
+def test_a_body_that_does_not_say_that_it_is_json(shared: Running, kind: str | None) -> None:
     """curl -d without a header: it got a message on dictionaries."""
     content = json.dumps({"prompt": [1], "max_tokens": 1}).encode()
     for path in ("/v1/completions", CHAT, "/abort"):
-        request = running.http.build_request("POST", path, content=content)
+        request = shared.http.build_request("POST", path, content=content)
         del request.headers["Content-Type"]
         if kind is not None:
             request.headers["Content-Type"] = kind
-        answer = running.http.send(request)
+        answer = shared.http.send(request)
         expected = f"Content-Type: expected application/json, got {'nothing' if kind is None else kind}"
         assert answer.status_code == 400 and answer.json()["error"]["message"].replace("'", "") == expected
     for kind in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
-        answer = running.http.post("/v1/completions", content=content, headers={"Content-Type": kind})
+        answer = shared.http.post("/v1/completions", content=content, headers={"Content-Type": kind})
         assert answer.status_code == 200
 
 
-def test_no_route_says_422(running: Running) -> None:
-    document = running.http.get("/openapi.json").json()
+def test_no_route_says_422(shared: Running) -> None:
+    document = shared.http.get("/openapi.json").json()
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert "422" not in operation["responses"], path
     assert "HTTPValidationError" not in json.dumps(document)
 
 
-def test_the_async_client_gets_the_same_errors(running: Running) -> None:
+def test_the_async_client_gets_the_same_errors(shared: Running) -> None:
     async def ask() -> None:
-        async with running.async_openai() as client:
+        async with shared.async_openai() as client:
             with pytest.raises(openai.BadRequestError, match="best_of: expected 1"):
                 await client.completions.create(model=MODEL, prompt="a", best_of=3)
             with pytest.raises(openai.NotFoundError, match="model"):

@@ -27,8 +27,8 @@ def sampled(seed: int, tokens: int = 20) -> dict[str, Any]:
     return {"temperature": 0.9, "seed": seed, "max_tokens": tokens}
 
 
-def test_a_completion_is_plain_decoding(running: Running) -> None:
-    answer = running.openai.completions.create(model=MODEL, prompt=text(PROMPT), **sampled(3))
+def test_a_completion_is_plain_decoding(shared: Running) -> None:
+    answer = shared.openai.completions.create(model=MODEL, prompt=text(PROMPT), **sampled(3))
     (choice,) = answer.choices
     assert choice.text == expected(PROMPT, temperature=0.9, seed=3, max_new_tokens=20)
     assert answer.object == "text_completion" and answer.model == MODEL and choice.finish_reason in ("length", "stop")
@@ -37,13 +37,13 @@ def test_a_completion_is_plain_decoding(running: Running) -> None:
     assert answer.usage.total_tokens == answer.usage.completion_tokens + len(PROMPT)
 
 
-def test_a_prompt_is_scored_without_a_generation(running: Running) -> None:
+def test_a_prompt_is_scored_without_a_generation(shared: Running) -> None:
     """max_tokens 0 with echo, as those ask who compare answers by their log-probabilities."""
     prompts = [PROMPT, [7, 8, 7, 8], [1]]
     wanted: dict[str, Any] = {"model": MODEL, "prompt": prompts, "echo": True, "logprobs": 2, "n": 2}
-    answer = running.openai.completions.create(**wanted, max_tokens=0, extra_body={"min_tokens": 0})
+    answer = shared.openai.completions.create(**wanted, max_tokens=0, extra_body={"min_tokens": 0})
     assert [choice.index for choice in answer.choices] == list(range(6))
-    more = running.openai.completions.create(**wanted, max_tokens=3)
+    more = shared.openai.completions.create(**wanted, max_tokens=3)
     for choice, longer in zip(answer.choices, more.choices, strict=True):
         prompt = prompts[choice.index // 2]
         assert choice.text == text(prompt) and choice.finish_reason == "length"
@@ -58,7 +58,7 @@ def test_a_prompt_is_scored_without_a_generation(running: Running) -> None:
     assert usage is not None and usage.completion_tokens == 0
     assert usage.prompt_tokens == usage.total_tokens == sum(map(len, prompts))
     chunks = list(
-        running.openai.completions.create(
+        shared.openai.completions.create(
             **wanted,
             max_tokens=0,
             stream=True,
@@ -71,7 +71,7 @@ def test_a_prompt_is_scored_without_a_generation(running: Running) -> None:
         choice.index: choice.text for choice in answer.choices
     }
     assert len(chunks) == len(answer.choices)
-    alone = running.openai.completions.create(
+    alone = shared.openai.completions.create(
         model=MODEL, prompt=PROMPT, max_tokens=0, extra_body={"prompt_logprobs": 1}
     )
     assert alone.choices[0].text == "" and alone.choices[0].logprobs is None
@@ -81,9 +81,9 @@ def test_a_prompt_is_scored_without_a_generation(running: Running) -> None:
     ]
 
 
-def test_several_prompts_with_several_choices_each(running: Running) -> None:
+def test_several_prompts_with_several_choices_each(shared: Running) -> None:
     prompts = [PROMPT, [7, 8, 7, 8], [1]]
-    answer = running.openai.completions.create(model=MODEL, prompt=prompts, n=2, echo=True, **sampled(5, 9))
+    answer = shared.openai.completions.create(model=MODEL, prompt=prompts, n=2, echo=True, **sampled(5, 9))
     assert [choice.index for choice in answer.choices] == list(range(6))
     for choice in answer.choices:
         prompt, seed = prompts[choice.index // 2], 5 + choice.index % 2
@@ -91,11 +91,11 @@ def test_several_prompts_with_several_choices_each(running: Running) -> None:
     assert answer.usage is not None and answer.usage.prompt_tokens == sum(map(len, prompts))
 
 
-def test_a_stream_has_the_same_text_and_a_log_probability_for_each_token(running: Running) -> None:
+def test_a_stream_has_the_same_text_and_a_log_probability_for_each_token(shared: Running) -> None:
     wanted = {"model": MODEL, "prompt": PROMPT, "logprobs": 2, "max_tokens": 40, "logit_bias": {str(END): -100}}
-    whole = running.openai.completions.create(**wanted)
+    whole = shared.openai.completions.create(**wanted)
     options = {"include_usage": True}
-    chunks = list(running.openai.completions.create(**wanted, stream=True, stream_options=options))
+    chunks = list(shared.openai.completions.create(**wanted, stream=True, stream_options=options))
     *parts, last = chunks
     assert last.choices == [] and last.usage == whole.usage and all(part.usage is None for part in parts)
     assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
@@ -110,11 +110,11 @@ def test_a_stream_has_the_same_text_and_a_log_probability_for_each_token(running
         assert top[chosen] == value == max(top.values()) and len(top) == 2
 
 
-def test_the_prompt_has_log_probabilities_too(running: Running) -> None:
+def test_the_prompt_has_log_probabilities_too(shared: Running) -> None:
     """vLLM's prompt_logprobs, and OpenAI's echo with logprobs, which say the same; in the first chunk of a stream."""
     wanted = {"model": MODEL, "prompt": [PROMPT, [1]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 5, "seed": 1}
     asked = {**wanted, "extra_body": {"prompt_logprobs": 3}}
-    whole = running.openai.completions.create(**asked)
+    whole = shared.openai.completions.create(**asked)
     for choice in whole.choices:
         prompt, scores = ([PROMPT, [1]][choice.index // 2], choice.logprobs)
         expected = scored_prompt(prompt, 3)
@@ -134,7 +134,7 @@ def test_the_prompt_has_log_probabilities_too(running: Running) -> None:
         assert scores.top_logprobs is not None and scores.top_logprobs[0] is None
         assert all(len(top) <= 2 for top in scores.top_logprobs[1:])
         assert scores.text_offset == list(range(len(scores.tokens)))
-    chunks = list(running.openai.completions.create(**asked, stream=True))
+    chunks = list(shared.openai.completions.create(**asked, stream=True))
     for choice in whole.choices:
         parts = [part.choices[0] for part in chunks if part.choices[0].index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
@@ -145,9 +145,9 @@ def test_the_prompt_has_log_probabilities_too(running: Running) -> None:
             assert [entry for piece in pieces for entry in getattr(piece, name)] == getattr(choice.logprobs, name), name
 
 
-def test_a_chats_prompt_has_log_probabilities_too(running: Running) -> None:
+def test_a_chats_prompt_has_log_probabilities_too(shared: Running) -> None:
     chat: Any = {"model": MODEL, "messages": [{"role": "user", "content": "cde"}], "max_tokens": 4, "n": 2}
-    create = running.openai.chat.completions.create
+    create = shared.openai.chat.completions.create
     whole, chunks = (create(**chat, extra_body={"prompt_logprobs": 0}, stream=stream) for stream in (False, True))
     expected = [
         entry and {str(token): {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": text([token])}}
@@ -158,19 +158,19 @@ def test_a_chats_prompt_has_log_probabilities_too(running: Running) -> None:
     assert not hasattr(create(**chat), "prompt_logprobs")
 
 
-def test_chat(running: Running) -> None:
+def test_chat(shared: Running) -> None:
     messages: Any = [
         {"role": "system", "content": "ab"},
         {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
     ]
     with pytest.raises(openai.BadRequestError, match="token -87 is outside"):  # a line break, which is no letter
-        running.openai.chat.completions.create(model=MODEL, messages=messages)
+        shared.openai.chat.completions.create(model=MODEL, messages=messages)
     chat = {"model": MODEL, "messages": messages[1:], "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 7}
-    whole = running.openai.chat.completions.create(**chat, seed=1, temperature=0.7)
+    whole = shared.openai.chat.completions.create(**chat, seed=1, temperature=0.7)
     (choice,) = whole.choices
     assert choice.message.role == "assistant" and whole.object == "chat.completion"
     assert choice.message.content == expected([2, 3], seed=1, temperature=0.7, max_new_tokens=7)
-    parts = list(running.openai.chat.completions.create(**chat, seed=1, temperature=0.7, stream=True))
+    parts = list(shared.openai.chat.completions.create(**chat, seed=1, temperature=0.7, stream=True))
     assert "".join(part.choices[0].delta.content or "" for part in parts) == choice.message.content
     assert [part.choices[0].delta.role for part in parts] == ["assistant"] + [None] * (len(parts) - 1)
     entries = [entry for part in parts for entry in part.choices[0].logprobs.content]
@@ -183,9 +183,9 @@ def test_chat(running: Running) -> None:
         )
 
 
-def test_same_seed_and_prompt_same_text_whatever_else_runs(running: Running) -> None:
+def test_same_seed_and_prompt_same_text_whatever_else_runs(shared: Running) -> None:
     async def ask(seed: int, prompt: list[int]) -> str:
-        async with running.async_openai() as client:
+        async with shared.async_openai() as client:
             if seed % 2:
                 answer = await client.completions.create(model=MODEL, prompt=prompt, **sampled(seed))
                 return answer.choices[0].text
@@ -201,8 +201,8 @@ def test_same_seed_and_prompt_same_text_whatever_else_runs(running: Running) -> 
     assert found[4:] == [expected([n], temperature=0.9, seed=n, max_new_tokens=20) for n in range(8)]
 
 
-def test_requests_that_are_sampled_without_a_seed_differ(running: Running) -> None:
-    create = running.openai.completions.create
+def test_requests_that_are_sampled_without_a_seed_differ(shared: Running) -> None:
+    create = shared.openai.completions.create
     texts = {create(model=MODEL, prompt=PROMPT, temperature=1.5, max_tokens=20).choices[0].text for _ in range(4)}
     assert len(texts) > 1
     together = create(model=MODEL, prompt=[PROMPT] * 4, temperature=1.5, max_tokens=20).choices
@@ -210,10 +210,10 @@ def test_requests_that_are_sampled_without_a_seed_differ(running: Running) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_choice_reports_the_seed_that_repeats_it(running: Running, stream: bool) -> None:
+def test_every_choice_reports_the_seed_that_repeats_it(shared: Running, stream: bool) -> None:
     wanted: dict[str, Any] = {"model": MODEL, "prompt": [PROMPT, PROMPT], "n": 2, "temperature": 1.5, "max_tokens": 12}
     texts, drawn = {index: "" for index in range(4)}, dict[int, int]()
-    answer = running.openai.completions.create(**wanted, stream=stream)
+    answer = shared.openai.completions.create(**wanted, stream=stream)
     for part in answer if stream else [answer]:
         for choice in part.choices:
             texts[choice.index] += choice.text
@@ -223,14 +223,14 @@ def test_every_choice_reports_the_seed_that_repeats_it(running: Running, stream:
     assert drawn[1] == drawn[0] + 1 and drawn[3] == drawn[2] + 1 and len(set(drawn.values())) == 4
     for index, seed in drawn.items():
         assert texts[index] == expected(PROMPT, temperature=1.5, seed=seed, max_new_tokens=12)
-        again = running.openai.completions.create(**{**wanted, "prompt": PROMPT, "n": 1}, seed=seed)
+        again = shared.openai.completions.create(**{**wanted, "prompt": PROMPT, "n": 1}, seed=seed)
         assert again.choices[0].text == texts[index]
 
 
-def test_a_greedy_choice_has_no_seed(running: Running) -> None:
-    assert running.post({"prompt": PROMPT, "max_tokens": 2}).json()["choices"][0]["seed"] is None
+def test_a_greedy_choice_has_no_seed(shared: Running) -> None:
+    assert shared.post({"prompt": PROMPT, "max_tokens": 2}).json()["choices"][0]["seed"] is None
     chat = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2, "seed": 3}
-    assert running.post(chat, "/v1/chat/completions").json()["choices"][0]["seed"] == 3
+    assert shared.post(chat, "/v1/chat/completions").json()["choices"][0]["seed"] == 3
 
 
 @pytest.mark.parametrize(
@@ -251,22 +251,22 @@ def test_a_greedy_choice_has_no_seed(running: Running) -> None:
         ({"temperature": None, "seed": None, "stop": None}, {}),
     ],
 )
-def test_parameters_reach_the_engine(running: Running, body: dict[str, Any], params: dict[str, Any]) -> None:
-    answer = running.post({"prompt": PROMPT, "max_tokens": 25, **body}).json()
+def test_parameters_reach_the_engine(shared: Running, body: dict[str, Any], params: dict[str, Any]) -> None:
+    answer = shared.post({"prompt": PROMPT, "max_tokens": 25, **body}).json()
     translated = {
         name: value for name, value in body.items() if name in SamplingParams.model_fields and value is not None
     }
     assert answer["choices"][0]["text"] == expected(PROMPT, max_new_tokens=25, **{**translated, **params})
 
 
-def test_stop_strings_and_tokens(running: Running) -> None:
+def test_stop_strings_and_tokens(shared: Running) -> None:
     full = expected(PROMPT, max_new_tokens=30)
     for stop in (full[6:8], [full[6:8], "zz"]):
-        answer = running.post({"prompt": PROMPT, "max_tokens": 30, "stop": stop}).json()
+        answer = shared.post({"prompt": PROMPT, "max_tokens": 30, "stop": stop}).json()
         assert answer["choices"][0]["text"] == full[: full.index(full[6:8])]
         assert answer["choices"][0]["finish_reason"] == "stop"
     token = LetterTokenizer().encode(full[6])[0]
-    answer = running.post({"prompt": PROMPT, "max_tokens": 30, "stop_token_ids": [token]}).json()
+    answer = shared.post({"prompt": PROMPT, "max_tokens": 30, "stop_token_ids": [token]}).json()
     assert answer["choices"][0]["text"] == full[: full.index(full[6]) + 1]
 
 
@@ -285,9 +285,9 @@ def test_drafts_of_a_request_and_what_the_usage_says_of_them(running: Running) -
     assert slow["usage"]["mean_acceptance_length"] is None
 
 
-def test_drafts_are_returned_with_those_that_were_rejected(running: Running) -> None:
+def test_drafts_are_returned_with_those_that_were_rejected(shared: Running) -> None:
     body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "return_drafts": True, "return_token_ids": True}
-    answer = running.post({**body, "n": 2, "temperature": 0.5, "seed": 1}).json()
+    answer = shared.post({**body, "n": 2, "temperature": 0.5, "seed": 1}).json()
     drafts = [one for choice in answer["choices"] for one in choice["drafts"]]
     usage = answer["usage"]
     assert sum(one["accepted"] for one in drafts) == usage["accepted_tokens"] > 0
@@ -300,21 +300,21 @@ def test_drafts_are_returned_with_those_that_were_rejected(running: Running) -> 
             assert not rejected or choice["token_ids"][end : end + 1] != rejected[:1]
 
 
-def test_spans_are_the_text(running: Running) -> None:
+def test_spans_are_the_text(shared: Running) -> None:
     body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "return_spans": True, "return_token_ids": True}
-    (choice,) = running.post(body).json()["choices"]
+    (choice,) = shared.post(body).json()["choices"]
     assert "".join(piece for piece, _ in choice["spans"]) == choice["text"]
     assert [accepted for _, accepted in choice["spans"]] == choice["accepted_draft"] != [False] * 40
 
 
-def test_defaults_are_the_configurations(running: Running) -> None:
-    answer = running.post({"prompt": [1], "ignore_eos": True}).json()
+def test_defaults_are_the_configurations(shared: Running) -> None:
+    answer = shared.post({"prompt": [1], "ignore_eos": True}).json()
     assert answer["usage"]["completion_tokens"] == 63, "sampling.max_new_tokens is 128, the context 64"
 
 
-def test_a_request_chooses_whether_it_gets_drafts(running: Running) -> None:
+def test_a_request_chooses_whether_it_gets_drafts(shared: Running) -> None:
     body = {"prompt": PROMPT, "max_tokens": 40, "logit_bias": {str(END): -100}}
-    answers = {method: running.post({**body, "method": method}).json() for method in (None, "ngram", "none", "naive")}
+    answers = {method: shared.post({**body, "method": method}).json() for method in (None, "ngram", "none", "naive")}
     assert len({answer["choices"][0]["text"] for answer in answers.values()}) == 1
     drafted = {method: answer["usage"]["drafted_tokens"] for method, answer in answers.items()}
     assert drafted[None] == drafted["ngram"] > 0 == drafted["none"] == drafted["naive"]

@@ -26,9 +26,9 @@ def chat(running: Running, messages: Any, **more: Any) -> Any:
     return create(model=MODEL, messages=messages, max_completion_tokens=12, seed=3, **more)
 
 
-def test_a_response_is_the_answer_of_a_chat(running: Running) -> None:
-    response = running.openai.responses.create(**SAMPLED)
-    other = chat(running, [{"role": "user", "content": "abab"}], temperature=0.9, top_p=0.8)
+def test_a_response_is_the_answer_of_a_chat(shared: Running) -> None:
+    response = shared.openai.responses.create(**SAMPLED)
+    other = chat(shared, [{"role": "user", "content": "abab"}], temperature=0.9, top_p=0.8)
     choice, usage = other.choices[0], other.usage
     assert response.output_text == choice.message.content != ""
     assert response.object == "response" and response.model == MODEL and response.error is None
@@ -44,8 +44,8 @@ def test_a_response_is_the_answer_of_a_chat(running: Running) -> None:
     type(response).model_validate(response.model_dump())
 
 
-def test_why_a_response_ends(running: Running) -> None:
-    response = running.openai.responses.create(**{**ASKED, "max_output_tokens": 1})
+def test_why_a_response_ends(shared: Running) -> None:
+    response = shared.openai.responses.create(**{**ASKED, "max_output_tokens": 1})
     assert response.status == "incomplete" and response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.usage is not None and response.usage.output_tokens == 1
@@ -83,40 +83,40 @@ def same(response: Any) -> Any:
 
 
 @pytest.mark.parametrize("more", [{}, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}])
-def test_a_stream_ends_with_the_whole_response(running: Running, more: dict[str, Any]) -> None:
-    whole = running.openai.responses.create(**SAMPLED, **more)
-    events = list(running.openai.responses.create(**SAMPLED, **more, stream=True))
+def test_a_stream_ends_with_the_whole_response(shared: Running, more: dict[str, Any]) -> None:
+    whole = shared.openai.responses.create(**SAMPLED, **more)
+    events = list(shared.openai.responses.create(**SAMPLED, **more, stream=True))
     assert same(collected(events)) == same(whole)
     assert len([event for event in events if event.type == "response.output_text.delta"]) > 1
 
 
-def test_the_clients_own_stream(running: Running) -> None:
+def test_the_clients_own_stream(shared: Running) -> None:
     """Which wants a response that is complete."""
     asked = {"model": MODEL, "input": "abab", "temperature": 2.0, "max_output_tokens": 50}
     for seed in range(40):
-        whole = running.openai.responses.create(**asked, extra_body={"seed": seed})
+        whole = shared.openai.responses.create(**asked, extra_body={"seed": seed})
         if whole.status == "completed":
             break
     assert whole.status == "completed" and whole.incomplete_details is None
-    with running.openai.responses.stream(**asked, extra_body={"seed": seed}) as stream:
+    with shared.openai.responses.stream(**asked, extra_body={"seed": seed}) as stream:
         assert stream.get_final_response().output_text == whole.output_text
 
 
-def test_log_probabilities_are_those_of_the_chat(running: Running) -> None:
+def test_log_probabilities_are_those_of_the_chat(shared: Running) -> None:
     asked = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    found = running.openai.responses.create(**asked).output[0].content[0].logprobs  # type: ignore[union-attr]
-    expected = chat(running, [{"role": "user", "content": "abab"}], logprobs=True, top_logprobs=2).choices[0].logprobs
+    found = shared.openai.responses.create(**asked).output[0].content[0].logprobs  # type: ignore[union-attr]
+    expected = chat(shared, [{"role": "user", "content": "abab"}], logprobs=True, top_logprobs=2).choices[0].logprobs
     assert found is not None and expected is not None
     assert [one.model_dump() for one in found] == [one.model_dump() for one in expected.content]
-    events = running.openai.responses.create(**asked, stream=True)
+    events = shared.openai.responses.create(**asked, stream=True)
     pieces = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
     assert [(one.token, one.logprob) for one in pieces] == [(one.token, one.logprob) for one in found]
-    assert not running.openai.responses.create(**ASKED).output[0].content[0].logprobs  # type: ignore[union-attr]
+    assert not shared.openai.responses.create(**ASKED).output[0].content[0].logprobs  # type: ignore[union-attr]
 
 
-def test_the_async_client(running: Running) -> None:
+def test_the_async_client(shared: Running) -> None:
     async def ask() -> tuple[Any, list[Any]]:
-        async with running.async_openai() as client:
+        async with shared.async_openai() as client:
             whole = await client.responses.create(**ASKED)
             return whole, [event async for event in await client.responses.create(**ASKED, stream=True)]
 
@@ -144,8 +144,8 @@ def test_the_messages_that_the_template_gets(running: Running) -> None:
     ]
 
 
-def test_keys_that_change_nothing_are_taken(running: Running) -> None:
-    plain = same(running.openai.responses.create(**ASKED))
+def test_keys_that_change_nothing_are_taken(shared: Running) -> None:
+    plain = same(shared.openai.responses.create(**ASKED))
     keys: dict[str, Any] = {
         "store": True, "truncation": "disabled", "background": False, "tools": [], "tool_choice": "auto",
         "text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"summary": "auto"},
@@ -153,7 +153,7 @@ def test_keys_that_change_nothing_are_taken(running: Running) -> None:
         "include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False},
     }  # fmt: skip
     for name, value in keys.items():
-        assert same(running.openai.responses.create(**{**ASKED, name: value})) == plain, name
+        assert same(shared.openai.responses.create(**{**ASKED, name: value})) == plain, name
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_keys_that_change_nothing_are_taken(running: Running) -> None:
     ],
     ids="-".join,
 )
-def test_keys_of_sampling_are_those_of_a_chat(running: Running, keys: dict[str, Any]) -> None:
+def test_keys_of_sampling_are_those_of_a_chat(shared: Running, keys: dict[str, Any]) -> None:
     plain, asked = ({**given, "max_output_tokens": 9, "seed": 5} for given in ({}, keys))
-    texts = [running.post({"input": "abab", **body}, "/v1/responses").json()["output"] for body in (plain, asked)]
+    texts = [shared.post({"input": "abab", **body}, "/v1/responses").json()["output"] for body in (plain, asked)]
     body = {"messages": [{"role": "user", "content": "abab"}], "max_tokens": 9, "seed": 5, **keys}
-    (choice,) = running.post(body, "/v1/chat/completions").json()["choices"]
+    (choice,) = shared.post(body, "/v1/chat/completions").json()["choices"]
     said, changed = (text[0]["content"][0]["text"] for text in texts)
     assert changed == choice["message"]["content"] != said
 
@@ -203,10 +203,10 @@ def test_keys_of_sampling_are_those_of_a_chat(running: Running, keys: dict[str, 
     ],
 )
 def test_keys_that_would_change_the_answer_are_refused_by_name(
-    running: Running, key: str, value: Any, message: str
+    shared: Running, key: str, value: Any, message: str
 ) -> None:
     for stream in (False, True):
-        answer = running.post({"input": "ab", "max_output_tokens": 2, key: value, "stream": stream}, "/v1/responses")
+        answer = shared.post({"input": "ab", "max_output_tokens": 2, key: value, "stream": stream}, "/v1/responses")
         assert answer.status_code == 400 and message in answer.json()["error"]["message"], answer.text
 
 
@@ -259,8 +259,8 @@ def test_thoughts_are_an_item_of_their_own(thinking: Running, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_the_same_where_http_is_a_process_of_its_own(running: Running) -> None:
-    whole = running.openai.responses.create(**SAMPLED)
+def test_the_same_where_http_is_a_process_of_its_own(shared: Running) -> None:
+    whole = shared.openai.responses.create(**SAMPLED)
     with split_server() as server:
         server.until_ready()
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60) as client:

@@ -39,12 +39,12 @@ def test_version_ping_and_heads(running: Running) -> None:
         assert running.http.head(path).status_code == running.http.get(path).status_code == 503
 
 
-def test_tokenize_and_detokenize(running: Running) -> None:
-    answer = running.post({"model": MODEL, "prompt": "abc", "return_token_strs": True}, "/tokenize").json()
+def test_tokenize_and_detokenize(shared: Running) -> None:
+    answer = shared.post({"model": MODEL, "prompt": "abc", "return_token_strs": True}, "/tokenize").json()
     assert answer == {"count": 3, "max_model_len": 64, "tokens": [0, 1, 2], "token_strs": ["a", "b", "c"]}
-    assert running.post({"prompt": "cab"}, "/tokenize").json()["token_strs"] is None
-    assert running.post({"tokens": [2, 0, 1]}, "/detokenize").json() == {"prompt": "cab"}
-    assert running.post({"tokens": []}, "/detokenize").json() == {"prompt": ""}
+    assert shared.post({"prompt": "cab"}, "/tokenize").json()["token_strs"] is None
+    assert shared.post({"tokens": [2, 0, 1]}, "/detokenize").json() == {"prompt": "cab"}
+    assert shared.post({"tokens": []}, "/detokenize").json() == {"prompt": ""}
 
 
 def test_a_chat_is_tokenized_as_its_prompt_is(running: Running) -> None:
@@ -86,8 +86,8 @@ def test_a_chat_is_tokenized_as_its_prompt_is(running: Running) -> None:
         ("/detokenize", {"tokens": [1], "model": "other"}, 404, "expected 'letters', got another"),
     ],
 )
-def test_what_is_not_tokenized(running: Running, path: str, body: Any, status: int, message: str) -> None:
-    answer = running.post(body, path)
+def test_what_is_not_tokenized(shared: Running, path: str, body: Any, status: int, message: str) -> None:
+    answer = shared.post(body, path)
     assert answer.status_code == status and message in answer.json()["error"]["message"]
 
 

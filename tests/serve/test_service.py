@@ -51,23 +51,23 @@ LONG = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True}
         ({}, 400, "prompt: Field required", "prompt"),
     ],
 )  # fmt: skip
-def test_refusals(running: Running, body: Any, status: int, message: str, param: str | None) -> None:
+def test_refusals(shared: Running, body: Any, status: int, message: str, param: str | None) -> None:
     for stream in (False, True):
-        answer = running.http.post("/v1/completions", content=json.dumps({**body, "stream": stream}))
+        answer = shared.http.post("/v1/completions", content=json.dumps({**body, "stream": stream}))
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (status, status)
         assert message in error["message"] and (param is None or error["param"] == param)
-    assert not running.engine.runner.has_requests and running.http.get("/ready").status_code == 200
+    assert not shared.engine.runner.has_requests and shared.http.get("/ready").status_code == 200
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"null", b'{"prompt": ' + b"[" * 100_000, b"\xff"])
-def test_bodies_that_are_no_request(running: Running, content: bytes) -> None:
-    answer = running.http.post("/v1/completions", content=content)
+def test_bodies_that_are_no_request(shared: Running, content: bytes) -> None:
+    answer = shared.http.post("/v1/completions", content=content)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_route_that_does_not_exist_and_a_method_that_is_wrong(running: Running) -> None:
-    for answer, status in ((running.http.get("/v2"), 404), (running.http.get("/v1/completions"), 405)):
+def test_a_route_that_does_not_exist_and_a_method_that_is_wrong(shared: Running) -> None:
+    for answer, status in ((shared.http.get("/v2"), 404), (shared.http.get("/v1/completions"), 405)):
         assert answer.status_code == answer.json()["error"]["code"] == status
 
 
@@ -220,16 +220,16 @@ def test_a_server_ends_with_its_engine(running: Running) -> None:
     assert said == [200, 503] and engine.failure == "RuntimeError: no more"
 
 
-def test_models_and_the_openapi_document(running: Running) -> None:
-    (model,) = running.openai.models.list()
+def test_models_and_the_openapi_document(shared: Running) -> None:
+    (model,) = shared.openai.models.list()
     assert model.id == MODEL and model.max_model_len == 64  # type: ignore[attr-defined]
-    paths = running.http.get("/openapi.json").json()["paths"]
+    paths = shared.http.get("/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/abort"} <= paths.keys()
 
 
-def test_a_slow_reader_gets_everything(running: Running) -> None:
+def test_a_slow_reader_gets_everything(shared: Running) -> None:
     async def read() -> list[Any]:
-        async with running.async_openai() as client:
+        async with shared.async_openai() as client:
             chunks = await client.completions.create(model=MODEL, prompt=[3, 5], max_tokens=40, stream=True)
             found = []
             async for chunk in chunks:
@@ -237,5 +237,5 @@ def test_a_slow_reader_gets_everything(running: Running) -> None:
                 await asyncio.sleep(0.005)
             return found
 
-    whole = running.post({"prompt": [3, 5], "max_tokens": 40}).json()["choices"][0]["text"]
+    whole = shared.post({"prompt": [3, 5], "max_tokens": 40}).json()["choices"][0]["text"]
     assert "".join(asyncio.run(read())) == whole

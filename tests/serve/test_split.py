@@ -43,10 +43,6 @@ def kills(count: int, seed: int, http_workers: int = 1) -> None:
 
 
 def test_each_process_is_killed_under_load() -> None:
-    kills(3, 1)
-
-
-def test_each_process_is_killed_under_load_where_several_speak_http() -> None:
     kills(4, 3, http_workers=2)
 
 
@@ -218,32 +214,31 @@ def test_health_metrics_and_what_is_aborted(both: tuple[Server, Running]) -> Non
     assert float(count) == 4 and 'vllm:num_requests_running{backend="reference"' in metrics
 
 
-def test_processes_that_speak_http_know_of_each_other() -> None:
+def know_of_each_other(server: Server) -> None:
     """Whichever of them a connection goes to."""
-    with split_server(3) as server:
-        server.until_ready()
-        body = {"prompt": [1, 2], "max_tokens": 6, "ignore_eos": True}
-        ids = [httpx.post(f"{server.url}/v1/completions", json=body).json()["id"] for _ in range(40)]
-        assert {messages.owner(one) for one in ids} == {0, 1, 2}
-        for _ in range(8):
-            metrics = httpx.get(f"{server.url}/metrics").text
-            for name, count in (("prompt_tokens_total", 80), ("e2e_request_latency_seconds_count", 40)):
-                assert re.search(rf"vllm:{name}{{.*}} {count}\.0", metrics), metrics
-        body |= {"max_tokens": 60, "stream": True}
-        for _ in range(8):
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
-                named = {"request_id": answer.headers["X-Request-Id"]}
-                assert httpx.post(f"{server.url}/abort", json=named).status_code == 200
-                assert '"finish_reason":"abort"' in "".join(answer.iter_lines())
-            assert httpx.post(f"{server.url}/abort", json=named).status_code == 404
+    body = {"prompt": [1, 2], "max_tokens": 6, "ignore_eos": True}
+    ids = [httpx.post(f"{server.url}/v1/completions", json=body).json()["id"] for _ in range(40)]
+    assert {messages.owner(one) for one in ids} == {0, 1}
+    for _ in range(8):
+        metrics = httpx.get(f"{server.url}/metrics").text
+        for name, count in (("prompt_tokens_total", 80), ("e2e_request_latency_seconds_count", 40)):
+            assert re.search(rf"vllm:{name}{{.*}} {count}\.0", metrics), metrics
+    body |= {"max_tokens": 60, "stream": True}
+    for _ in range(8):
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            named = {"request_id": answer.headers["X-Request-Id"]}
+            assert httpx.post(f"{server.url}/abort", json=named).status_code == 200
+            assert '"finish_reason":"abort"' in "".join(answer.iter_lines())
+        assert httpx.post(f"{server.url}/abort", json=named).status_code == 404
 
 
-def test_processes_that_speak_http_share_the_limit_of_concurrent_requests() -> None:
-    """For any of them, and whichever is killed."""
+def test_processes_that_speak_http_know_of_each_other_and_share_the_limit_of_concurrent_requests() -> None:
+    """Whichever of them is killed."""
     body = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
     room = 1000  # frames for the stopped token processor: an engine waits while its queue is full
     with split_server(2, max_concurrent_requests=2, output_queue=room) as server, ExitStack() as held:
         server.until_ready()
+        know_of_each_other(server)
         server.kill("tokens", signal.SIGSTOP)  # so that no request ends
         held.callback(server.kill, "tokens")
 

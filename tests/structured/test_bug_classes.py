@@ -41,7 +41,10 @@ CLASSES = {
     "e": ("drafts are padded with -1", f"{HERE}::test_drafts_are_cut_at_the_first_that_is_refused"),
     "f": ("lengths of drafts change from step to step", f"{HERE}::test_lengths_that_adapt_change_nothing"),
     "g": ("rows of requests with a grammar and without, in any order", f"{HERE}::test_rows_keep_to_their_requests"),
-    "h": ("preempted requests and restarts", f"{RUNNER}::test_a_journal_goes_on_inside_a_word"),
+    "h": (
+        "preempted requests and restarts",
+        "runner/test_journal.py::test_a_restored_request_goes_on_inside_whatever_it_has_begun",
+    ),
     "i": ("a thought ends inside the window", f"{RUNNER}::test_thoughts_are_free_up_to_their_end_inside_a_step"),
     "j": ("given up while its grammar is compiled", f"{HERE}::test_who_gives_up_while_it_compiles_leaves_nothing"),
     "k": ("a grammar that is none, or takes too long", f"{BACKENDS}::test_what_takes_too_long_is_ended_alone"),
