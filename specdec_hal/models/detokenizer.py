@@ -64,7 +64,10 @@ class ByteDetokenizer(Detokenizer):
     _rest: bytes = b""
 
     def _push(self, token_id: int) -> str:
-        data = self._rest + self.bytes_of(token_id) if self._rest else self.bytes_of(token_id)
+        data = self._rest + self.bytes_of(token_id)
+        if data.isascii():  # most tokens
+            self._rest = b""
+            return data.decode("ascii")
         text, used = utf_8_decode(data, "replace")
         self._rest = data[used:]
         return text + self._finish() if _half_surrogate(self._rest) else text

@@ -30,7 +30,10 @@ class Delivery:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request's new delta, if any, merged with queued ones after its end."""
-        delta = sequence.delta()
+        self.put(sequence, sequence.delta())
+
+    def put(self, sequence: Sequence, delta: StreamDelta | None) -> None:
+        """Queue it as :meth:`add` does."""
         if delta is None:
             return
         if delta.finish_reason is not None:
@@ -48,8 +51,13 @@ class Delivery:
             while self._waiting:
                 sequence, delta = self._waiting.popleft()
                 self._delivered.append(delta)
-                if sequence.request.callback is not None:
-                    self._call(sequence, delta, sequence.request.callback)
+                callback = sequence.request.callback
+                if callback is None:
+                    continue
+                try:
+                    callback(delta)
+                except Exception as error:
+                    self._failed(sequence, error)
         finally:
             self._running = False
 
@@ -58,10 +66,7 @@ class Delivery:
         delivered, self._delivered = self._delivered, []
         return delivered
 
-    def _call(self, sequence: Sequence, delta: StreamDelta, callback: Callable[[StreamDelta], None]) -> None:
-        try:
-            callback(delta)
-        except Exception as error:
-            _log.exception("request '%s': its callback failed; the request is ended", delta.request_id)
-            if sequence.finish_reason is None:
-                self._fail(sequence, f"its callback raised {type(error).__name__}: {error}")
+    def _failed(self, sequence: Sequence, error: Exception) -> None:
+        _log.exception("request '%s': its callback failed; the request is ended", sequence.request.request_id)
+        if sequence.finish_reason is None:
+            self._fail(sequence, f"its callback raised {type(error).__name__}: {error}")

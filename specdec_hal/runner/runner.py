@@ -27,7 +27,7 @@ from specdec_hal.runner.guard import Guard, check_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.journal import Journal, Record, record_of, revive
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
-from specdec_hal.runner.plan import CompiledStep, LaunchedStep
+from specdec_hal.runner.plan import CompiledStep, Features, LaunchedStep
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Bisection
 from specdec_hal.runner.report import StepReport, StepSink
@@ -85,6 +85,8 @@ class ModelRunner:
         self._launched: deque[LaunchedStep] = deque()
         self._masked = 0
         """Live requests with masks in some rows."""
+        self._features: Features | None = None
+        """Those of the last step."""
         self.bisection = Bisection()
         self._finished: dict[str, Sequence] = {}
         self._guard = Guard()
@@ -357,7 +359,10 @@ class ModelRunner:
             if failed or self.lengths is not None:
                 self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
         masked = self._plan_masks(schedule)
-        features = self.compiler.features([work.sequence for work in schedule.work.values()], masked is not None)
+        features = self._features
+        if features is None or not schedule.steady or self._masked:
+            features = self.compiler.features([work.sequence for work in schedule.work.values()], masked is not None)
+            self._features = features
         bucket = self.compiler.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, features)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
         chunks, before = chunks_of(schedule) if schedule.chunked else [], self.compiler.failed_proposals
@@ -371,7 +376,7 @@ class ModelRunner:
 
     def _plan_masks(self, schedule: Schedule) -> MaskedStep | None:
         """Write masks of bad words, and return the grammars' part; None without masks."""
-        if not any(work.sequence.wants.masked for work in schedule.work.values()):
+        if not self._masked or not any(work.sequence.wants.masked for work in schedule.work.values()):
             return None
         self._masks.forget()
         step = self._structured.plan(schedule, self.compiler.exact_drafts, self._grammar_failed)
@@ -414,16 +419,14 @@ class ModelRunner:
             report = StepReport(values)
             goes_on = report.goes_on(step.schedule.slots, self._end_ids, self._vocab_size)
             decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
-            sink, emitted, counts = self.sink, report.accepted, report.accepted_counts
-            matched, flags_of = report.matched, report.as_drafted
+            sink, emitted, counts, fed_of = self.sink, report.accepted, report.accepted_counts, report.fed
+            matched, flags_of, usual, gained = report.matched, report.as_drafted, 0, 0
             self._hook.took(self.metrics.steps, step.schedule.work, report)
             for slot, work in step.schedule.work.items():
-                sequence, fed = work.sequence, report.fed[slot]
-                kept = sequence.accepted
+                sequence, fed, count = work.sequence, fed_of[slot], counts[slot]
                 sequence.in_flight -= 1
                 inputs += fed
                 rows += min(fed, 1) if work.chunk else fed
-                count = counts[slot]
                 length = len(sequence.token_ids) + count
                 if (
                     goes_on
@@ -432,33 +435,40 @@ class ModelRunner:
                     and sequence.finish_reason is None
                     and not work.chunk
                 ):  # the usual case, written out: nothing ends
-                    flags = flags_of[slot][:count]
-                    if sink is not None:
-                        sink.gained(sequence, slot, flags, fed - 1)
-                    judged = matched[slot]
-                    sequence.advance(emitted[slot][:count], flags, fed - 1, judged)
+                    tokens, flags = emitted[slot][:count], flags_of[slot][:count]
+                    judged = kept = matched[slot]
+                    usual += 1
+                    gained += count
+                    streams = sink is None and sequence.grammar is None
+                    if streams:
+                        self._delivery.put(sequence, sequence.stream(tokens, flags, fed - 1, judged))
+                    else:
+                        if sink is not None:
+                            sink.gained(sequence, slot, flags, fed - 1)
+                        sequence.advance(tokens, flags, fed - 1, judged)
                     if sequence.prompt_len + length > sequence.shares_at:
                         self.scheduler.computed(sequence, sequence.prompt_len + length - 1)
-                    record.emitted += count
-                    record.decode_slots += 1
-                    record.decode_tokens += count
                     if sequence.grammar is not None:
                         self._commit(sequence, sequence.grammar)
                     if sequence.finish_reason is not None:
                         self._retire(sequence)
-                    elif sink is None or sequence.request.callback is not None:
-                        self._delivery.add(sequence)
+                    elif not streams:
+                        self._show(sequence)
                     if not count:
                         continue
                 else:
+                    before = sequence.accepted
                     found = self._take(slot, work, report, record)
                     if found is None or work.chunk:
                         continue
-                    judged = found
+                    judged, kept = found, sequence.accepted - before
                 drafted.append(fed - 1)
-                accepted.append(sequence.accepted - kept)
+                accepted.append(kept)
                 if self.lengths is not None and slot not in step.forced:
                     decoded.append(Drafted(sequence, fed - 1, judged))
+            record.emitted += gained
+            record.decode_slots += usual
+            record.decode_tokens += gained
             record.input_tokens, record.output_rows = inputs, rows
             if step.schedule.chunked:
                 record.prefill_slots = sum(work.chunk > 0 for work in step.schedule.work.values())

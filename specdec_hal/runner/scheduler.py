@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specdec_hal.config.schema import INT32_MAX
 from specdec_hal.ops import SlotAction
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from specdec_hal.runner.sequence import Sequence
@@ -42,7 +43,8 @@ class Work(NamedTuple):
 @dataclass
 class Schedule:
     """One step. `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's
-    cache. `stops`: ended slots to report to the device.
+    cache. `stops`: ended slots to report to the device. `steady`: the requests are those of the step before, and all
+    decode.
     """
 
     work: dict[int, Work] = field(default_factory=dict)
@@ -52,12 +54,17 @@ class Schedule:
     tokens: int = 0
     context: int = 0
     chunked: bool = False
+    steady: bool = False
 
 
 LONG_PROMPT = 512
 """Prompts of at least this length get their slot a step later if others decode: queueing and admission both cost host
 time per token, and decoding requests would wait for both in one step.
 """
+
+
+_STEADY = 8
+"""Most steps in a row whose bounds are not computed again: they grow by all drafts, accepted or not."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,9 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._stops: set[int] = set()
         self._dirty = False  # whether `state.request` was sent
+        self._steady = self._context = self._most = 0
+        """Steps for which all running requests decode in the blocks that they have; the last bound on a slot's cache,
+        and what it can reach."""
 
     # ---- requests
 
@@ -163,6 +173,7 @@ class Scheduler:
         slot = sequence.slot
         assert slot is not None
         del self.running[slot], self._decoding[slot]
+        self._steady = 0
         heapq.heappush(self._free_slots, slot)
         self._stops.add(slot)  # the device may still run it
         sequence.slot, sequence.cached = None, 0
@@ -189,6 +200,7 @@ class Scheduler:
             self._admit(step, only)
         else:
             step.work = {slot: work for slot, work in step.work.items() if work.sequence.slot == slot}
+            self._steady = 0
         if not step.work:
             return None
         step.stops = frozenset(self._stops)
@@ -217,8 +229,14 @@ class Scheduler:
 
     def _decode(self, step: Schedule, only: Collection[Sequence] | None) -> list[tuple[int, Sequence]]:
         """Schedule decoding for complete contexts; returns slots and requests with incomplete ones."""
-        width, unfinished, context = self.state.symbols["S"], list[tuple[int, Sequence]](), 0
-        block_size = 0 if self.pool is None else self.pool.block_size
+        width, unfinished, context, highest = self.state.symbols["S"], list[tuple[int, Sequence]](), 0, 0
+        if self._steady and only is None:
+            self._steady -= 1
+            self._context = min(self._context + width, self._most)
+            step.work, step.steady, step.context = dict(self._decoding), True, self._context
+            step.tokens += width * len(step.work)
+            return unfinished
+        steady, block_size = _STEADY, 0 if self.pool is None else self.pool.block_size
         beyond, headroom = self.draft_positions - 1, self.headroom
         for slot, sequence in list(self.running.items()):
             if only is not None and sequence not in only:
@@ -231,13 +249,19 @@ class Scheduler:
             most = sequence.prompt_len + sequence.max_new_tokens + headroom
             if reach > most:
                 reach = most
-            if reach > len(sequence.blocks) * block_size and not self._reserve(sequence, reach):
+            spare = len(sequence.blocks) * block_size - reach if block_size else INT32_MAX
+            if spare < 0 and not self._reserve(sequence, reach):
                 continue
+            if spare < steady * width:
+                steady = max(spare, 0) // width
             step.work[slot] = self._decoding[slot]
             if reach > context:
                 context = reach
-        step.context = context
+            if most > highest:
+                highest = most
+        step.context = self._context = context
         step.tokens += width * len(step.work)
+        self._most, self._steady = highest, 0 if unfinished or only is not None else steady
         return unfinished
 
     def _prefill(self, step: Schedule, unfinished: list[tuple[int, Sequence]]) -> None:
@@ -259,6 +283,7 @@ class Scheduler:
                 sequence.queue_s = time.monotonic() - sequence.arrived_s
                 self._count(sequence)
             self.running[slot], self._decoding[slot] = sequence, Work(sequence)
+            self._steady, step.steady = 0, False
             self._install(slot, sequence)
             self._chunk(step, slot, sequence)
             step.filled.append(slot)

@@ -137,6 +137,18 @@ class TextStream:
                 held.append((piece, flag))
                 self._held_chars += len(piece)
 
+    def take(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> tuple[Span, ...]:
+        """Add tokens where there are no stop strings, and release all text."""
+        if self._held:
+            self.extend(token_ids, from_draft)
+            return self.release(False)
+        if self._silent:
+            return ()
+        texts = zip(map(self._decode, token_ids), from_draft, strict=True)
+        spans = tuple([span for span in texts if span[0]])
+        self._pieces += [piece for piece, _ in spans]
+        return spans
+
     def _add(self, piece: str, from_draft: bool, may_stop: bool = True) -> None:
         if not piece:
             return
@@ -295,6 +307,23 @@ class OutputStream:
         self.num_drafts += drafted > 0
         self.drafted += drafted
         self.accepted += accepted
+
+    def stream(self, token_ids: list[int], from_draft: list[bool], drafted: int, accepted: int) -> StreamDelta | None:
+        """As :meth:`advance` and :meth:`delta`."""
+        start = len(self.token_ids)
+        if self.reported != start or not (start and token_ids):
+            self.advance(token_ids, from_draft, drafted, accepted)
+            return self.delta()
+        self.token_ids += token_ids
+        self.accepted_draft += from_draft
+        self.reported = start + len(token_ids)
+        self.steps += 1
+        if drafted:
+            self.num_drafts += 1
+            self.drafted += drafted
+            self.accepted += accepted
+        spans = self._text.take(token_ids, from_draft)
+        return _delta((self.request.request_id, tuple(token_ids), tuple(from_draft), spans, None, (), (), ()))
 
     def finish(self, reason: FinishReason, error: str = "") -> None:
         """End the request."""
