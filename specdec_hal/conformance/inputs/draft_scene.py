@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.conformance.inputs.mask_scene import MaskScene
 from specdec_hal.conformance.inputs.rows import to_logits
-from specdec_hal.conformance.inputs.scene import WIDE, pick
+from specdec_hal.conformance.inputs.scene import WIDE, OneOf, pick
 
 Array = NDArray[Any]
 
@@ -125,10 +125,7 @@ class DraftScene(MaskScene):
                 ids[b, : len(generated)] = generated
         return ids
 
-    @cached_property
-    def min_room(self) -> int:
-        """One token that can be accepted beside the target's own, or more."""
-        return pick(self.rng("min_room"), 0, 2, 2, 3, 5)
+    min_room = OneOf(0, 2, 2, 3, 5)  # one token that can be accepted beside the target's own, or more
 
     @cached_property
     def substep(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.inputs.scene import Array, Scene, pick
+from specdec_hal.conformance.inputs.scene import Array, OneOf, Scene, pick
 from specdec_hal.ops.spec import FLOATS
 
 NUMPY_DTYPES = {"bfloat16": "uint16"}
@@ -32,6 +32,20 @@ def to_logits(values: Array, dtype: str) -> Array:
         return values.astype(dtype)
 
 
+class OfRows(cached_property[Array]):
+    """[R_cap]: the value of each row's slot; `tail` after the last row."""
+
+    def __init__(self, per_slot: str, tail: float) -> None:
+        def made(scene: Scene) -> Array:
+            values = getattr(scene, per_slot)
+            rows = np.full(scene.size["R_cap"], tail, values.dtype)
+            for r, (b, _) in enumerate(scene.row_slots[: len(rows)]):
+                rows[r] = values[b]
+            return rows
+
+        super().__init__(made)
+
+
 class ModelScene(Scene):
     """A scene with logits, probabilities and results.
 
@@ -48,10 +62,9 @@ class ModelScene(Scene):
     def _choice(self, name: str, values: Sequence[float], dtype: str = "float32") -> Array:
         return self.rng(name).choice(np.array(values), self.size["M"]).astype(dtype)
 
-    @cached_property
-    def temperature(self) -> Array:
-        """[M]: greedy, ordinary, and so small or large that 1/t overflows or vanishes."""
-        return self._choice("temperature", [0, 0, 1, 1, 0.7, 0.8, 1.5, 2, 1e-6, 1e-30, 1e-45, 1e6, 1e30, 3e38])
+    temperature = OneOf(  # greedy, ordinary, and so small or large that 1/t overflows or vanishes
+        *(0, 0, 1, 1, 0.7, 0.8, 1.5, 2, 1e-6, 1e-30, 1e-45, 1e6, 1e30, 3e38), dtype="float32"
+    )
 
     @cached_property
     def top_p(self) -> Array:
@@ -65,25 +78,10 @@ class ModelScene(Scene):
         v = self.size["V"]
         return self._choice("top_k", [0, 0, 0, 1, 2, 3, v - 1, v, v + 1, 2**31 - 1], "int32")
 
-    @cached_property
-    def min_p(self) -> Array:
-        """[M]."""
-        return self._choice("min_p", [0, 0, 0, 0.05, 0.5, 1, 2**-24, 1e-9])
-
-    @cached_property
-    def repetition(self) -> Array:
-        """[M]."""
-        return self._choice("repetition", [1, 1, 1.1, 1.3, 2, 0.5, 0.1])
-
-    @cached_property
-    def frequency(self) -> Array:
-        """[M]."""
-        return self._choice("frequency", [0, 0, 0.1, 0.3, 2, -1])
-
-    @cached_property
-    def presence(self) -> Array:
-        """[M]."""
-        return self._choice("presence", [0, 0, 0.1, 0.7, 2, -1])
+    min_p = OneOf(0, 0, 0, 0.05, 0.5, 1, 2**-24, 1e-9, dtype="float32")
+    repetition = OneOf(1, 1, 1.1, 1.3, 2, 0.5, 0.1, dtype="float32")
+    frequency = OneOf(0, 0, 0.1, 0.3, 2, -1, dtype="float32")
+    presence = OneOf(0, 0, 0.1, 0.7, 2, -1, dtype="float32")
 
     @cached_property
     def seed_values(self) -> Array:
@@ -99,51 +97,14 @@ class ModelScene(Scene):
         edges = [0, 1, -1, 2**31 - 3, 2**63 - 1, 2**63 - 3, -(2**63), *rng.integers(0, 2**62, 8)]
         return rng.choice(np.array(edges, np.int64), self.size["M"])
 
-    @cached_property
-    def row_seed_step(self) -> int:
-        """FastDeploy's, and none."""
-        return pick(self.rng("row_seed_step"), 0, 4, 4, 32, 2**62)
-
-    @cached_property
-    def seed_increment(self) -> int:
-        """The most rows of a step, or more."""
-        return pick(self.rng("seed_increment"), 0, 1, 4, 24, 2**63 - 1)
-
-    @cached_property
-    def seed_modulus(self) -> int:
-        """FastDeploy's two, and small ones."""
-        return pick(self.rng("seed_modulus"), 1, 7, 2**31 - 2, 2**63 - 2, 2**63 - 1)
-
-    def _per_row(self, per_slot: Array, tail: float) -> Array:
-        rows = np.full(self.size["R_cap"], tail, per_slot.dtype)
-        for r, (b, _) in enumerate(self.row_slots[: len(rows)]):
-            rows[r] = per_slot[b]
-        return rows
-
-    @cached_property
-    def row_temperature(self) -> Array:
-        """[R_cap]."""
-        return self._per_row(self.temperature, 1)
-
-    @cached_property
-    def row_top_p(self) -> Array:
-        """[R_cap]."""
-        return self._per_row(self.top_p, 1)
-
-    @cached_property
-    def row_top_k(self) -> Array:
-        """[R_cap]."""
-        return self._per_row(self.top_k, 0)
-
-    @cached_property
-    def row_min_p(self) -> Array:
-        """[R_cap]."""
-        return self._per_row(self.min_p, 0)
-
-    @cached_property
-    def row_seed(self) -> Array:
-        """[R_cap]."""
-        return self._per_row(self.seed_values, 0)
+    row_seed_step = OneOf(0, 4, 4, 32, 2**62)  # FastDeploy's, and none
+    seed_increment = OneOf(0, 1, 4, 24, 2**63 - 1)  # the most rows of a step, or more
+    seed_modulus = OneOf(1, 7, 2**31 - 2, 2**63 - 2, 2**63 - 1)  # FastDeploy's two, and others
+    row_temperature = OfRows("temperature", 1)
+    row_top_p = OfRows("top_p", 1)
+    row_top_k = OfRows("top_k", 0)
+    row_min_p = OfRows("min_p", 0)
+    row_seed = OfRows("seed_values", 0)
 
     @cached_property
     def position(self) -> Array:

@@ -8,7 +8,7 @@ and name), so adding one does not change others. `rows` adds a model's results.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -62,6 +62,31 @@ class Slot:
     def finishes_prompt(self) -> bool:
         """Whether this step emits tokens: a decode step, or the last chunk of a prompt."""
         return self.slt > 0 and (self.enc == 0 or self.dec + self.enc >= self.prompt_len)
+
+
+class OneOf(cached_property[Any]):
+    """One of the values: a number or, with a dtype, one for each slot [M]."""
+
+    def __init__(self, *values: float, dtype: str = "") -> None:
+        super().__init__(self._drawn)
+        self._values, self._dtype = values, dtype
+
+    def _drawn(self, scene: Scene) -> Any:
+        rng, values = scene.rng(str(self.attrname)), self._values
+        if not self._dtype:
+            return pick(rng, *values)  # type: ignore[arg-type]
+        return rng.choice(np.array(values), scene.size["M"]).astype(self._dtype)
+
+
+class OfSlots(cached_property[Array]):
+    """[M]: what `value` says of the slots in use, then stale values in [0, `stale`)."""
+
+    def __init__(self, value: Callable[[Slot], int], dtype: str, stale: Callable[[int], int]) -> None:
+        def made(scene: Scene) -> Array:
+            values = [value(slot) for slot in scene.slots]
+            return scene._per_slot(str(self.attrname), dtype, values, 0, stale(scene.size["L"]))
+
+        super().__init__(made)
 
 
 class Scene:
@@ -203,40 +228,18 @@ class Scene:
         stale = self.rng(name).integers(low, max(high, low + 1), self.size["M"] - self.size["B"])
         return np.array([*values, *stale.tolist()]).astype(dtype)
 
-    @cached_property
-    def prompt_lens(self) -> Array:
-        """[M]."""
-        return self._per_slot("prompt_lens", "int64", [s.prompt_len for s in self.slots], 0, self.size["L"] + 1)
-
-    @cached_property
-    def step_idx(self) -> Array:
-        """[M]."""
-        return self._per_slot("step_idx", "int64", [s.step for s in self.slots], 0, self.size["L"] + 1)
-
-    @cached_property
-    def seq_lens_encoder(self) -> Array:
-        """[M]."""
-        return self._per_slot("seq_lens_encoder", "int32", [s.enc for s in self.slots], 0, self.size["L"])
-
-    @cached_property
-    def seq_lens_decoder(self) -> Array:
-        """[M]."""
-        return self._per_slot("seq_lens_decoder", "int32", [s.dec for s in self.slots], 0, self.size["L"])
+    prompt_lens = OfSlots(lambda slot: slot.prompt_len, "int64", lambda length: length + 1)
+    step_idx = OfSlots(lambda slot: slot.step, "int64", lambda length: length + 1)
+    seq_lens_encoder = OfSlots(lambda slot: slot.enc, "int32", lambda length: length)
+    seq_lens_decoder = OfSlots(lambda slot: slot.dec, "int32", lambda length: length)
 
     @cached_property
     def seq_lens_this_time(self) -> Array:
         """[B]."""
         return np.array([s.slt for s in self.slots], np.int32)
 
-    @cached_property
-    def stop_flags(self) -> Array:
-        """[M]."""
-        return self._per_slot("stop_flags", "bool", [s.stopped for s in self.slots], 0, 2)
-
-    @cached_property
-    def is_block_step(self) -> Array:
-        """[M]."""
-        return self._per_slot("is_block_step", "bool", [s.paused for s in self.slots], 0, 2)
+    stop_flags = OfSlots(lambda slot: slot.stopped, "bool", lambda length: 2)
+    is_block_step = OfSlots(lambda slot: slot.paused, "bool", lambda length: 2)
 
     @cached_property
     def token_ids_all(self) -> Array:
@@ -297,10 +300,7 @@ class Scene:
         k = self.size["S"] - 1
         return self.rng("draft_token_num").choice([0, 1, k, k, k, k + 3], self.size["M"]).astype(np.int32)
 
-    @cached_property
-    def reasoning_status(self) -> Array:
-        """[M]."""
-        return self.rng("reasoning_status").choice([0, 0, 0, 0, 1, 2, -1], self.size["M"]).astype(np.int32)
+    reasoning_status = OneOf(0, 0, 0, 0, 1, 2, -1, dtype="int32")
 
     @cached_property
     def end_tokens(self) -> Array:
@@ -320,10 +320,7 @@ class Scene:
 
     # The scheduler's decisions
 
-    @cached_property
-    def slot_actions(self) -> Array:
-        """[M]; some name no action."""
-        return self.rng("slot_actions").choice([0, 0, 1, 1, 1, 1, 2, 3, 4, -1], self.size["M"]).astype(np.int32)
+    slot_actions = OneOf(0, 0, 1, 1, 1, 1, 2, 3, 4, -1, dtype="int32")  # some name no action
 
     @cached_property
     def chunk_starts(self) -> Array:
@@ -381,15 +378,13 @@ class Scene:
 
     # Attributes
 
-    @cached_property
-    def max_ngram_size(self) -> int:
-        """Mostly small enough to match."""
-        return pick(self.rng("max_ngram_size"), 1, 2, 3, 3, 4, 6, 16)
+    max_ngram_size = OneOf(1, 2, 3, 3, 4, 6, 16)  # mostly small enough to match
 
     @cached_property
     def min_ngram_size(self) -> int:
         """At most `max_ngram_size`."""
-        return min(pick(self.rng("min_ngram_size"), 1, 1, 1, 2, self.max_ngram_size), self.max_ngram_size)
+        most = int(self.max_ngram_size)
+        return min(pick(self.rng("min_ngram_size"), 1, 1, 1, 2, most), most)
 
     @cached_property
     def token_budget(self) -> int:
@@ -400,7 +395,4 @@ class Scene:
         edges = (0, active, prefill + active, prefill + active + 1, full - 1, full, *[10**9] * 6)
         return max(pick(self.rng("token_budget"), *edges, between=(0, full), times=4), 0)
 
-    @cached_property
-    def verify_window(self) -> int:
-        """Mostly short enough to fit."""
-        return pick(self.rng("verify_window"), 1, 1, 2, 2, 3, 8)
+    verify_window = OneOf(1, 1, 2, 2, 3, 8)  # mostly short enough to fit
