@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from specdec_hal.config.schema import Config, ServeSettings
-from specdec_hal.engine.async_engine import EngineInfo, RequestStream
+from specdec_hal.config.schema import ServeSettings
+from specdec_hal.engine.async_engine import AsyncEngine, RequestStream
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
-from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
-from specdec_hal.runner import Request as EngineRequest
+from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import Answer, ChatAnswer, Json, check_model, encode, refusal, token_text
 from specdec_hal.serve.bodies import Bodies
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
@@ -32,6 +31,7 @@ from specdec_hal.serve.protocol import (
 from specdec_hal.serve.rendering import Renderer
 from specdec_hal.serve.request_limit import RequestLimit
 from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
+from specdec_hal.serve.split.remote import RemoteEngine
 from specdec_hal.tensors.memory import trim_heap
 
 _log = logging.getLogger("specdec_hal")
@@ -46,68 +46,16 @@ STOPPED = "the engine has stopped; the server must be started again"
 _Made = TypeVar("_Made")
 
 
-class ServedEngine(Protocol):
-    """The server's interface to an engine: :class:`~specdec_hal.engine.AsyncEngine`, or one in another process."""
-
-    @property
-    def config(self) -> Config:
-        """The configuration."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """What the engine is."""
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """That of the model."""
-
-    @property
-    def default_params(self) -> SamplingParams:
-        """Defaults from the configuration's section `sampling`."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether requests are served."""
-
-    @property
-    def unready(self) -> str:
-        """Why requests must wait for the engine itself, or ""."""
-
-    async def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
-        """Queue requests, all or none."""
-
-    async def counts(self) -> Counts:
-        """What the engine has counted so far; EngineDeadError if it does not answer."""
-
-
-class Peers(Protocol):
-    """The other HTTP processes of one server."""
-
-    @property
-    def mark(self) -> str:
-        """The tag in ids of this process's answers."""
-
-    @property
-    def request_limit(self) -> RequestLimit:
-        """The shared limit of `serve.max_concurrent_requests`."""
-
-    async def observed(self) -> list[Observed]:
-        """Observations of the others."""
-
-    async def abort_elsewhere(self, answer_id: str) -> bool:
-        """End an answer of another process; False if there is none of that id."""
-
-
 class Service:
     """An engine behind HTTP: authentication, limits and the requests in progress."""
 
     def __init__(
         self,
-        engine: ServedEngine,
+        engine: AsyncEngine | RemoteEngine,
         name: str,
         settings: ServeSettings,
         template: ChatTemplate | None,
-        peers: Peers | None = None,
+        peers: RemoteEngine | None = None,
     ) -> None:
         if engine.tokenizer is None:
             raise RequestError("serving needs a tokenizer; give the engine one")

@@ -93,7 +93,7 @@ class Local(Protocol):
 
 
 class RemoteEngine:
-    """A :class:`~specdec_hal.serve.service.ServedEngine` in other processes. Made by :meth:`connect`.
+    """What AsyncEngine is to a server, in other processes. Made by :meth:`connect`.
 
     `worker`: this process's number among `serve.http_workers`.
     """
