@@ -8,15 +8,16 @@ The conformance suite has tensors of its own, with margins around them: :mod:`sp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.errors import CaptureError, UnsupportedError
-from specdec_hal.tensors.transfer import Fields, Inputs, Outputs, TensorInputs, TensorOutputs
+from specdec_hal.tensors.transfer import Fetched, Fields, Inputs, Outputs
 from specdec_hal.tensors.views import ON_CUDA, Stream, download, framework, module
 
 
@@ -124,6 +125,39 @@ class Device(ABC):
         refused. Other threads are not affected.
         """
         return None
+
+
+class TensorInputs(Inputs):
+    """For frameworks without views into a buffer: one copy per tensor."""
+
+    def __init__(self, device: Device, fields: Fields) -> None:
+        self._device = device
+        self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
+        self.host = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
+
+    def upload(self, rows: int | None = None) -> None:
+        """Writes every tensor."""
+        *_, last = self.host
+        for name, array in self.host.items():
+            part = slice(rows if name == last else None)
+            if array[part].size:
+                self._device.write(self.tensors[name], part, array[part])
+
+
+class TensorOutputs(Outputs):
+    """For frameworks without asynchronous copies: a fetch waits."""
+
+    def __init__(self, device: Device, fields: Fields) -> None:
+        self._device = device
+        self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
+
+    def fetch(self, names: Collection[str] | None = None) -> Fetched:
+        """Downloads the tensors one by one."""
+        values = {
+            name: np.array(self._device.download(self.tensors[name]))
+            for name in (self.tensors if names is None else names)
+        }
+        return lambda: values
 
 
 def get_device(name: str, held_by: str) -> Device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.tensors.device import Device
 from specdec_hal.tensors.memory import host_free
-from specdec_hal.tensors.transfer import Fetched, Fields, Inputs, Outputs, numpy_dtype
+from specdec_hal.tensors.transfer import Fields, Inputs, numpy_dtype
 from specdec_hal.tensors.views import as_numpy
 
 
@@ -62,10 +62,6 @@ class HostDevice(Device):
         """The ops' own memory."""
         return HostInputs(fields)
 
-    def outputs(self, fields: Fields) -> Outputs:
-        """The ops' own memory, copied when it is fetched."""
-        return HostOutputs(fields)
-
 
 class HostInputs(Inputs):
     """One memory for both sides."""
@@ -75,18 +71,6 @@ class HostInputs(Inputs):
 
     def upload(self, rows: int | None = None) -> None:
         """Nothing to do."""
-
-
-class HostOutputs(Outputs):
-    """NumPy arrays; a fetch is a snapshot."""
-
-    def __init__(self, fields: Fields) -> None:
-        self.tensors = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
-
-    def fetch(self, names: Collection[str] | None = None) -> Fetched:
-        """Copies the arrays."""
-        values = {name: self.tensors[name].copy() for name in (self.tensors if names is None else names)}
-        return lambda: values
 
 
 DEVICE = HostDevice

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,49 +71,3 @@ class Outputs(ABC):
     @abstractmethod
     def fetch(self, names: Collection[str] | None = None) -> Fetched:
         """Start to copy the values of all or of the named tensors, as of now in the order of the current stream."""
-
-
-class Memory(Protocol):
-    """The part of :class:`~specdec_hal.tensors.device.Device` that groups use."""
-
-    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
-        """A new tensor of zeros."""
-
-    def write(self, tensor: Any, index: Any, values: Any) -> None:
-        """``tensor[index] = values`` with values of the host."""
-
-    def download(self, tensor: Any) -> NDArray[Any]:
-        """The tensor's values on the host."""
-
-
-class TensorInputs(Inputs):
-    """For frameworks without views into a buffer: one copy per tensor."""
-
-    def __init__(self, device: Memory, fields: Fields) -> None:
-        self._device = device
-        self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
-        self.host = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
-
-    def upload(self, rows: int | None = None) -> None:
-        """Writes every tensor."""
-        *_, last = self.host
-        for name, array in self.host.items():
-            part = slice(rows if name == last else None)
-            if array[part].size:
-                self._device.write(self.tensors[name], part, array[part])
-
-
-class TensorOutputs(Outputs):
-    """For frameworks without asynchronous copies: a fetch waits."""
-
-    def __init__(self, device: Memory, fields: Fields) -> None:
-        self._device = device
-        self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
-
-    def fetch(self, names: Collection[str] | None = None) -> Fetched:
-        """Downloads the tensors one by one."""
-        values = {
-            name: np.array(self._device.download(self.tensors[name]))
-            for name in (self.tensors if names is None else names)
-        }
-        return lambda: values
