@@ -5,114 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import Any
 
 from specdec_hal.errors import ConfigError
 from specdec_hal.text import clip, one_line
 
-
-class _Pair(BaseModel):
-    warm: float | None
-    cold: float | None
-
-
-class _Figures(BaseModel):
-    median: float
-
-
-class _Case(BaseModel):
-    suite: str
-    group: str
-    label: str
-
-
-class _Failed(_Case):
-    error: str
-
-
-class _Timed(_Case):
-    target_us: _Pair
-    warm_us: _Figures
-    cold_us: _Figures | None = None
-    peers_us: dict[str, _Pair] = {}
-
-
-class _Machine(BaseModel):
-    cpu: str
-    gpu: str = ""
-
-
-class _Document(BaseModel):
-    backend: str
-    commit: str
-    machine: _Machine
-    rows: list[Annotated[_Failed | _Timed, Field(union_mode="left_to_right")]]
-
-
-class _Run(BaseModel):
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    steps: int
-    tokens_per_step: float | None
-    drafted_tokens: int
-    accepted_tokens: int
-    acceptance_rate: float | None
-    acceptance_by_position: list[float]
-    seconds_by_stage: dict[str, float]
-
-
-class _Pooled(BaseModel):
-    method: str
-    k: int | None = None
-    prompts: int
-    tokens_per_step: float | None
-    tokens_per_step_95: tuple[float, float] | None
-    speedup: float
-    speedup_95: tuple[float, float] | None
-    break_even: float | None = None
-    mean_acceptance_length: float | None
-    acceptance_by_position: list[float]
-    accepted_lengths: list[float] = []
-
-
-class _Method(_Run):
-    prompt: str
-    method: str
-    k: int | None = None
-    speedup: float
-    all_speedups: list[float]
-
-
-class _Difference(BaseModel):
-    prompt: str
-    run: str
-    position: int
-    expected: int | None
-    got: int | None
-
-
-class _Compared(BaseModel):
-    identical: bool
-    repeat: int
-    backend: str
-    differences: list[_Difference]
-
-
-class _Sides(_Compared):
-    method: str
-    speedup: float
-    naive: _Run
-    spec: _Run
-
-
-class _Methods(_Compared):
-    strategy: str
-    temperature: float
-    rows: list[_Method]
-    pooled: list[_Pooled] = []
+_SUITES = ("backend", "commit", "machine", "rows"), ("suite", "group", "label")
+_COMPARED = ("identical", "repeat", "backend", "differences")
+_SIDES = (*_COMPARED, "method", "speedup", "naive", "spec"), ()
+_METHODS = (
+    (*_COMPARED, "strategy", "temperature", "rows"),
+    ("prompt", "method", "tokens", "seconds", "speedup", "tokens_per_step", "acceptance_by_position"),
+)
+"""Keys of each kind of document, and of each of its rows."""
 
 
 def is_comparison(document: Mapping[str, Any]) -> bool:
@@ -132,17 +37,25 @@ def read_document(path: Path) -> dict[str, Any]:
     recorded = found if isinstance(found, dict) else {}
     document = recorded.get("figures", recorded)
     document = document if isinstance(document, dict) else {}
-    kind: type[BaseModel] = _Document
-    if is_comparison(document):
-        kind = _Methods if "rows" in document else _Sides
-    try:
-        kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if missing := _missing(document):
+        got = f"{missing}: no such key"
         if "rows" not in recorded and (command := recorded.get("command")):
             got = f"a result of `{clip(str(command), 200)}`"
         elif not {"rows", "identical"} & set(document):
             got = f"the keys {clip(', '.join(recorded), 200) or 'of no object'}"
-        raise ConfigError(f"{path}: expected a document of `bench --out` or `compare --json`, got {got}") from error
+        raise ConfigError(f"{path}: expected a document of `bench --out` or `compare --json`, got {got}")
     return document
+
+
+def _missing(document: Mapping[str, Any]) -> str | None:
+    """The first key that is not there."""
+    with_rows = _METHODS if "rows" in document else _SIDES
+    keys, of_rows = with_rows if is_comparison(document) else _SUITES
+    rows = document.get("rows")
+    inside = (
+        f"rows.{number}.{key}"
+        for number, row in enumerate(rows if isinstance(rows, list) else ())
+        for key in of_rows
+        if not isinstance(row, dict) or key not in row
+    )
+    return next((key for key in keys if key not in document), None) or next(inside, None)

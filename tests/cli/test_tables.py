@@ -85,7 +85,7 @@ def test_other_results_are_named(name: str, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("text", "got"),
-    [("x", "a JSON document"), ("[]", "the keys of no object"), ('{"identical": 1}', "Field required")],
+    [("x", "a JSON document"), ("[]", "the keys of no object"), ('{"identical": 1}', "repeat: no such key")],
 )
 def test_files_that_are_no_result(text: str, got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text(text)
