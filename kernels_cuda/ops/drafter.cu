@@ -18,34 +18,15 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const auto share = [&](int64_t b) {
     return block_share(a.cu_seqlens_q[b], a.cu_seqlens_q[b + 1], a.T_cap, a.num_masks, a.anchor_only);
   };
-  const int slots = static_cast<int>(a.B), first = static_cast<int>(threadIdx.x * Shape::kEach);
-  Sums<1> rows[Shape::kEach], own;
-  own.clear();
-#pragma unroll
-  for (unsigned k = 0; k < Shape::kEach; ++k) {
-    const int b = first + static_cast<int>(k);
-    rows[k].of[0] = b < slots ? static_cast<uint32_t>(saturate32(share(b).rows)) : 0;
-    own.add(rows[k]);
-  }
-  const SlotSums<1> sums = scan_slots<Shape>(own);
-  let_next_start();
-
-  const BlockPart part = block_part(a.B);
-  Sums<1> before = sums.before;
-#pragma unroll
-  for (unsigned k = 0; k < Shape::kEach; ++k) {
-    const int b = first + static_cast<int>(k);
-    starts[b] = before.of[0];
-    before.add(rows[k]);
-    if (b >= part.low && b < part.high) {
-      a.block_cu_seqlens_q[b + 1] = static_cast<int32_t>(before.of[0]);
-      a.block_seq_lens_decoder[b] = block_position(a.seq_lens_decoder[b], share(b).fed, a.anchor_only);
-    }
-  }
+  const int slots = static_cast<int>(a.B);
+  const auto rows = [&](int b) { return Sums<1>{{static_cast<uint32_t>(saturate32(share(b).rows))}}; };
+  const Sums<1> total = pack_slots<Shape, 1>(a.B, starts, rows, [&](int b, const Sums<1>&, const Sums<1>& upto) {
+    a.block_cu_seqlens_q[b + 1] = static_cast<int32_t>(upto.of[0]);
+    a.block_seq_lens_decoder[b] = block_position(a.seq_lens_decoder[b], share(b).fed, a.anchor_only);
+  });
   if (blockIdx.x == 0 && threadIdx.x == 0) a.block_cu_seqlens_q[0] = 0;
-  __syncthreads();
 
-  const int64_t end = min64(sums.total.of[0], a.F_cap), stride = int64_t{gridDim.x} * Shape::kThreads;
+  const int64_t end = min64(total.of[0], a.F_cap), stride = int64_t{gridDim.x} * Shape::kThreads;
   for (int64_t r = int64_t{blockIdx.x} * Shape::kThreads + threadIdx.x; r < a.F_cap; r += stride) {
     int64_t id = 0, source = -1;
     int slot = -1;

@@ -10,36 +10,20 @@ __global__ void __launch_bounds__(Shape::kThreads)
     gather_accepted_kernel(const __grid_constant__ GatherAcceptedArgs a) {
   __shared__ uint32_t starts[Shape::kSlots];
   wait_for_previous();
-  const int slots = static_cast<int>(a.B), first = static_cast<int>(threadIdx.x * Shape::kEach);
-  Sums<1> share[Shape::kEach], own;
-  own.clear();
-#pragma unroll
-  for (unsigned k = 0; k < Shape::kEach; ++k) {
-    const int b = first + static_cast<int>(k);
-    const int64_t count = b < slots ? accepted_share(a.accept_num[b], a.seq_lens_this_time[b], a.S) : 0;
-    share[k] = {{static_cast<uint32_t>(count)}};
-    own.add(share[k]);
-  }
-  const SlotSums<1> sums = scan_slots<Shape>(own);
-  let_next_start();
-
-  const BlockPart part = block_part(a.B);
-  Sums<1> before = sums.before;
-#pragma unroll
-  for (unsigned k = 0; k < Shape::kEach; ++k) {
-    const int b = first + static_cast<int>(k);
-    starts[b] = before.of[0];
-    before.add(share[k]);
-    if (b >= part.low && b < part.high) a.cu_batch_token_offset[b + 1] = static_cast<int32_t>(before.of[0]);
-  }
+  const int slots = static_cast<int>(a.B);
+  const auto share = [&](int b) {
+    return Sums<1>{{static_cast<uint32_t>(accepted_share(a.accept_num[b], a.seq_lens_this_time[b], a.S))}};
+  };
+  const Sums<1> total = pack_slots<Shape, 1>(a.B, starts, share, [&](int b, const Sums<1>&, const Sums<1>& upto) {
+    a.cu_batch_token_offset[b + 1] = static_cast<int32_t>(upto.of[0]);
+  });
   if (blockIdx.x == 0 && threadIdx.x == 0) a.cu_batch_token_offset[0] = 0;
-  __syncthreads();
 
   const int64_t stride = int64_t{gridDim.x} * Shape::kThreads;
   for (int64_t k = int64_t{blockIdx.x} * Shape::kThreads + threadIdx.x; k < a.A_cap; k += stride) {
     int64_t token = -1;
     int32_t row = -1;
-    if (k < sums.total.of[0]) {
+    if (k < total.of[0]) {
       const int b = slot_of(starts, slots, static_cast<uint32_t>(k));
       const int64_t i = k - starts[b];
       token = a.accept_tokens[b * a.S + i];

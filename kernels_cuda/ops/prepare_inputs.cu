@@ -9,47 +9,25 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads) prepare_inputs_kernel(const __grid_constant__ PrepareInputsArgs a) {
   __shared__ uint32_t starts[Shape::kSlots];
   wait_for_previous();
-  const int slots = static_cast<int>(a.B), first = static_cast<int>(threadIdx.x * Shape::kEach);
-  Sums<3> share[Shape::kEach], own;
-  own.clear();
-#pragma unroll
-  for (unsigned k = 0; k < Shape::kEach; ++k) {
-    share[k].clear();
-    const int b = first + static_cast<int>(k);
-    if (b < slots) {
-      const StepShare s =
-          step_share(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.seq_lens_decoder[b], a.I_cap, a.S);
-      share[k] = {
-          {static_cast<uint32_t>(s.tokens), static_cast<uint32_t>(saturate32(s.keys)), static_cast<uint32_t>(s.rows)}};
-    }
-    own.add(share[k]);
-  }
-  const SlotSums<3> sums = scan_slots<Shape>(own);
-  let_next_start();
-
-  // This thread's slots: those in the block's part are written here.
-  const BlockPart part = block_part(a.B);
-  Sums<3> before = sums.before;
-#pragma unroll
-  for (unsigned k = 0; k < Shape::kEach; ++k) {
-    const int b = first + static_cast<int>(k);
-    starts[b] = before.of[0];
-    const uint32_t row = before.of[2], rows = share[k].of[2];
-    before.add(share[k]);
-    if (b >= part.low && b < part.high) {
-      a.cu_seqlens_q[b + 1] = static_cast<int32_t>(before.of[0]);
-      a.cu_seqlens_k[b + 1] = static_cast<int32_t>(before.of[1]);
-      a.cu_seqlens_q_output[b + 1] = static_cast<int32_t>(before.of[2]);
-      for (uint32_t i = row; i < min64(row + rows, a.R_cap); ++i) a.batch_id_per_token_output[i] = b;
-    }
-  }
-  const int64_t tokens = min64(sums.total.of[0], a.T_cap);
+  const int slots = static_cast<int>(a.B);
+  const auto share = [&](int b) {
+    const StepShare s = step_share(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.seq_lens_decoder[b], a.I_cap, a.S);
+    return Sums<3>{
+        {static_cast<uint32_t>(s.tokens), static_cast<uint32_t>(saturate32(s.keys)), static_cast<uint32_t>(s.rows)}};
+  };
+  const auto write = [&](int b, const Sums<3>& before, const Sums<3>& upto) {
+    a.cu_seqlens_q[b + 1] = static_cast<int32_t>(upto.of[0]);
+    a.cu_seqlens_k[b + 1] = static_cast<int32_t>(upto.of[1]);
+    a.cu_seqlens_q_output[b + 1] = static_cast<int32_t>(upto.of[2]);
+    for (uint32_t i = before.of[2]; i < min64(upto.of[2], a.R_cap); ++i) a.batch_id_per_token_output[i] = b;
+  };
+  const Sums<3> total = pack_slots<Shape, 3>(a.B, starts, share, write);
+  const int64_t tokens = min64(total.of[0], a.T_cap);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.cu_seqlens_q[0] = a.cu_seqlens_k[0] = a.cu_seqlens_q_output[0] = 0;
-    a.num_tokens[0] = static_cast<int32_t>(sums.total.of[0]);
-    a.num_tokens[1] = static_cast<int32_t>(sums.total.of[2]);
+    a.num_tokens[0] = static_cast<int32_t>(total.of[0]);
+    a.num_tokens[1] = static_cast<int32_t>(total.of[2]);
   }
-  __syncthreads();
 
   const int64_t stride = int64_t{gridDim.x} * Shape::kThreads;
   const int64_t thread = int64_t{blockIdx.x} * Shape::kThreads + threadIdx.x;
@@ -64,7 +42,7 @@ __global__ void __launch_bounds__(Shape::kThreads) prepare_inputs_kernel(const _
     a.ids_remove_padding[t] = id;
     a.batch_id_per_token[t] = slot;
   }
-  for (int64_t r = sums.total.of[2] + thread; r < a.R_cap; r += stride) a.batch_id_per_token_output[r] = -1;
+  for (int64_t r = total.of[2] + thread; r < a.R_cap; r += stride) a.batch_id_per_token_output[r] = -1;
 }
 
 void prepare_inputs(const PrepareInputsArgs& a, cudaStream_t stream) {

@@ -107,4 +107,38 @@ __device__ __forceinline__ BlockPart block_part(int64_t count) {
   return {count * blockIdx.x / gridDim.x, count * (blockIdx.x + 1) / gridDim.x};
 }
 
+// Packs the slots [0, slots) one after the other: share(b) is what slot b adds, starts[b] the first of the sums before
+// it, and write(b, before, upto) is called for the slots of this block's part. Returns the sums over all slots. All
+// threads of the block, once in a kernel.
+template <typename Shape, int N, typename Share, typename Write>
+__device__ __forceinline__ Sums<N> pack_slots(int64_t slots, uint32_t (&starts)[Shape::kSlots], Share share,
+                                              Write write) {
+  const int first = static_cast<int>(threadIdx.x * Shape::kEach);
+  Sums<N> shares[Shape::kEach], own;
+  own.clear();
+#pragma unroll
+  for (unsigned k = 0; k < Shape::kEach; ++k) {
+    shares[k].clear();
+    const int b = first + static_cast<int>(k);
+    if (b < static_cast<int>(slots)) shares[k] = share(b);
+    own.add(shares[k]);
+  }
+  const SlotSums<N> sums = scan_slots<Shape>(own);
+  let_next_start();
+
+  const BlockPart part = block_part(slots);
+  Sums<N> before = sums.before;
+#pragma unroll
+  for (unsigned k = 0; k < Shape::kEach; ++k) {
+    const int b = first + static_cast<int>(k);
+    starts[b] = before.of[0];
+    Sums<N> upto = before;
+    upto.add(shares[k]);
+    if (b >= part.low && b < part.high) write(b, before, upto);
+    before = upto;
+  }
+  __syncthreads();
+  return sums.total;
+}
+
 }  // namespace specdec::cuda
