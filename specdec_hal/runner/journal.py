@@ -86,7 +86,7 @@ class _Drafts(_Saved):
 
 
 class _Request(_Saved):
-    """A record. Older journals lack `drafts`, `limit_status` and the last of `counts`."""
+    """A record."""
 
     request_id: StrictStr
     prompt_token_ids: list[_Count]
@@ -97,9 +97,9 @@ class _Request(_Saved):
     accepted_draft: list[StrictBool]
     logprobs: list[_Logprob]
     prompt_logprobs: list[_Logprob | None]
-    drafts: list[_Drafts] = []
-    limit_status: Annotated[StrictInt, Field(ge=-(1 << 31), lt=1 << 31)] = 0
-    counts: Annotated[list[_Count], Field(min_length=3, max_length=4)]
+    drafts: list[_Drafts]
+    limit_status: Annotated[StrictInt, Field(ge=-(1 << 31), lt=1 << 31)]
+    counts: tuple[_Count, _Count, _Count, _Count]
     ended: tuple[FinishReason, StrictStr] | None
 
     def problems(self, params: SamplingParams, vocab_size: int) -> Iterator[str]:
@@ -162,8 +162,7 @@ def _sequence(
     sequence.limit_status = saved.limit_status
     if sequence.prompt_logprobs:
         sequence.prompt_logprobs[1:] = [e.entry() for e in saved.prompt_logprobs[1:] if e is not None]
-    steps, drafted, accepted, *num_drafts = saved.counts
-    sequence.counts = steps, drafted, accepted, num_drafts[0] if num_drafts else (steps if drafted else 0)
+    sequence.counts = saved.counts
     if saved.ended is not None and sequence.finish_reason is None:
         sequence.finish(*saved.ended)
     return sequence
