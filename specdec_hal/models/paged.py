@@ -132,7 +132,7 @@ class PagedStore:
             pool, value = self.pool[layer.index], value if value.stride(-1) == 1 else value.contiguous()
             query = torch.empty(query.shape, dtype=self._dtype, device=query.device)
             self._launcher.rotate(
-                due.q, due.k, due.cos, due.sin, query, pool, norms=due.norms, value=value, lines=step.line
+                due.q, due.k, due.cos[0], due.sin[0], query, pool, norms=due.norms, value=value, lines=step.line
             )
         out = self.look(layer, step, query, sinks)
         return out[..., : layer.value_dim] if narrower else out

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -127,3 +127,18 @@ def _yarn(plain: Doubles, theta: float, head_dim: int, scaling: RopeScaling) -> 
     divided = np.clip((np.arange(len(plain)) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
     stretched: Doubles = divided * plain / scaling.factor + (1 - divided) * plain
     return stretched
+
+
+Norms: TypeAlias = tuple[Any, Any, float]
+"""Weights of RMSNorms of queries and keys, and their epsilon."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Pending rotary embeddings: of tensors [T, heads, width], by angles [1, T, width] or half as wide, after norms."""
+
+    q: Any
+    k: Any
+    cos: Any
+    sin: Any
+    norms: Norms | None

@@ -46,9 +46,8 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
 
 def _kind(block: Any, layer: Layer) -> Any:
     """A key that is equal for decoder layers with the same computation."""
-    parts = tuple((name, type(module)) for name, module in block.named_modules())
     tensors = tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
-    return parts, tensors, Layer(**{**vars(layer), "index": 0})
+    return repr(block), tensors, Layer(**{**vars(layer), "index": 0})
 
 
 def _common(results: Sequence[Any]) -> bytes | None:

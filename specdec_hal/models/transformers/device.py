@@ -20,7 +20,7 @@ from specdec_hal.models.paged import PagedStore, on_torch
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
-from specdec_hal.models.transformers.packed import holds_experts, is_experts
+from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 
 # Row counts to try: tiles of products and numbers of programs differ.
@@ -66,7 +66,7 @@ class DeviceTransformers(FromHost):
             )
 
     def _use_kernels(self, make_launcher: Callable[[Any], Any], stable: bool) -> None:
-        from specdec_hal.models.transformers.kernels import Invariant, install
+        from specdec_hal.models.transformers.kernels import Invariant, Kernels
 
         decoder = self._decoder
         ids = torch.arange(1, 4, device=self.device)
@@ -75,7 +75,7 @@ class DeviceTransformers(FromHost):
             decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
 
         decoder.serve(Silent(), 8)
-        decoder.modify(lambda model: install(decoder, self._launcher, run))
+        decoder.modify(lambda model: install(decoder, Kernels(self._launcher), run))
         if not stable:
             return
         launchers = {self.dtype: self._launcher}

@@ -25,7 +25,8 @@ from specdec_hal.models.rows import RowSizes
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
-from specdec_hal.models.transformers.packed import pack
+from specdec_hal.models.transformers.packed import Packed, can_pack
+from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
 # Row counts to try; fewer for logits, as few rows need them and a head is large.
@@ -44,7 +45,8 @@ class _Group:
 class HostStore:
     """Keys and values of all slots, float32."""
 
-    def __init__(self, layers: Sequence[Layer], slots: int, positions: int, threads: int) -> None:
+    def __init__(self, layers: Sequence[Layer], slots: int, positions: int, threads: int, operators: Packed) -> None:
+        self._operators = operators
         groups: dict[tuple[int, int, int], list[int]] = {}
         for layer in layers:
             groups.setdefault((layer.heads, layer.kv_heads, layer.head_dim), []).append(layer.index)
@@ -73,14 +75,12 @@ class HostStore:
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store."""
         group, index = self._of[layer.index]
-        if narrower := layer.head_dim - layer.value_dim:
-            value = torch.nn.functional.pad(value, (0, narrower))
-        qkv = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], 1)
+        qkv = self._operators.qkv(layer, query, key, value)
         out = group.attention.attend(
-            index, qkv.float(), group.block, scale=layer.scale, window=layer.window, softcap=layer.softcap,
+            index, qkv, group.block, scale=layer.scale, window=layer.window, softcap=layer.softcap,
             sinks=None if sinks is None else sinks.float(),
         ).view(len(query), layer.heads, layer.head_dim)  # fmt: skip
-        return (out[..., : layer.value_dim] if narrower else out).to(query.dtype)
+        return (out if layer.value_dim == layer.head_dim else out[..., : layer.value_dim]).to(query.dtype)
 
 
 def _buffer(width: int, rows: int) -> Any:
@@ -108,23 +108,24 @@ class HostTransformers:
         if threads is not None:
             torch.set_num_threads(threads)
         self._decoder, self.config, self._module = decoder, decoder.config, module
-        exact = decoder.dtype is torch.float32
+        exact, self._operators = decoder.dtype is torch.float32, Packed()
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
         self.batch_invariant = False
         with torch.inference_mode():
-            steady = not exact or self._pack()
+            if exact and can_pack():
+                self._replace()
             if exact if batch_invariant is None else batch_invariant:
-                self._measure(steady)
+                self._measure()
         self._limits: Limits | None = None
 
-    def _pack(self) -> bool:
+    def _replace(self) -> None:
         decoder, ids = self._decoder, torch.arange(1, 4)
 
         def run() -> None:
             decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
 
         decoder.serve(Silent(), 8)
-        return decoder.modify(partial(pack, run=run))
+        decoder.modify(lambda model: install(decoder, self._operators, run))
 
     @property
     def capabilities(self) -> ModelCapabilities:
@@ -148,7 +149,7 @@ class HostTransformers:
                 hint = "ask for at least one slot and one position"
                 raise _refused("allocate", name, "an integer >= 1", str(value), hint)
         layers, threads = self._decoder.survey.layers, torch.get_num_threads()
-        self._store = HostStore(layers, max_num_seqs, max_model_len, threads)
+        self._store = HostStore(layers, max_num_seqs, max_model_len, threads, self._operators)
         self._decoder.serve(self._store, max_model_len)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
 
@@ -211,10 +212,13 @@ class HostTransformers:
 
     # ---- agreeing row counts
 
-    def _measure(self, steady: bool) -> None:
-        """Choose sizes of passes; `steady`: no part of the model sorts rows by value."""
+    def _measure(self) -> None:
+        """Choose sizes of passes, unless a part of the model runs experts over rows that it sorts by value."""
+        packed = can_pack() and self._decoder.dtype is torch.float32
+        if any(holds_experts(part) or (is_experts(part) and not packed) for part in self._decoder.model.modules()):
+            return
         sizes, head = agreeing_sizes(self._decoder, _SIZES, _HEAD_SIZES)
-        if steady and sizes.sizes and head.sizes:
+        if sizes.sizes and head.sizes:
             self._sizes, self._head_sizes, self.batch_invariant = sizes, head, True
 
 

@@ -14,7 +14,8 @@ NAME = "specdec_hal"
 TRIAL = "specdec_hal_trial"
 """The name during a trial, whose masks show what a layer attends to."""
 
-_LAYER, _STORE = "_specdec_layer", "_specdec_store"
+LAYER, STORE = "_specdec_layer", "_specdec_store"
+"""Where an attention layer keeps its own."""
 
 
 class Store(Protocol):
@@ -47,14 +48,14 @@ trial = _Trial()
 
 def bind(module: Any, layer: Layer, store: Store) -> None:
     """Serve an attention layer."""
-    module.__dict__[_LAYER], module.__dict__[_STORE] = layer, store
+    module.__dict__[LAYER], module.__dict__[STORE] = layer, store
 
 
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **arguments: Any) -> tuple[Any, None]:
     """`query`, `key` and `value` are [1, heads, T, width], rotated already."""
     state = module.__dict__
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = state[_STORE].attend(state[_LAYER], query, key, value, arguments.get("s_aux"))
+    out = state[STORE].attend(state[LAYER], query, key, value, arguments.get("s_aux"))
     return out[None], None
 
 

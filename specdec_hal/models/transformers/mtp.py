@@ -33,7 +33,7 @@ from specdec_hal.models.paged import on_torch
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
 from specdec_hal.models.transformers.mimo import MODEL_TYPE
-from specdec_hal.models.transformers.packed import is_experts
+from specdec_hal.models.transformers.replace import is_experts
 from specdec_hal.models.weights import header, shards
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelConfig
 

@@ -1,4 +1,4 @@
-"""Linear layers and experts of a model on a CPU, in float32, multiplied by oneDNN from weights packed once.
+"""PyTorch's operators in place of a model's, on a CPU, in float32: oneDNN multiplies with weights packed once.
 
 Its products gave a row the same bits for any number of rows and take half the time of MKL's at 2 to 16 rows
 (:mod:`specdec_hal.models.llama_torch`). The packed weights replace the model's own.
@@ -10,116 +10,110 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.pytorch_utils import Conv1D
+
+from specdec_hal.models.paged import Layer
+from specdec_hal.models.rope import Rotation
 
 EXPERTS = "specdec_hal"
 """The name of our experts function."""
 
 
-class PackedLinear(torch.nn.Module):  # type: ignore[misc]
-    """Linear layers [out, in] of one input, as one product: the first one called computes it, the last forgets it."""
-
-    def __init__(self, layers: list[Any]) -> None:
-        super().__init__()
-        weights = [layer.weight.T if type(layer) is Conv1D else layer.weight for layer in layers]
-        biases = [layer.bias for layer in layers]
-        self._sizes, self._inputs = [len(weight) for weight in weights], weights[0].shape[1]
-        self._packed, self._bias = _pack(torch.cat(weights)), None
-        if any(bias is not None for bias in biases):
-            filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-            self._bias = torch.cat(filled)
-        self._held: tuple[Any, Any] = None, None
-
-    def forward(self, x: Any, part: int = 0) -> Any:
-        """The product of each row and layer `part`."""
-        if self._held[0] is not x:
-            out = _multiply(x.reshape(-1, self._inputs), self._packed, self._bias).view(*x.shape[:-1], -1)
-            if len(self._sizes) == 1:
-                return out
-            self._held = x, out.split(self._sizes, -1)
-        result = self._held[1][part]
-        if part == len(self._sizes) - 1:
-            self._held = None, None
-        return result
+def can_pack() -> bool:
+    """Whether this build has oneDNN's operators."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-class Part(torch.nn.Module):  # type: ignore[misc]
-    """One of the layers of a product of several."""
+class Packed:
+    """See :class:`.replace.Operators`."""
 
-    def __init__(self, whole: Any, part: int) -> None:
-        super().__init__()
-        self.__dict__["_whole"], self._part = whole, part
+    pending: Rotation | None = None
+    experts = EXPERTS
 
-    def forward(self, x: Any) -> Any:
-        """What this layer makes of x [.., in]."""
-        return self._whole(x, self._part)
+    def __init__(self) -> None:
+        self._angles: tuple[Any, Any, Any] = None, None, None
+
+    def weight(self, weight: Any) -> Any:
+        """See Operators."""
+        return _pack(weight)
+
+    def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
+        """See Operators."""
+        out = _multiply(x, weight, bias)  # to let the product add the residual takes longer
+        return out if residual is None else out.add_(residual)
+
+    def norm(self, x: Any, weight: Any, epsilon: float) -> Any:
+        """See Operators."""
+        return F.rms_norm(x, weight.shape, weight, epsilon)
+
+    def gated(self, module: Any) -> Callable[[Any], Any] | None:
+        """See Operators."""
+        act, width = getattr(module, "act_fn", None), len(module.gate_proj.weight)
+        if act is None:
+            return None
+        act = getattr(act, "forward", act)
+        weight = _pack(torch.cat([module.gate_proj.weight, module.up_proj.weight]))
+
+        def forward(x: Any) -> Any:
+            gate, up = _multiply(x, weight, None).split_with_sizes((width, width), -1)
+            return act(gate).mul_(up)
+
+        return forward
+
+    def rotate(self, rotation: Rotation) -> tuple[Any, Any]:
+        """See Operators."""
+        return self._turned(rotation.q, rotation), self._turned(rotation.k, rotation)
+
+    def _turned(self, x: Any, rotation: Rotation, out: Any = None) -> Any:
+        cos, sin = self._factors(rotation, x.shape[-1])
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, out=out)
+
+    def _factors(self, rotation: Rotation, width: int) -> tuple[Any, Any]:
+        """Cosines, and sines with the sign of the first half changed, [T, 1, width]; those of one step are kept."""
+        known, cos, sin = self._angles
+        if known is not rotation.cos:
+            half = width // 2
+            cos, sin = (x[0, :, None, :half] for x in (rotation.cos, rotation.sin))
+            cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+            self._angles = rotation.cos, cos, sin
+        return cos, sin
+
+    def qkv(self, layer: Layer, query: Any, key: Any, value: Any) -> Any:
+        """Queries, keys and values [T, heads, width] side by side, float32, after a pending rotary embedding."""
+        due, self.pending = self.pending, None
+        whole = _side_by_side(query, key, value)
+        if due is not None:
+            if due.norms is None and whole is not None:
+                both = whole[:, : (layer.heads + layer.kv_heads) * layer.head_dim].unflatten(1, (-1, layer.head_dim))
+                self._turned(both, due, both)
+            else:
+                if due.norms is not None:
+                    *weights, epsilon = due.norms
+                    query, key = (self.norm(x, w, epsilon) for x, w in zip((query, key), weights, strict=True))
+                query, key, whole = self._turned(query, due), self._turned(key, due), None
+        if whole is None:
+            if narrower := layer.head_dim - layer.value_dim:
+                value = F.pad(value, (0, narrower))
+            whole = torch.cat([x.flatten(1) for x in (query, key, value)], 1)
+        return whole.float()
+
+    def take_experts(self, module: Any) -> None:
+        """See Operators."""
+        module.__dict__["_specdec_weights"] = _pack_experts(module)
 
 
-def same_inputs(model: Any, dtype: Any, run: Callable[[], Any]) -> list[list[Any]]:
-    """Linear layers of one parent that take the same input one after the other, together; `run`: a pass."""
-    groups: list[list[Any]] = []
-    inputs: list[Any] = []
-    owner = {child: parent for parent in model.modules() for child in parent.children()}
-
-    def called(module: Any, args: Any) -> None:
-        if any(module in group for group in groups):
-            return
-        if inputs and inputs[-1] is args[0] and owner[groups[-1][0]] is owner[module]:
-            groups[-1].append(module)
-        else:
-            groups.append([module])
-        inputs.append(args[0])
-
-    layers = [module for module in model.modules() if is_linear(module, dtype)]
-    hooks = [module.register_forward_pre_hook(called) for module in layers]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return groups
-
-
-def pack(model: Any, run: Callable[[], Any]) -> bool:
-    """Replace what can be; whether what a row is computed with then depends on no other row.
-
-    Experts that are not reached through the interface of `transformers` take rows in groups of any size. `run`: a pass.
-    """
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        return not any(is_experts(module) for module in model.modules())
-    steady, made = True, dict[Any, Any]()
-    for group in same_inputs(model, torch.float32, run):
-        whole = PackedLinear(group)
-        made |= {layer: Part(whole, part) for part, layer in enumerate(group)} if len(group) > 1 else {group[0]: whole}
-    for parent in list(model.modules()):
-        if is_experts(parent):
-            parent.config._experts_implementation = EXPERTS
-            parent.__dict__["_specdec_weights"] = _pack_experts(parent)
-            continue
-        steady &= not holds_experts(parent)
-        for name, child in parent.named_children():
-            if is_linear(child, torch.float32):
-                parent._modules[name] = made[child] if child in made else made.setdefault(child, PackedLinear([child]))
-    return steady
-
-
-def is_linear(module: Any, dtype: Any) -> bool:
-    """Whether a module is a linear layer over a plain tensor of that dtype: quantised ones are classes of their own, or
-    have tensors that are."""
-    plain = type(module) in (torch.nn.Linear, Conv1D) and type(module.weight.data) is torch.Tensor
-    return plain and module.weight.dtype is dtype
-
-
-def is_experts(module: Any) -> bool:
-    """Whether a module uses our experts function (use_experts_implementation of `transformers`)."""
-    return hasattr(module, "_apply_gate") and hasattr(module, "down_proj") and hasattr(module, "has_gate")
-
-
-def holds_experts(module: Any) -> bool:
-    """Whether a module runs its experts one by one on their rows."""
-    experts = getattr(module, "experts", None)
-    return isinstance(experts, torch.nn.ModuleList)
+def _side_by_side(*parts: Any) -> Any | None:
+    """Parts [T, heads, width] of one contiguous tensor, one after the other, as that tensor [T, W]; else None."""
+    query, at, rows = parts[0], parts[0].data_ptr(), len(parts[0])
+    width = sum(x.shape[1] * x.shape[2] for x in parts)
+    for x in parts:
+        _, heads, size = x.shape
+        line, *inner = x.stride()
+        if x.dtype != torch.float32 or x.data_ptr() != at or inner != [size, 1] or (line != width and rows > 1):
+            return None
+        at += 4 * heads * size
+    return query.as_strided((rows, width), (width, 1))
 
 
 def _pack(weight: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from specdec_hal.models.tp_weights import indivisible
-from specdec_hal.models.transformers.packed import is_experts
+from specdec_hal.models.transformers.replace import is_experts
 from specdec_hal.models.transformers.survey import refused
 from specdec_hal.tensors.group import Group
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import e, log2
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specdec_hal.models.arena import Arena
+from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.triton_kernels.attention import chunk_count, paged_attention
 from specdec_hal.models.triton_kernels.experts import combine, expert_linear
 from specdec_hal.models.triton_kernels.gate_up import gate_up
@@ -33,20 +34,6 @@ from specdec_hal.models.triton_kernels.tiles import (
     tiles_of,
 )
 from specdec_hal.plugin.model import DeviceBatch
-
-Norms: TypeAlias = tuple[Any, Any, float]
-"""Weights of RMSNorms of queries and keys, and their epsilon."""
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Pending rotary embeddings: of these tensors [T, heads, width], by these angles, after these norms."""
-
-    q: Any
-    k: Any
-    cos: Any
-    sin: Any
-    norms: Norms | None
 
 
 @dataclass(frozen=True)

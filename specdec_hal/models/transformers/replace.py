@@ -1,0 +1,484 @@
+"""Replace a model's products, norms, gated MLPs, rotary embeddings and experts by our operators.
+
+Most operators of a model of `transformers` are not products, and small. A trial finds replaceable modules and compares
+results; the rest remains the library's. Consecutive linear layers with the same input become one product.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, Protocol
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from specdec_hal.models.paged import Layer
+from specdec_hal.models.rope import Rotation
+from specdec_hal.models.transformers.bits import Silent
+from specdec_hal.models.transformers.interface import LAYER, STORE
+
+_ROTATE = "apply_rotary_pos_emb"
+
+
+class Operators(Protocol):
+    """What computes the replaced parts (:mod:`.packed` on CPUs, :mod:`.kernels` on GPUs).
+
+    `pending`: a rotary embedding that the next attention computes, or None. `experts`: the name of its experts
+    function in `transformers`.
+    """
+
+    pending: Rotation | None
+    experts: str
+
+    def weight(self, weight: Any) -> Any:
+        """A weight [out, in] as `linear` takes it."""
+
+    def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
+        """x [.., in] weight^T + `bias` + `residual`, of `dtype`, [.., outputs]."""
+
+    def norm(self, x: Any, weight: Any, epsilon: float) -> Any:
+        """RMSNorm over the last dimension."""
+
+    def gated(self, module: Any) -> Callable[[Any], Any] | None:
+        """A function for act(gate(x)) * up(x) of such an MLP without biases; None if there is none."""
+
+    def rotate(self, rotation: Rotation) -> tuple[Any, Any]:
+        """Rotated queries and keys [T, heads, width]."""
+
+    def take_experts(self, module: Any) -> None:
+        """Prepare a module for the experts function."""
+
+
+class Linear(torch.nn.Module):  # type: ignore[misc]
+    """Linear layers [out, in] of one input, as one product, computed by the first call and freed by the last.
+
+    `dtype`: of the result.
+    """
+
+    def __init__(self, operators: Operators, layers: list[Any], dtype: Any) -> None:
+        super().__init__()
+        weights = [layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers]
+        biases = [layer.bias for layer in layers]
+        self.sizes, self._outputs = [len(weight) for weight in weights], sum(map(len, weights))
+        self.weight, self.bias = operators.weight(joined(weights)), None
+        if any(bias is not None for bias in biases):
+            self.bias = joined([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
+        self._operators, self._dtype = operators, dtype
+        self._held: list[Any] = []
+        self._residual: list[Any] = []
+
+    def add(self, residual: Any) -> None:
+        """A residual to add to the next result."""
+        self._residual[:] = [residual]
+
+    def product(self, x: Any) -> Any:
+        """The result of all layers for x [.., in]."""
+        residual = self._residual.pop() if self._residual else None
+        return self._operators.linear(x, self.weight, self._outputs, self.bias, residual, self._dtype)
+
+    def forward(self, x: Any, part: int = 0) -> Any:
+        """The result of layer `part` for x [.., in]."""
+        if len(self.sizes) == 1:
+            return self.product(x)
+        held = self._held
+        if not held or held[0] is not x:
+            held[:] = x, self.product(x).split_with_sizes(self.sizes, -1)
+        result = held[1][part]
+        if part == len(self.sizes) - 1:
+            held.clear()
+        return result
+
+    def extra_repr(self) -> str:
+        """Its sizes."""
+        return f"outputs={self.sizes}"
+
+
+class Part(torch.nn.Module):  # type: ignore[misc]
+    """One of the layers of a product of several."""
+
+    def __init__(self, whole: Any, part: int) -> None:
+        super().__init__()
+        self.__dict__["whole"], self.part = whole, part
+
+    def forward(self, x: Any) -> Any:
+        """What this layer makes of x [.., in]."""
+        return self.whole.forward(x, self.part)
+
+
+def joined(tensors: list[Any]) -> Any:
+    """Rows of several tensors as one parameter."""
+    with torch.no_grad():
+        whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
+    return torch.nn.Parameter(whole.detach(), requires_grad=False)
+
+
+def same_inputs(model: Any, dtype: Any, run: Callable[[], Any]) -> list[list[Any]]:
+    """Linear layers of one parent that take the same input one after the other, together; `run`: a pass."""
+    groups: list[list[Any]] = []
+    inputs: list[Any] = []
+    owner = {child: parent for parent in model.modules() for child in parent.children()}
+
+    def called(module: Any, args: Any) -> None:
+        if any(module in group for group in groups):
+            return
+        if inputs and inputs[-1] is args[0] and owner[groups[-1][0]] is owner[module]:
+            groups[-1].append(module)
+        else:
+            groups.append([module])
+        inputs.append(args[0])
+
+    layers = [module for module in model.modules() if is_linear(module, dtype)]
+    hooks = [module.register_forward_pre_hook(called) for module in layers]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return groups
+
+
+def is_linear(module: Any, dtype: Any) -> bool:
+    """Whether a module is a linear layer over a plain tensor of that dtype: quantised ones are classes of their own, or
+    have tensors that are."""
+    plain = type(module) in (torch.nn.Linear, Conv1D) and type(module.weight.data) is torch.Tensor
+    return plain and module.weight.dtype is dtype
+
+
+def is_experts(module: Any) -> bool:
+    """Whether a module uses our experts function (use_experts_implementation of `transformers`)."""
+    return hasattr(module, "_apply_gate") and hasattr(module, "down_proj") and hasattr(module, "has_gate")
+
+
+def holds_experts(module: Any) -> bool:
+    """Whether a module runs its experts one by one on their rows."""
+    experts = getattr(module, "experts", None)
+    return isinstance(experts, torch.nn.ModuleList)
+
+
+def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> None:
+    """Replace modules; `run`: a pass of two rows or more through all layers and the head."""
+    model, blocks = decoder.model, list(decoder.survey.blocks)
+    groups = same_inputs(model, model.get_input_embeddings().weight.dtype, run)
+    norms, calls = _trace(model, blocks, run)
+    made = [(norm, x, _norm(norm, operators)) for norm, x in norms]
+    ours = [mine for norm, x, mine in made if mine is not None and _replace(norm, x, mine)]
+    for gated, x in _gated(model, groups):
+        middle = operators.gated(gated)
+        if middle is not None and _replace(gated, x, partial(_mlp, gated, middle)):
+            del gated.gate_proj, gated.up_proj
+    parents = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
+    head = model.get_output_embeddings()
+    head = getattr(head, "part", head)  # of a rank
+    for layers in groups:
+        if layers[0] not in parents:
+            continue  # of a replaced MLP
+        whole = Linear(operators, layers, torch.float32 if layers == [head] else layers[0].weight.dtype)
+        for part, layer in enumerate(layers):
+            parent, name = parents[layer]
+            parent._modules[name] = Part(whole, part) if len(layers) > 1 else whole
+            if len(layers) > 1:
+                layer.weight = layer.bias = None  # copied weights
+                parent._modules[f"{name}_joined"] = whole
+    for module in model.modules():
+        if is_experts(module):
+            operators.take_experts(module)
+            module.config._experts_implementation = operators.experts
+    watch, seen = _Watch(operators), deque[tuple[_Norm, Any]](maxlen=2)
+    rotaries = _install_rotary(model, operators, seen)
+    for norm in ours:
+        norm.seen = seen
+    decoder.serve(watch, 8)
+    run()
+    for norm in ours:
+        norm.seen = None
+    for rotary in rotaries.values():
+        rotary.settle(watch)
+    for block, (args, kwargs) in zip(blocks, calls, strict=True):
+        _replace_block(block, args, kwargs, operators, watch)
+
+
+def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
+    """Norms with an input of theirs; what decoder layers were called with."""
+    norms: dict[Any, Any] = {}
+    calls: list[Any] = []
+
+    def block(module: Any, args: Any, kwargs: Any) -> None:
+        calls.append((args, kwargs))
+
+    hooks = [module.register_forward_pre_hook(block, with_kwargs=True) for module in blocks]
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:
+            hooks.append(module.register_forward_pre_hook(lambda norm, args: norms.setdefault(norm, args[0])))
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(norms.items()), calls
+
+
+def _replace(module: Any, x: Any, forward: Callable[[Any], Any]) -> bool:
+    """Let `forward` compute a module, if equal up to rounding; returns whether it is."""
+    for scale in (1.0, 1e-3):  # an epsilon matters for small numbers
+        expected, got = module(x * scale), forward(x * scale)
+        if expected.shape != got.shape or not _close(expected, got):
+            return False
+    module.forward = forward
+    return True
+
+
+def _close(expected: Any, got: Any) -> bool:
+    error = (got.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-30)
+    return bool(error <= (1e-4 if expected.dtype == torch.float32 else 2e-2))
+
+
+def _norm(norm: Any, operators: Operators) -> _Norm | None:
+    """RMSNorm with its weight, or 1 + weight."""
+    epsilon = next((getattr(norm, n) for n in ("variance_epsilon", "eps", "epsilon") if hasattr(norm, n)), None)
+    if norm.weight.ndim != 1 or not isinstance(epsilon, float):
+        return None
+    x = torch.ones((1, 1, len(norm.weight)), dtype=norm.weight.dtype, device=norm.weight.device)
+    plain = _close(norm(x), norm.weight.expand_as(x))
+    weight = norm.weight.detach() if plain else 1 + norm.weight.detach().float()
+    return _Norm(operators, weight, epsilon)
+
+
+class _Norm:
+    """RMSNorm. `seen`: during a trial, the last norms and their results. `later`: for head norms that the following
+    rotary embedding computes, where to put it.
+    """
+
+    seen: deque[tuple[_Norm, Any]] | None = None
+    later: list[_Norm] | None = None
+
+    def __init__(self, operators: Operators, weight: Any, epsilon: float) -> None:
+        self._operators, self.weight, self.epsilon = operators, weight, epsilon
+
+    def __call__(self, x: Any) -> Any:
+        if self.later is not None:
+            self.later.append(self)
+            return x
+        out = self._operators.norm(x, self.weight, self.epsilon)
+        if self.seen is not None:
+            self.seen.append((self, out))
+        return out
+
+
+def _gated(model: Any, groups: list[list[Any]]) -> list[tuple[Any, Any]]:
+    """MLPs whose gate and up projections form a group, with an input."""
+    found = []
+    for module in model.modules():
+        parts: list[Any] = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
+        if parts[:2] in groups and parts[2:] in groups:
+            weight: Any = parts[0].weight
+            if any(part.bias is not None for part in parts[:2]) or weight.shape != parts[1].weight.shape:
+                continue
+            x = torch.linspace(-2, 2, 2 * weight.shape[1], device=weight.device)
+            found.append((module, x.view(1, 2, -1).to(weight.dtype)))
+    return found
+
+
+def _mlp(module: Any, middle: Callable[[Any], Any], x: Any) -> Any:
+    return module.down_proj(middle(x))
+
+
+class _Rotary:
+    """Replaces a file's ``apply_rotary_pos_emb``, only in our attention layers.
+
+    First it runs beside the original for comparison, and replaces it if all results were equal. If the results go
+    straight to attention, attention computes them and preceding head norms when it writes to the cache.
+    """
+
+    def __init__(self, original: Callable[..., Any], operators: Operators, seen: deque[tuple[_Norm, Any]]) -> None:
+        self._original, self._operators, self._seen = original, operators, seen
+        self._settled = False
+        self._ours = self.late = True
+        self._norms: list[_Norm] = []
+        self._before: list[Any] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._ours or len(args) != 4 or kwargs or not self._fits(*args):
+            self._ours = self._ours and self._settled
+            return self._original(*args, **kwargs)
+        q, k, cos, sin = args
+        rotation = self._rotation(q, k, cos, sin)
+        if self._settled and self.late:
+            self._operators.pending = rotation
+            return q, k
+        turned = self._operators.rotate(rotation)
+        result = tuple(x.transpose(0, 1)[None] for x in turned)
+        if not self._settled:
+            self._ours &= all(map(_close, self._original(*args), result))
+            self._before.append(([*self._seen], q, k))
+            self._operators.pending = replace(rotation, q=turned[0], k=turned[1])
+        return result
+
+    def _rotation(self, q: Any, k: Any, cos: Any, sin: Any) -> Rotation:
+        norms = None
+        if self._norms:
+            first, second = self._norms
+            norms = (first.weight, second.weight, first.epsilon)
+            self._norms.clear()
+        return Rotation(q[0].transpose(0, 1), k[0].transpose(0, 1), cos, sin, norms)
+
+    @staticmethod
+    def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
+        width = q.shape[-1]
+        return (
+            q.ndim == k.ndim == 4
+            and cos.ndim == 3
+            and len(q) == len(cos) == 1
+            and k.shape[-1] == width
+            and cos.shape[-1] in (width, width // 2)
+            and q.stride(-1) == k.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1
+            and cos.stride(1) == sin.stride(1)
+        )
+
+    def settle(self, watch: _Watch) -> None:
+        """End the trial."""
+        self._settled = True
+        self.late = self._ours and watch.direct
+        if not self.late or not self._before:
+            return
+        pairs = [norms for norms, q, k in self._before if _are_of(norms, q, k)]
+        if len(pairs) == len(self._before):
+            for (first, _), (second, _) in pairs:
+                first.later = second.later = self._norms
+        self._before.clear()
+
+
+def _are_of(norms: list[Any], q: Any, k: Any) -> bool:
+    """Whether the last two norms were of these heads, with one epsilon."""
+    return len(norms) == 2 and all(
+        out.data_ptr() == x.data_ptr() and len(norm.weight) == x.shape[-1] and norm.epsilon == norms[0][0].epsilon
+        for (norm, out), x in zip(norms, (q, k), strict=True)
+    )
+
+
+class _Watch(Silent):
+    """Tests whether attention gets the unchanged results of rotary embeddings."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators, self.direct = operators, True
+
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        """See Store.attend."""
+        last, self._operators.pending = self._operators.pending, None
+        if last is not None:
+            self.direct &= all(
+                x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
+                for x, y in ((query, last.q), (key, last.k))
+            )
+        self.given = last, query.clone(), key.clone(), value.clone(), sinks
+        return super().attend(layer, query, key, value, sinks)
+
+
+def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, watch: _Watch) -> None:
+    """Run a layer that is h + attention(norm(h)), then h + MLP(norm(h)), without the library's code between our parts.
+
+    `args`, `kwargs`: its arguments. Where more than that stands between the products of attention, only its last one
+    adds the residual.
+    """
+    names = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+    parts: list[Any] = [getattr(block, name, None) for name in names]
+    attention, mlp, first, second = parts
+    out, down = getattr(attention, "o_proj", None), getattr(mlp, "down_proj", None)
+    if {name for name, _ in block.named_children()} != {*names} or not isinstance(out, Linear):
+        return
+    inner: Any = _attention(attention, operators)
+    middle = mlp.forward.args[1] if isinstance(mlp.forward, partial) else None
+
+    def feed(attended: Any) -> Any:
+        if isinstance(down, Linear):
+            down.add(attended)
+            return down(middle(second(attended))) if middle is not None else mlp(second(attended))
+        result = mlp(second(attended))
+        return attended + (result[0] if isinstance(result, tuple) else result)
+
+    def around(hidden_states: Any, **kwargs: Any) -> Any:
+        out.add(hidden_states)
+        attended, *_ = attention(hidden_states=first(hidden_states), **kwargs)
+        return feed(attended)
+
+    def within(hidden_states: Any, position_embeddings: Any, **kwargs: Any) -> Any:
+        attended = inner(first(hidden_states), position_embeddings)
+        out.add(hidden_states)
+        return feed(out(attended))
+
+    expected, given = block(*args, **kwargs), watch.given
+    if not isinstance(expected, torch.Tensor):
+        return
+    for forward in (within, around) if inner is not None and isinstance(down, Linear) else (around,):
+        try:
+            got = forward(*args, **kwargs)
+        except TypeError:  # other arguments
+            got = None
+        for part in (out, down):
+            if isinstance(part, Linear):
+                part.add(None)
+        if got is not None and got.shape == expected.shape and _close(expected, got) and _same(given, watch.given):
+            block.forward = forward
+            return
+
+
+def _attention(attention: Any, operators: Operators) -> Callable[..., Any] | None:
+    """What is between a norm and the last product, if it is one product, a late rotary embedding and attention."""
+    parts: list[Any] = [getattr(attention, f"{name}_proj", None) for name in "qkv"]
+    rotary = getattr(attention.forward, "__globals__", {}).get(_ROTATE)
+    if not isinstance(rotary, _Rotary) or not rotary.late or not all(isinstance(part, Part) for part in parts):
+        return None
+    whole: Linear = parts[0].whole
+    if [(part.whole, part.part) for part in parts] != [(whole, i) for i in range(3)] or len(whole.sizes) != 3:
+        return None
+    norms: list[Any] = [getattr(getattr(attention, f"{name}_norm", None), "forward", None) for name in "qk"]
+    late = all(isinstance(norm, _Norm) and norm.later is not None for norm in norms)
+    if not late and any(norm is not None for norm in norms):
+        return None
+    before = (norms[0].weight, norms[1].weight, norms[0].epsilon) if late else None
+    state = attention.__dict__
+
+    def forward(x: Any, angles: Any) -> Any:
+        layer = state[LAYER]
+        qkv = whole.product(x)[0]
+        q, k, v = (
+            part.view(len(part), -1, width)
+            for part, width in zip(
+                qkv.split_with_sizes(whole.sizes, 1), (layer.head_dim, layer.head_dim, layer.value_dim), strict=True
+            )
+        )
+        cos, sin = angles
+        operators.pending = Rotation(q, k, cos, sin, before)
+        return state[STORE].attend(layer, q, k, v, None).flatten(1)[None]
+
+    return forward
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Whether attention was called alike."""
+    (turn, *tensors, sinks), (other, *others, none) = one, two
+    if sinks is not none or (turn is None) != (other is None):
+        return False
+    angles = turn is None or (turn.cos is other.cos and turn.sin is other.sin and turn.norms == other.norms)
+    return angles and all(a.shape == b.shape and _close(a, b) for a, b in zip(tensors, others, strict=True))
+
+
+def _install_rotary(model: Any, operators: Operators, seen: deque[tuple[_Norm, Any]]) -> dict[Any, _Rotary]:
+    """Replace the function in the globals of layers that call it by name."""
+    found: dict[Any, _Rotary] = {}
+    for module in model.modules():
+        forward = type(module).forward
+        while hasattr(forward, "__wrapped__"):  # warnings about other versions' arguments
+            forward = forward.__wrapped__
+        if not isinstance(forward, FunctionType) or _ROTATE not in forward.__code__.co_names:
+            continue
+        original = forward.__globals__[_ROTATE]
+        rotary = found.setdefault(original, _Rotary(original, operators, seen))
+        names = {**forward.__globals__, _ROTATE: rotary}
+        own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+        own.__kwdefaults__ = forward.__kwdefaults__
+        module.forward = MethodType(own, module)
+    return found
