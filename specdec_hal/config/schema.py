@@ -241,13 +241,13 @@ class EngineSettings(Section):
 class SpeculativeSettings(Section):
     """`method`: a registered proposer; "auto": what the drafter in `path` is for; without one the checkpoint's MTP
     module if it has one, else n-grams (the runner chooses, and logs why). `path`: a drafter's checkpoint, for methods
-    that need one; their own section may name another. `calibrate`: refuse a trained head (eagle3) that drafts better
-    with other settings, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a step; 0 for
-    naive, whatever is set. `adaptive`: draft 0 to K tokens per request, the number measured to give most tokens per
-    second; tokens do not change; null: with the method auto, unless ranks of engine.tensor_parallel must agree or
-    drafts are padded to K. `verify_strategy`: how drafts are compared with the model; "target_match" and "greedy" keep
-    the tokens, "rejection" their distribution, "topp" neither. `verify_window`: for "topp", best drafts that must
-    follow a second-best one. `candidates` (C): for "topp", tokens considered per row.
+    that need one; their own section may name another. `calibrate`: refuse a trained drafter (eagle3, dflash) that
+    drafts better with other settings, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a
+    step; 0 for naive, whatever is set. `adaptive`: draft 0 to K tokens per request, the number measured to give most
+    tokens per second; tokens do not change; null: with the method auto, unless ranks of engine.tensor_parallel must
+    agree or drafts are padded to K. `verify_strategy`: how drafts are compared with the model; "target_match" and
+    "greedy" keep the tokens, "rejection" their distribution, "topp" neither. `verify_window`: for "topp", best drafts
+    that must follow a second-best one. `candidates` (C): for "topp", tokens considered per row.
 
     A proposer with settings has a section of its name beside these keys; :attr:`settings` is the method's.
     """
@@ -551,8 +551,9 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     if config.serve.http_workers > 1 and not config.serve.split:
         yield "serve.http_workers", f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split"
     speculative, sampling = config.speculative, config.sampling
-    if speculative.calibrate and speculative.method not in (AUTO, "eagle3"):
-        yield "speculative.calibrate", f"expected false with the method '{speculative.method}'; it is for 'eagle3'"
+    if speculative.calibrate and speculative.method not in (AUTO, "eagle3", "dflash"):
+        message = f"expected false with the method '{speculative.method}'; it is for 'eagle3' and 'dflash'"
+        yield "speculative.calibrate", message
     if config.engine.tensor_parallel > 1:
         if config.serve.split:
             yield "serve.split", "expected false with engine.tensor_parallel, whose ranks mind stop strings themselves"

@@ -65,7 +65,7 @@ class PagedPass(ABC):
     def __init__(
         self, model: TargetModel, layers: Sequence[Layer], blocks: Blocks, drafts: int = 0, dtype: Any = None
     ) -> None:
-        self._model, self._drafts = cast(Any, model), drafts
+        self._model, self.drafts = cast(Any, model), drafts
         self._on_device = model.capabilities.device_lengths
         self.device = getattr(model, "device", torch.device("cpu"))
         self._dtype = dtype or getattr(torch, model.capabilities.hidden_dtype if self._on_device else "float32")
@@ -96,7 +96,7 @@ class PagedPass(ABC):
                 op="forward", backend="torch", argument="hidden", expected=str(expected), got=str(list(hidden.shape)),
                 hint="pass a row for each token",
             )  # fmt: skip
-        out = torch.zeros((expected[0], self.width))
+        out = self._out(batch)
         self.forward_device(self._batch(batch), self._rows(hidden), out)
         return out
 
@@ -107,19 +107,25 @@ class PagedPass(ABC):
     def _rows(self, x: Any) -> Any:
         return _tensor(x).to(self.device, self._dtype)
 
+    def _out(self, batch: ForwardBatch) -> Any:
+        return torch.zeros((len(batch.token_ids), self.width), device=self.device)
+
     def _batch(self, batch: ForwardBatch) -> DeviceBatch:
-        """Lists as tensors, each slot with its own blocks."""
+        """Lists as tensors of the pass's device, each slot with its own blocks."""
+
+        def here(array: Any, dtype: Any = np.int32) -> Any:
+            return torch.as_tensor(np.asarray(array, dtype)).to(self.device)
+
         segments = batch.segments
         lengths, positions = (np.array([getattr(s, name) for s in segments]) for name in ("length", "position"))
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         self._owners = self._every[[segment.slot for segment in segments]]
         return DeviceBatch(
-            token_ids=np.asarray(batch.token_ids)[:, None],
-            batch_id_per_token=np.repeat(np.arange(len(segments), dtype=np.int32), lengths),
-            cu_seqlens_q=starts,
-            seq_lens_decoder=positions.astype(np.int32),
-            block_tables=self._tables[[s.slot for s in segments]],
-            max_seq_len=int((positions + lengths).max()) + self._drafts + 1,
+            token_ids=here(batch.token_ids, np.int64)[:, None],
+            batch_id_per_token=here(np.repeat(np.arange(len(segments)), lengths)),
+            cu_seqlens_q=here(np.concatenate([[0], np.cumsum(lengths)])),
+            seq_lens_decoder=here(positions),
+            block_tables=here(self._tables[[s.slot for s in segments]]),
+            max_seq_len=int((positions + lengths).max()) + self.drafts + 1,
             max_query_len=int(lengths.max()),
         )
 
@@ -221,20 +227,19 @@ class DraftPass(PagedPass):
 
     def forward_block(self, batch: ForwardBatch, hidden: Any, block: ForwardBatch, source: Any) -> Any:
         """As `forward_block_device`: rows [T, width]."""
-        out = torch.zeros((len(batch.token_ids), self.width))
-        given = self._batch(batch), self._rows(hidden)
-        self.forward_block_device(*given, out, self._batch(block), torch.as_tensor(source))
+        out, given = self._out(batch), (self._batch(batch), self._rows(hidden))
+        self.forward_block_device(*given, out, self._batch(block), torch.as_tensor(source).to(self.device))
         return out
 
     def forward_further(self, number: int, batch: ForwardBatch) -> Any:
         """As `further`: rows [T, width]."""
-        out = torch.zeros((len(batch.token_ids), self.width))
+        out = self._out(batch)
         self.further(number, self._batch(batch), out)
         return out
 
     def host_draft_logits(self, number: int, slots: Any, rows: Any) -> Any:
         """As `draft_logits`: float32, a row a slot."""
-        out = torch.empty((len(slots), self._ahead.shape[2]))
+        out = torch.empty((len(slots), self._ahead.shape[2]), device=self.device)
         self.draft_logits(number, torch.as_tensor(slots), self._rows(rows), out)
         return out
 

@@ -10,11 +10,11 @@ from pydantic import Field
 
 from specdec_hal.config.schema import Config, PathText, Section
 from specdec_hal.models.dflash import DFlashConfig, dflash_shapes, read_dflash
-from specdec_hal.models.drafter import read_drafter_weights, target_of
+from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext, StepBounds
 from specdec_hal.proposers.draft_chain import Call
-from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, blocks_of, with_taps
+from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, load_drafter, with_taps
 from specdec_hal.tensors.views import download
 
 _log = logging.getLogger("specdec_hal")
@@ -32,10 +32,18 @@ class DFlashSettings(Section):
 
 
 def drafter_config(config: Config, model: TargetModel) -> DFlashConfig:
-    """The drafter's config.json with the taps that the settings give."""
+    """The drafter's config.json, with the taps that the settings give."""
     target = target_of(model, "dflash")
-    layers = getattr(config.speculative.settings, "layers", None)  # the method may be "auto"
-    return with_taps(config, "dflash", read_dflash(config.drafter_path, target), layers, target)
+    return with_taps(config, "dflash", read_dflash(config.drafter_path, target), target)
+
+
+def load_blocks(config: Config, model: TargetModel, blocks: Blocks, drafts: int) -> Any:
+    """The configured drafter. `drafts`: the most a step, if a block has room for them."""
+    from specdec_hal.models.draft_pass import BlockPass
+
+    drafter = drafter_config(config, model)
+    weights = read_drafter_weights(config.drafter_path, dflash_shapes(drafter), drafter)
+    return BlockPass(model, drafter, weights, blocks, min(drafts, drafter.drafts))
 
 
 class DFlashProposer(TrainedChain):
@@ -47,16 +55,13 @@ class DFlashProposer(TrainedChain):
     cache_lookahead = 0
 
     def __init__(self, context: ProposerContext) -> None:
-        drafter, path = drafter_config(context.config, context.model), context.config.drafter_path
-        drafts = min(context.state.symbols["S"] - 1, drafter.drafts)
+        block = load_drafter(context, load_blocks, context.state.symbols["S"] - 1)
+        drafter, drafts = block.config, block.drafts
         _log.info(
             "speculative.method dflash: %s reads the target's residuals after %s of its layers (%s); a block has %d "
-            "drafts at most", path, ", ".join(map(str, drafter.taps)), drafter.numbering, drafter.drafts,
+            "drafts at most", context.config.drafter_path, ", ".join(map(str, drafter.taps)), drafter.numbering,
+            drafter.drafts,
         )  # fmt: skip
-        from specdec_hal.models.draft_pass import BlockPass
-
-        weights = read_drafter_weights(path, dflash_shapes(drafter), drafter)
-        block = BlockPass(context.model, drafter, weights, blocks_of(context), drafts)
         self._doubts: tuple[Any, Any] | None = None
         least, slots = getattr(context.settings, "min_confidence", 0.0), context.state.symbols["M"]
         if block.confidence is not None and least > 0:

@@ -32,7 +32,7 @@ def mtp_memory(context: MemoryContext) -> dict[str, int]:
 
 def eagle3_memory(context: MemoryContext) -> dict[str, int]:
     """For a trained head."""
-    _, head = head_config(context.config, context.settings, context.model)
+    head = head_config(context.config, context.model)
     drafts = 0 if head.mask_token_id is None else context.symbols["S"] - 1
     return _drafter_memory(context, "EAGLE-3 head", eagle3_shapes(head)[0], head, drafts)
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from specdec_hal.config.schema import MAX_CONTEXT, Config
 from specdec_hal.models.drafter import Blocks, Target
 from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.proposers.calibration import Load, refuse_worse
 from specdec_hal.proposers.module_chain import ModuleChain
 
 TapLayers = Annotated[list[Annotated[int, Field(ge=1, le=MAX_CONTEXT)]] | None, Field(min_length=1)]
@@ -18,8 +19,9 @@ TapLayers = Annotated[list[Annotated[int, Field(ge=1, le=MAX_CONTEXT)]] | None, 
 Drafter = TypeVar("Drafter", bound=Any)
 
 
-def with_taps(config: Config, method: str, drafter: Drafter, layers: list[int] | None, target: Target) -> Drafter:
+def with_taps(config: Config, method: str, drafter: Drafter, target: Target) -> Drafter:
     """A drafter's config with the taps of `speculative.METHOD.layers`; ConfigError if it cannot have them."""
+    layers = getattr(config.speculative.settings, "layers", None)  # the method may be "auto"
     if layers is None:
         return drafter
     taps = tuple(layers)
@@ -36,6 +38,13 @@ def blocks_of(context: ProposerContext) -> Blocks:
     size, on_device = context.state.symbols, context.model.capabilities.device_lengths
     pool = (context.kv_blocks, context.config.runner.block_size) if on_device else None
     return Blocks(size["M"], size["L"], pool)
+
+
+def load_drafter(context: ProposerContext, load: Load, drafts: int) -> Any:
+    """The drafter, checked before if `speculative.calibrate` says so."""
+    if context.config.speculative.calibrate:
+        refuse_worse(context, load)
+    return load(context.config, context.model, blocks_of(context), drafts)
 
 
 class TrainedChain(ModuleChain):

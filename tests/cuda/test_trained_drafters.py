@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.config import parse
+from specdec_hal.errors import ConfigError
 from specdec_hal.models import load_model
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.test_eagle3 import PROMPTS
@@ -28,12 +30,21 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return load_model(folder, request.param, device="cuda:0", dtype="float32"), head
 
 
-def decode(model: Any, cuda: Any, folder: Path | None, temperature: float, **runner: Any) -> tuple[Any, Any]:
+def decode(
+    model: Any, cuda: Any, folder: Path | None, temperature: float, num_kv_blocks: int | None = None, **drafter: Any
+) -> tuple[Any, Any]:
     """Outputs, and what was counted, of prompts in chunks and more requests than slots, twice."""
     speculative: dict[str, Any] = {"method": "naive"}
     if folder is not None:
         speculative = {"method": "auto", "path": str(folder), "num_speculative_tokens": DRAFTS, "adaptive": False}
-    sizes = {"prefill_chunk": 4, "max_num_seqs": 2, "max_model_len": 64, "block_size": 4, **runner}
+        speculative |= drafter
+    sizes = {
+        "prefill_chunk": 4,
+        "max_num_seqs": 2,
+        "max_model_len": 64,
+        "block_size": 4,
+        "num_kv_blocks": num_kv_blocks,
+    }
     one = build_runner(parse({"speculative": speculative, "runner": sizes}), cuda, model)
     for _ in range(2):  # the second time captured steps are replayed
         for number, prompt in enumerate(PROMPTS):
@@ -98,3 +109,16 @@ def test_the_committed_head(dtype: str, temperature: float) -> None:
         "tiny-py-lm-eagle3", "cuda.yaml", keys, tokens=64, temperatures=[temperature] * 4
     )
     assert first > 0.3 and first > second > third > 0.05
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_calibration_when_an_engine_starts(planted: Any, kind: str, cuda: Any, tmp_path: Path) -> None:
+    """Taps one layer too high are refused, with the key to set; with it the engine decodes."""
+    model, head = planted
+    drafter: Any = replace(head) if kind == "eagle3" else dflash.perfect(head, DRAFTS)
+    drafter.taps = (2, 3, 4)
+    folder = drafter.write_speculators(tmp_path)
+    with pytest.raises(ConfigError, match=rf"set speculative.{kind}.layers=\[1, 2, 3\]"):
+        decode(model, cuda, folder, 0.0, calibrate=True)
+    _, counted = decode(model, cuda, folder, 0.0, calibrate=True, **{kind: {"layers": [1, 2, 3]}})
+    assert counted["acceptance_rate"] == 1.0

@@ -1,4 +1,4 @@
-"""Calibration: a head that is read otherwise than it was trained is refused with the key to set; others are not."""
+"""Calibration: a drafter that is read otherwise than it was trained is refused with the key to set; others are not."""
 
 from __future__ import annotations
 
@@ -7,46 +7,58 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
-from specdec_hal.models import load_model
-from specdec_hal.proposers import eagle3
-from specdec_hal.runner import ModelRunner, build_runner
+from specdec_hal.proposers import calibration
+from specdec_hal.runner import ModelRunner
 from tests.models.test_eagle3 import make_head
+from tests.proposers import test_eagle3
+from tests.support import dflash
 from tests.support.drafters import perfect
+
+MARKOV = {"markov_rank": 6, "markov_head_type": "rnn", "enable_confidence_head": True}
 
 
 @pytest.fixture(autouse=True)
 def _short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3, "TEXTS", ("one", "two"))
+    monkeypatch.setattr(calibration, "TEXTS", ("one", "two"))
+    monkeypatch.setattr(calibration, "LENGTH", 48)
 
 
-def make_runner(target: Path, head: Path, **settings: Any) -> ModelRunner:
-    speculative = {"method": "auto", "path": str(head), "calibrate": True, "eagle3": settings}
-    return build_runner(parse({"speculative": speculative}), ReferenceBackend(), load_model(target))
+def make_runner(target: Path, drafter: Path, framework: str = "auto", **speculative: Any) -> ModelRunner:
+    keys = {"method": "auto", "path": str(drafter), "calibrate": True, **speculative}
+    return test_eagle3.make_runner(target, keys, framework, max_num_seqs=4)
 
 
 @pytest.mark.parametrize(
-    ("taps", "wrong", "hint"),
+    ("method", "framework", "taps", "wrong", "hint"),
     [
-        ((2, 3, 4), {}, "layers=[1, 2, 3]"),
-        ((1, 2, 4), {"norm_output": True}, "norm_output=false"),
-        ((1, 2, 4), {"norm_before_residual": True}, "norm_before_residual=false"),
+        ("eagle3", "auto", (2, 3, 4), {}, "layers=[1, 2, 3]"),
+        ("eagle3", "auto", (1, 2, 4), {"norm_output": True}, "norm_output=false"),
+        ("eagle3", "auto", (1, 2, 4), {"norm_before_residual": True}, "norm_before_residual=false"),
+        pytest.param("eagle3", "device", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
+        pytest.param("dflash", "torch", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
+        pytest.param("dflash", "device", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
     ],
 )
-def test_the_key_to_set_is_named(tmp_path: Path, taps: tuple[int, ...], wrong: dict[str, Any], hint: str) -> None:
+def test_the_key_to_set_is_named(
+    tmp_path: Path, method: str, framework: str, taps: tuple[int, ...], wrong: dict[str, Any], hint: str
+) -> None:
+    """With it the drafter passes, and the runner's cache is whole after it: all drafts are right."""
     target, head = perfect(tmp_path / "target")
-    head.taps = taps
-    folder = head.write_speculators(tmp_path / "head", **wrong)
-    with pytest.raises(ConfigError, match=r"calibrate: the head agrees .* set ") as caught:
-        make_runner(target, folder)
-    assert str(caught.value).endswith(f"set speculative.eagle3.{hint}")
+    drafter: Any = head if method == "eagle3" else dflash.perfect(head, 4)
+    drafter.taps = taps
+    folder = drafter.write_speculators(tmp_path / "drafter", **wrong)
+    with pytest.raises(ConfigError, match=r"calibrate: the drafter agrees .* set ") as caught:
+        make_runner(target, folder, framework)
+    assert str(caught.value).endswith(f"set speculative.{method}.{hint}")
     name, value = hint.split("=")
-    runner = make_runner(target, folder, **{name: json.loads(value)})
-    assert runner.config.speculative.method == "eagle3"
+    runner = make_runner(target, folder, framework, **{method: {name: json.loads(value)}})
+    outputs = test_eagle3.decode(runner)
+    assert sum(output.drafted for output in outputs) == sum(output.accepted for output in outputs) > 20
 
 
 def test_a_right_head_passes_and_the_log_says_how_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,12 +70,20 @@ def test_a_right_head_passes_and_the_log_says_how_well(tmp_path: Path, caplog: p
     assert all("1.000, 1.000, 1.000" not in line for line in lines[1:])
 
 
-def test_an_untrained_head_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", *(pytest.param(k, marks=pytest.mark.torch) for k in ("peagle", "dspark"))])
+def test_an_untrained_drafter_is_left_alone(tmp_path: Path, kind: str) -> None:
     """No variant of it is better beyond chance."""
     target, _ = perfect(tmp_path / "target", 131 - 4)
-    random = make_head(vocab_size=127, hidden_size=131, draft_vocab_size=60)
-    random.taps = (1, 2, 3)
-    make_runner(target, random.write_speculators(tmp_path / "head"))
+    keys: dict[str, Any] = {}
+    if kind == "dspark":
+        made: Any = dflash.Drafter(127, 131, (1, 2, 3), markov=MARKOV).randomize(4)
+    else:
+        made = make_head(vocab_size=127, hidden_size=131, draft_vocab_size=60)
+        made.taps = (1, 2, 3)
+    if kind == "peagle":
+        keys = {"speculators_model_type": "peagle", "mask_token_id": 3}
+        made.tensors["mask_hidden"] = np.random.default_rng(2).standard_normal((1, 1, made.features))
+    make_runner(target, made.write_speculators(tmp_path / "drafter", **keys))
 
 
 def test_other_methods_have_no_calibration() -> None:
