@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from specdec_hal.conformance.edges import edge_cases
+from specdec_hal.conformance.expectations import unmet
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.ops import OPS
@@ -14,6 +17,22 @@ from specdec_hal.plugin.backend import Backend
 from tests.conformance.mutants import MUTANTS
 from tests.conformance.mutants.editing import Edit
 from tests.conformance.mutants.making import Mutant, around, edited_reference, judge
+from tests.support.running import run
+
+ARITHMETIC = {"exponent-reassociated", "polynomial-contracted", "exp2-of-the-library", "logarithm-of-the-library"}
+"""tests/kernels_common holds these against exact numbers."""
+OF_AN_INDEX = {
+    "index-reset-of-all-slots", "index-reset-of-the-others", "index-skips-a-token-per-update", "index-of-prefill-slots",
+}  # fmt: skip
+"""Whose layout is a backend's own."""
+BY_COMPARISON = {
+    "ratio-by-reciprocal", "acceptance-shares-the-draw", "candidate-draw-shares-the-sampler's", "end-token-replaced",
+    "depends-on-the-batch-size", *(f"{op}-in-32-bits" for op in (
+        "gather_next_token", "sample_target", "token_logprobs", "apply_penalties", "top_p_candidates",
+        "verify_draft_tokens", "ngram_index_update",
+    )),
+}  # fmt: skip
+"""What backends differ in where one of them has the fault."""
 
 
 @pytest.mark.slow
@@ -22,6 +41,26 @@ def test_a_mutant_is_killed(mutant: Mutant) -> None:
     assert judge(mutant).failures, (
         f"'{mutant.name}' survives ({mutant.stands_for}): add the case that it shows to be missing"
     )
+
+
+def fails_by_hand(backend: Backend, op: str) -> bool:
+    """Whether an edge's outputs are not those that were worked out by hand."""
+    for case in edge_cases(op):
+        try:
+            if unmet(case.expected, run(op, case.make(backend.workspace), backend)):
+                return True
+        except Exception:
+            return True
+    return False
+
+
+@pytest.mark.slow
+def test_edges_by_hand_alone_kill_mutants() -> None:
+    """So that a fault is found which the reference and the kernels have in common."""
+    with np.errstate(all="ignore"):
+        edited = [mutant for mutant in MUTANTS if mutant.edits]
+        left = {mutant.name for mutant in edited if not any(fails_by_hand(mutant.make(), op) for op in mutant.ops)}
+    assert left == BY_COMPARISON | ARITHMETIC | OF_AN_INDEX
 
 
 def test_every_op_has_mutants() -> None:
