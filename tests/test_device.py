@@ -133,15 +133,6 @@ def test_rows_are_gathered_after_their_slots_starts(device):
     assert device.download(device.gather_rows(tensor, starts, slots, offsets))[:, 0].tolist() == [2, 6, 10, 0, 10]
 
 
-def test_leading_rows_share_the_memory(device):
-    """What `DecodeState.args` cuts."""
-    tensor = device.zeros((4, 2), "float32")
-    head = tensor[:2]
-    device.write(head, slice(None), 3)
-    assert describe(head).contiguous
-    assert device.download(tensor).tolist() == [[3, 3], [3, 3], [0, 0], [0, 0]]
-
-
 def test_places_and_frameworks():
     assert isinstance(get_device("cpu", "anything"), HostDevice) and HostDevice().stream() == 0
     with pytest.raises(UnsupportedError, match=r"memory on cuda:0 \(torch, paddle, cupy\), got 'jax'; choose"):

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,18 +306,3 @@ def test_two_runs_on_one_folder(model: Model, prompts: Path, tmp_path: Path, cap
     assert batch(options, prompts, out) == 0
     assert {path.name for path in out.iterdir()} == {"manifest.json", "results.jsonl"}
     assert (out / "results.jsonl").read_bytes() == before
-
-
-def test_three_processes_on_one_folder(model: Model, prompts: Path, tmp_path: Path) -> None:
-    """One does it all, or they take turns; none ends in an error of the program."""
-    fake = model()
-    statuses = list[int]()
-    threads = [
-        threading.Thread(target=lambda: statuses.append(batch(fake.ngram, prompts, tmp_path / "out"))) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(statuses) <= {0, 2} and 0 in statuses
-    assert [row["row"] for row in rows_of(tmp_path / "out")] == list(range(6))

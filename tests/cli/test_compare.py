@@ -64,15 +64,6 @@ def test_identical(model: Model, capsys: Capture, sampling: list[str]) -> None:
     assert document["speedup"] == pytest.approx(naive["seconds"] / spec["seconds"])
 
 
-def test_sampling_differs_from_greedy(model: Model, capsys: Capture) -> None:
-    """The option reaches the model: otherwise the test above says nothing about sampling."""
-    options = [*model().ngram, "--prompt", "a", "--max-new-tokens", "40", "--json"]
-    assert main(["generate", *options]) == 0
-    greedy = json.loads(capsys.readouterr().out)["requests"][0]["text"]
-    assert main(["generate", *options, "--set", "sampling.temperature=0.8"]) == 0
-    assert json.loads(capsys.readouterr().out)["requests"][0]["text"] != greedy
-
-
 def test_text(model: Model, capsys: Capture) -> None:
     assert main(["compare", *model().ngram, *PROMPTS, "--repeat", "1"]) == 0
     out = capsys.readouterr().out
@@ -108,11 +99,6 @@ def test_padded_drafts_and_the_end_of_the_context(model: Model, capsys: Capture)
 def test_bad_repeat(model: Model, capsys: Capture, value: str) -> None:
     assert main(["compare", *model().naive, *PROMPTS, "--repeat", value]) == 2
     assert f"argument --repeat: expected an integer >= 1, got {value};" in capsys.readouterr().err
-
-
-def test_bad_prompt(model: Model, capsys: Capture) -> None:
-    assert main(["compare", *model().ngram, "--prompt", ""]) == 2
-    assert "empty prompt" in capsys.readouterr().err
 
 
 def test_methods(model: Model, capsys: Capture, tmp_path: Path) -> None:

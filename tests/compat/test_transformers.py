@@ -242,18 +242,6 @@ def test_stopping_criteria_are_asked_at_every_token(adapter: Any, tiny: Any, tra
     assert torch.equal(model.generate(**inputs, **how, custom_generate=adapter.generate, drafter=truth), plain)
 
 
-def test_stop_strings(adapter: Any, model: Any, prompts: Any, transformers: Any) -> None:
-    from tests.compat.conftest import MODEL
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
-    stop = transformers.StoppingCriteriaList([transformers.StopStringCriteria(tokenizer, ["default"])])
-    how = {"max_new_tokens": 64, "do_sample": False, "stopping_criteria": stop}
-    inputs = padded([prompts["edit_function"]])
-    plain = model.generate(**inputs, **how)
-    assert plain.shape[1] < inputs["input_ids"].shape[1] + 64
-    assert model.generate(**inputs, **how, custom_generate=adapter.generate).tolist() == plain.tolist()
-
-
 def test_rows_end_by_themselves(adapter: Any, tiny: Any) -> None:
     """Each at its own end token; those that have ended leave the batch."""
     model, inputs = tiny["sdpa"], padded([[3, 4, 3, 4, 3], [9, 8], [2, 2, 2, 2]])

@@ -274,24 +274,6 @@ def test_the_stream_of_assisted_decoding(adapter: Any, transformers: Any) -> Non
     assert (new.tolist(), ours.ends) == (out[0, 8:].tolist(), 1)
 
 
-def test_text_of_a_streamer_that_another_thread_reads(
-    adapter: Any, model: Any, prompts: Any, transformers: Any
-) -> None:
-    from threading import Thread
-
-    from tests.compat.conftest import MODEL
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
-    streamer = transformers.TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-    how = {**padded([prompts["edit_function"]]), "max_new_tokens": 24, "do_sample": False}
-    expected = model.generate(**how)[0, how["input_ids"].shape[1] :]
-    thread = Thread(target=model.generate, kwargs={**how, "streamer": streamer, "custom_generate": adapter.generate})
-    thread.start()
-    pieces = list(streamer)
-    thread.join()
-    assert "".join(pieces) == tokenizer.decode(expected) and len(pieces) > 2
-
-
 @pytest.mark.parametrize("ours", ["generate", "assisted_generate"])
 def test_a_stream_ends_where_a_call_is_refused(adapter: Any, transformers: Any, ours: str) -> None:
     model, streamer = build(transformers, "Mamba", *REFUSED["Mamba"][:2]), Recorder()

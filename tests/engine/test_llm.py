@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine
@@ -245,19 +244,6 @@ class TestOverrides:
         for config in (parse(CONFIG), Runtime(parse(CONFIG)), None):
             with pytest.raises(ConfigError, match=r"^argument:model.path: no such folder: .*a: \[b;"):
                 LLM(folder, config, backend={"name": "reference"})
-
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"max_num_seq": 1}, "argument:max_num_seq: unknown; did you mean 'max_num_seqs'?"),
-            ({"speculative": {"method": "ngarm"}}, "argument:speculative.method: unknown speculative method"),
-        ],
-    )
-    def test_what_is_wrong_is_named(self, given: dict[str, Any], message: str) -> None:
-        model: Any = HistoryModel()
-        for make in (LLM, AsyncEngine):
-            with pytest.raises(ConfigError, match=re.escape(message)):
-                make(model, parse(CONFIG), **given)
 
 
 class TestClosing:

@@ -13,7 +13,6 @@ import pytest
 
 from specdec_hal.errors import FrameError
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, StreamDelta
-from specdec_hal.runner.request import Drafts
 from specdec_hal.serve.stream import FrameReader, FrameWriter, OutputDelta, OutputFrame, TokenProcessor
 from specdec_hal.serve.stream.frame import FrameKind, PromptScores, StreamEnd, StreamStart
 from specdec_hal.serve.stream.writer import TOO_SLOW
@@ -322,29 +321,3 @@ def test_drafts_that_are_not_those_of_the_tokens(drafts: tuple[int, ...], tokens
         assert not processor.take(frame(1, (0,), (1,), each=len(drafts), flags=FrameKind.DRAFT))
     with pytest.raises(FrameError, match=re.escape(message)):
         processor.take(tokens)
-
-
-def test_drafts_are_paired_with_their_tokens() -> None:
-    processor = TokenProcessor(LetterTokenizer().detokenizer)
-    processor.take(frame(0, (0,), (0,), streams=[DRAFTS]))
-    assert not processor.take(frame(1, (0,), (1,), each=3, flags=FrameKind.DRAFT))
-    (deltas,) = processor.take(frame(2, (0,), (1,), each=2, drafted=[3], accepted=b"\1\1"))
-    assert deltas.delta.drafts == (Drafts(1, (1, 2, 3), 2),) and deltas.delta.accepted_draft == (True, True)
-
-
-def test_a_stream_ends_once() -> None:
-    processor = TokenProcessor(LetterTokenizer().detokenizer)
-    stopped = StreamStart(0, "a", 2, 5, SamplingParams(stop=["c"]).model_dump(), 0.5)
-    deltas = processor.take(frame(0, (0, 0), (0, 1), streams=[stopped], end_tokens=[9]))
-    assert [one.delta.finish_reason for one in deltas] == ["stop"] and deltas[0].delta.text == "b"
-    assert deltas[0].ended is not None and deltas[0].ended.queue_s == 0.5
-    assert processor.take(frame(1, (0,), (2,), ended=[StreamEnd(0, "cancelled", "")])) == []
-
-
-def test_what_the_engine_emits_after_a_stop_string_is_dropped() -> None:
-    processor = TokenProcessor(LetterTokenizer().detokenizer)
-    stopped = StreamStart(0, "a", 2, 9, SamplingParams(stop=["b"]).model_dump(), 0.5)
-    (deltas,) = processor.take(frame(0, (0,), (0,), each=3, streams=[stopped]))
-    assert (deltas.delta.text, deltas.delta.token_ids, deltas.delta.finish_reason) == ("", (1,), "stop")
-    assert processor.take(frame(1, (0,), (3,), each=2)) == []
-    assert processor.totals.emitted == 1

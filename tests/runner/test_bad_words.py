@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import specdec_hal as sd
-from specdec_hal.models import load_tokenizer
 from specdec_hal.runner import Request, SamplingParams
 from specdec_hal.runner.bad_words import bad_sequences, forbidden_next
 from tests.runner.conftest import make_runner
@@ -61,20 +59,3 @@ def test_a_model_that_would_say_it(temperature: float) -> None:
     assert len(tokens) == 40 and not set(pairwise(tokens)) & set(pairs)
     assert all(list(outputs[f"free {number}"].token_ids) == said for number in range(2))
     assert set(range(VOCABULARY)) > set(tokens)
-
-
-def test_words_of_the_embedded_model() -> None:
-    """Some are one token, some several; each makes the model say something else."""
-    llm = sd.LLM(EMBEDDED, backend={"name": "reference"}, max_model_len=128)
-    encode = load_tokenizer(EMBEDDED).encode
-    words, texts = ["a + b", "return", "b"], []
-    for count in range(len(words) + 1):
-        params = SamplingParams(max_new_tokens=16, bad_words=words[:count])
-        drafted, plain = (
-            llm.generate([PROMPT], params.model_copy(update={"num_speculative_tokens": k}))[0] for k in (4, 0)
-        )
-        assert drafted.token_ids == plain.token_ids
-        texts.append(drafted.text)
-        for bad in bad_sequences(words[:count], lambda text: encode(text, False)):
-            assert bad not in [list(plain.token_ids[at:][: len(bad)]) for at in range(16)]
-    assert words[0] in texts[0] and len(set(texts)) == len(texts)

@@ -257,18 +257,6 @@ def test_every_request_decodes_as_if_alone_and_plain(
             assert output.drafted == 0
 
 
-def test_drafts_are_really_accepted() -> None:
-    """Or the test above would hold for a proposer that proposes nothing."""
-    runner = make_runner(runner={"max_num_seqs": 4})
-    for seed in range(8):
-        runner.add_request(Request(str(seed), [3, 4, 5] * 6, SamplingParams(temperature=0.3, seed=seed)))
-    runner.run()
-    summary = runner.summary()
-    assert summary["accepted_tokens"] > 20
-    assert summary["tokens_per_step"] > 1.1
-    assert 0 < summary["acceptance_rate"] < 1
-
-
 @pytest.mark.parametrize("where", ["host", "host, prefill first", "device", "device, preempted"])
 @pytest.mark.parametrize("chunk", [2, 9])
 @pytest.mark.parametrize("k", [1, 4])
@@ -318,18 +306,6 @@ def test_padded_drafts_change_nothing_but_the_room() -> None:
     assert texts[0] == texts[1]
 
 
-def test_naive_is_the_same_path_with_k_0() -> None:
-    params = SamplingParams(temperature=0.7, seed=11, max_new_tokens=40)
-    outputs = []
-    for speculative in ({"method": "naive"}, {"method": "ngram", "num_speculative_tokens": 5}):
-        runner = make_runner(speculative=speculative)
-        runner.add_request(Request("a", [1, 2, 3] * 5, params))
-        outputs.append(runner.run()["a"])
-    assert outputs[0].token_ids == outputs[1].token_ids
-    assert not any(outputs[0].accepted_draft)
-    assert outputs[1].steps < outputs[0].steps
-
-
 @pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("strategy", ["greedy", "target_match", "rejection", "topp"])
 def test_biased_logits_decide_under_every_strategy(strategy: str, device: bool) -> None:
@@ -348,21 +324,3 @@ def test_biased_logits_decide_under_every_strategy(strategy: str, device: bool) 
     texts = [list(outputs[str(number)].token_ids) for number in range(len(params))]
     assert texts == [plain_decoding([3, 4, 5] * 5, one).tokens for one in params]
     assert len({tuple(text) for text in texts}) > 2
-
-
-def test_rejection_and_topp_strategies_decode() -> None:
-    """They promise no equality for sampled text; greedy text is the same for REJECTION."""
-    greedy = SamplingParams(max_new_tokens=30)
-    expected = plain_decoding([3, 4, 5] * 5, greedy).tokens
-    for strategy in ("rejection", "topp", "greedy"):
-        runner = make_runner(
-            speculative={"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy, "candidates": 3}
-        )
-        runner.add_request(Request("greedy", [3, 4, 5] * 5, greedy))
-        if strategy != "greedy":
-            runner.add_request(Request("sampled", [3, 4, 5] * 5, SamplingParams(temperature=0.6, top_p=0.8, seed=1)))
-        outputs = runner.run()
-        assert list(outputs["greedy"].token_ids) == expected
-        for output in outputs.values():
-            assert output.finish_reason in ("stop", "length")
-            assert output.drafted > 0

@@ -169,11 +169,6 @@ class TestOneRegistry:
         assert runner.summary()["drafted_tokens"] > 0
         assert [len(tokens) for tokens in outputs.values()] == [20] * 3
 
-    def test_the_tokens_are_those_of_plain_decoding(self) -> None:
-        runner = runner_with(Guess)
-        assert decode(runner) == plain()
-        assert runner.summary()["accepted_tokens"] > 0
-
     def test_a_configuration_of_another_registry(self) -> None:
         registry = with_proposer(Guess, settings=None)
         config = parse({"speculative": {"method": "guess"}}, registry=registry)
@@ -215,20 +210,6 @@ class TestHostProposer:
         assert decoded == plain()
         assert runner.summary()["dropped_drafts"] == len(decoded["1"]) - 1
         assert runner.summary()["drafted_tokens"] > 20
-
-    def test_slots_without_drafts_decode_plainly(self) -> None:
-        class Shy(Guess):
-            def propose(self, step: StepView) -> Any:
-                step.draft({})
-
-        runner = runner_with(Shy)
-        assert decode(runner) == plain()
-        assert runner.summary()["drafted_tokens"] == 0
-
-    def test_a_request_may_ask_for_fewer_drafts(self) -> None:
-        runner = runner_with(Guess)
-        assert decode(runner, num_speculative_tokens=1) == plain()
-        assert len(runner.summary()["acceptance_by_position"]) == 1
 
     @settings(max_examples=30)
     @given(k=st.integers(0, 5), slots=st.integers(1, 3), seed=st.integers(0, 50), prefill_first=st.booleans())

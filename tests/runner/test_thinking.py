@@ -10,7 +10,7 @@ from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import THINK_END
-from tests.support.history_model import END, HistoryModel
+from tests.support.history_model import HistoryModel
 
 TEXT = [4, THINK_END, 2, 5]
 LIMITS = {"max_tokens": 5, "max_reply_tokens": 4}
@@ -22,20 +22,6 @@ def thinking_runner(*, text: list[int] = TEXT, **sections: Any) -> ModelRunner:
 
 def params(seed: int, limits: Any = LIMITS, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=0.7, seed=seed, max_new_tokens=20, thinking=limits, **more)
-
-
-@pytest.mark.parametrize("k", [0, 3])
-def test_the_text_stands_at_the_limit(k: int) -> None:
-    runner = thinking_runner(speculative={"method": "ngram", "num_speculative_tokens": k})
-    for seed in range(6):
-        prompt = [9, 5, 6, 7, 5, 6]
-        wanted = params(seed, bad_token_ids=[END, THINK_END])
-        runner.add_request(Request(str(seed), prompt, wanted))
-    for output in runner.run().values():
-        tokens = list(output.token_ids)
-        assert tokens[5:9] == TEXT
-        assert len(tokens) == 5 + len(TEXT) + 4 + 1
-        assert (tokens[-1], output.finish_reason) == (END, "stop")
 
 
 def test_a_model_that_does_not_think() -> None:

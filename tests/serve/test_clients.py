@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -220,17 +219,6 @@ def test_no_route_says_422(shared: Running) -> None:
         for operation in operations.values():
             assert "422" not in operation["responses"], path
     assert "HTTPValidationError" not in json.dumps(document)
-
-
-def test_the_async_client_gets_the_same_errors(shared: Running) -> None:
-    async def ask() -> None:
-        async with shared.async_openai() as client:
-            with pytest.raises(openai.BadRequestError, match="best_of: expected 1"):
-                await client.completions.create(model=MODEL, prompt="a", best_of=3)
-            with pytest.raises(openai.NotFoundError, match="model"):
-                await client.completions.create(model="other", prompt="a")
-
-    asyncio.run(ask())
 
 
 REFUSED_OF_VLLM = (

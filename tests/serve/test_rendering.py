@@ -82,15 +82,6 @@ def test_what_takes_too_much_memory(name: str) -> None:
     assert render(renderer) == "fine"
 
 
-def test_a_process_that_is_killed_is_replaced(plain: Renderer) -> None:
-    render(plain)
-    _, _, (process, _), _ = plain._worker._end.peek()  # type: ignore[attr-defined]
-    process.kill()
-    with pytest.raises(RequestError, match="has ended"):
-        render(plain)
-    assert render(plain)
-
-
 @pytest.mark.parametrize(
     "source", ["{% if a %}" * 3000 + "{% endif %}" * 3000, "{{ " + "(" * 5000 + ")" * 5000 + " }}"]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -112,16 +111,6 @@ def test_log_probabilities_are_those_of_the_chat(shared: Running) -> None:
     pieces = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
     assert [(one.token, one.logprob) for one in pieces] == [(one.token, one.logprob) for one in found]
     assert not shared.openai.responses.create(**ASKED).output[0].content[0].logprobs  # type: ignore[union-attr]
-
-
-def test_the_async_client(shared: Running) -> None:
-    async def ask() -> tuple[Any, list[Any]]:
-        async with shared.async_openai() as client:
-            whole = await client.responses.create(**ASKED)
-            return whole, [event async for event in await client.responses.create(**ASKED, stream=True)]
-
-    whole, events = asyncio.run(ask())
-    assert same(collected(events)) == same(whole)
 
 
 def test_the_messages_that_the_template_gets(running: Running) -> None:

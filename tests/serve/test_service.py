@@ -218,24 +218,3 @@ def test_a_server_ends_with_its_engine(running: Running) -> None:
     with server.listen(engine.config) as (listener,):
         asyncio.run(asyncio.wait_for(main(listener), 60))
     assert said == [200, 503] and engine.failure == "RuntimeError: no more"
-
-
-def test_models_and_the_openapi_document(shared: Running) -> None:
-    (model,) = shared.openai.models.list()
-    assert model.id == MODEL and model.max_model_len == 64  # type: ignore[attr-defined]
-    paths = shared.http.get("/openapi.json").json()["paths"]
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/abort"} <= paths.keys()
-
-
-def test_a_slow_reader_gets_everything(shared: Running) -> None:
-    async def read() -> list[Any]:
-        async with shared.async_openai() as client:
-            chunks = await client.completions.create(model=MODEL, prompt=[3, 5], max_tokens=40, stream=True)
-            found = []
-            async for chunk in chunks:
-                found.append(chunk.choices[0].text)
-                await asyncio.sleep(0.005)
-            return found
-
-    whole = shared.post({"prompt": [3, 5], "max_tokens": 40}).json()["choices"][0]["text"]
-    assert "".join(asyncio.run(read())) == whole

@@ -17,7 +17,6 @@ import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.config.schema import ServeSettings, StructuredOutput
 from specdec_hal.engine import AsyncEngine
-from specdec_hal.errors import RequestError
 from specdec_hal.runner import Request, SamplingParams
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
@@ -230,15 +229,6 @@ def test_the_process_of_an_engine_hears_an_abort_while_it_compiles(
         assert not engine._aborted
     finally:
         engine.close()
-
-
-def test_a_grammar_that_fails_harms_nobody_else() -> None:
-    runner = make_runner()
-    runner.add_request(Request("a", [3, 9], params(1)))
-    runner.step()
-    with pytest.raises(RequestError):
-        runner.add_request(Request("b", [1], params(structured={"regex": "(b"})))
-    assert list(runner.run()["a"].token_ids) == plain_decoding([3, 9], params(1)).tokens
 
 
 EMBEDDED = ["model.framework=torch", "structured.backend=llguidance", "speculative.num_speculative_tokens=3"]
