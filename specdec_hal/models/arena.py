@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import refused
 
 
 class Arena:
@@ -36,11 +36,6 @@ class Arena:
     def refuse_in_capture(self, name: str, shape: Sequence[int]) -> None:
         """The ArgumentError for an allocation during a capture."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise ArgumentError(
-                op="forward_device",
-                backend="torch",
-                argument=name,
-                expected=f"scratch memory for {list(shape)}, made before the capture",
-                got="none, or less",
-                hint="run a step of these shapes once before it is captured",
-            )
+            expected = f"scratch memory for {list(shape)}, made before the capture"
+            hint = "run a step of these shapes once before it is captured"
+            raise refused("torch", "forward_device", name, expected, "none, or less", hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,7 @@ class Limits:
     max_model_len: int
 
     def _error(self, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
-        return ArgumentError(
-            op="forward", backend=self.framework, argument=argument, expected=expected, got=str(got), hint=hint
-        )
+        return refused(self.framework, "forward", argument, expected, got, hint)
 
     def check(self, batch: ForwardBatch) -> npt.NDArray[np.int64]:
         """The token ids as a contiguous int64 array; ArgumentError for an invalid batch."""
@@ -60,18 +59,40 @@ class Limits:
         return np.ascontiguousarray(ids, np.int64)
 
 
+def refused(framework: str, op: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
+    """The error for an argument of a model."""
+    return ArgumentError(op=op, backend=framework, argument=argument, expected=expected, got=str(got), hint=hint)
+
+
+def no_cache(framework: str, op: str, allocate: str = "allocate") -> ArgumentError:
+    """The error of a call before `allocate`."""
+    return refused(framework, op, "batch", "a KV cache to write to", "none", f"call {allocate}() first")
+
+
+def check_positive(framework: str, **sizes: int) -> None:
+    """ArgumentError for a size below 1 of an allocation."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise refused(framework, "allocate", name, "an integer >= 1", value, "ask for at least one")
+
+
+def check_rows(framework: str, op: str, hidden: Any, width: int, rows: int | None = None) -> None:
+    """ArgumentError unless `hidden` is [rows, width]; any number of rows without `rows`."""
+    shape = list(hidden.shape)
+    if len(shape) != 2 or shape[1] != width or (rows is not None and shape[0] != rows):
+        expected, hint = f"[R, {width}]", "pass rows that forward() returned"
+        if rows is not None:
+            expected, hint = str([rows, width]), "pass a row for each token"
+        raise refused(framework, op, "hidden", expected, shape, hint)
+
+
 def check_hidden_layers(batch: ForwardBatch, capabilities: ModelCapabilities, framework: str) -> frozenset[int]:
     """The layers whose hidden states `forward` returns; ArgumentError for an undeclared one."""
     for layer in batch.hidden_layers:
         if layer not in capabilities.hidden_layers:
-            raise ArgumentError(
-                op="forward",
-                backend=framework,
-                argument="hidden_layers",
-                expected=f"layers among {', '.join(map(str, sorted(capabilities.hidden_layers)))}",
-                got=str(layer),
-                hint="ask for hidden states that the model's capabilities declare",
-            )
+            expected = f"layers among {', '.join(map(str, sorted(capabilities.hidden_layers)))}"
+            hint = "ask for hidden states that the model's capabilities declare"
+            raise refused(framework, "forward", "hidden_layers", expected, layer, hint)
     return frozenset((FINAL_NORM, *batch.hidden_layers))
 
 

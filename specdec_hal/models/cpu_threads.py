@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import refused
 
 _GIVEN = (os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "").split(",")[0]
 
@@ -21,11 +21,4 @@ def available() -> int:
 def check(threads: int | None, framework: str) -> None:
     """ArgumentError for an invalid number of threads."""
     if threads is not None and threads < 1:
-        raise ArgumentError(
-            op="load_model",
-            backend=framework,
-            argument="threads",
-            expected="an integer >= 1",
-            got=str(threads),
-            hint="leave it out, or ask for more",
-        )
+        raise refused(framework, "load_model", "threads", "an integer >= 1", threads, "leave it out, or ask for more")

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import check_rows
 from specdec_hal.models.dflash import DFlashConfig
 from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config
 from specdec_hal.models.paged import Layer, PagedStore, Placed, launchers, on_torch
@@ -90,12 +90,7 @@ class PagedPass(ABC):
 
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
         """See DraftHead.forward."""
-        expected = [len(batch.token_ids), self.state_width]
-        if list(hidden.shape) != expected:
-            raise ArgumentError(
-                op="forward", backend="torch", argument="hidden", expected=str(expected), got=str(list(hidden.shape)),
-                hint="pass a row for each token",
-            )  # fmt: skip
+        check_rows("torch", "forward", hidden, self.state_width, len(batch.token_ids))
         out = self._out(batch)
         self.forward_device(self._batch(batch), self._rows(hidden), out)
         return out

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import check_rows, no_cache
 from specdec_hal.models.drafter import (
     Blocks,
     Eagle3Config,
@@ -30,7 +30,7 @@ from specdec_hal.models.drafter import (
     read_drafter_weights,
     read_eagle3_weights,
 )
-from specdec_hal.models.llama import Llama, no_cache, widest
+from specdec_hal.models.llama import Llama, widest
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, TargetModel
 
 
@@ -95,16 +95,7 @@ class LlamaEagle3:
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
         """See DraftHead.forward."""
         head, width = self._model, self.config.hidden_size
-        expected = [len(batch.token_ids), width]
-        if list(hidden.shape) != expected:
-            raise ArgumentError(
-                op="forward",
-                backend=head.framework,
-                argument="hidden",
-                expected=str(expected),
-                got=str(list(hidden.shape)),
-                hint="pass a row for each token",
-            )
+        check_rows(head.framework, "forward", hidden, width, len(batch.token_ids))
         with head._inference():
             x = head._input(hidden)
         first_layer = head._layers[0]

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from specdec_hal.errors import ArgumentError
-from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.models.batch import Limits, check_hidden_layers, check_positive, check_rows, no_cache, refused
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig
 
 # Positions of a block where the host interface makes the pool.
@@ -72,7 +71,7 @@ class FromHost(ABC):
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Each slot gets blocks of its own."""
-        self._check_positive(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        check_positive(self.framework, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         width = -(-max_model_len // _BLOCK_SIZE)
         self.allocate_blocks(max_num_seqs * width, _BLOCK_SIZE, width * _BLOCK_SIZE)
         limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
@@ -81,7 +80,7 @@ class FromHost(ABC):
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
         if self._slots is None:
-            raise refused("forward", "batch", "a KV cache to write to", "none", "call allocate() first")
+            raise no_cache(self.framework, "forward")
         ids = self._slots.limits.check(batch)
         layers = check_hidden_layers(batch, self.capabilities, self.framework)
         shape = (len(ids), self.config.hidden_size)
@@ -109,9 +108,7 @@ class FromHost(ABC):
         """See TargetModel.compute_logits."""
         tensor = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
         x = tensor.to(self.device, self.dtype).contiguous()
-        if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
-            expected = f"[R, {self.config.hidden_size}]"
-            raise refused("compute_logits", "hidden", expected, list(x.shape), "pass rows that forward() returned")
+        check_rows(self.framework, "compute_logits", x, self.config.hidden_size)
         logits = torch.empty((len(x), self.config.vocab_size), dtype=torch.float32, device=self.device)
         if len(x):
             with self._here():
@@ -122,18 +119,8 @@ class FromHost(ABC):
         """Make the model's device current, for Triton's launches."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _check_positive(self, **sizes: int) -> None:
-        for name, value in sizes.items():
-            if value < 1:
-                raise refused("allocate", name, "an integer >= 1", value, "ask for at least one")
-
     def _upload(self, array: Any, dtype: Any) -> Any:
         return torch.as_tensor(array, dtype=dtype).to(self.device, non_blocking=True)
-
-
-def refused(op: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
-    """An ArgumentError of a PyTorch model."""
-    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=str(got), hint=hint)
 
 
 def gpu(device: str) -> str:
@@ -142,5 +129,5 @@ def gpu(device: str) -> str:
     count = torch.cuda.device_count()
     if not count or (index or 0) >= count:
         expected = f"one of the {count} CUDA GPUs that PyTorch sees"
-        raise refused("load_model", "device", expected, repr(device), "use another")
+        raise refused("torch", "load_model", "device", expected, repr(device), "use another")
     return f"cuda:{torch.cuda.current_device() if index is None else index}"

@@ -31,9 +31,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.errors import ArgumentError
 from specdec_hal.models.attention import Attention, HostAttention
-from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
+from specdec_hal.models.batch import Limits, blocks, check_hidden_layers, check_positive, check_rows, no_cache
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LayerWeights, LlamaWeights, MTPWeights
 from specdec_hal.models.primitives import HostArray, Primitives
@@ -103,16 +102,7 @@ class Llama(Primitives):
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
-        for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
-            if value < 1:
-                raise ArgumentError(
-                    op="allocate",
-                    backend=self.framework,
-                    argument=name,
-                    expected="an integer >= 1",
-                    got=str(value),
-                    hint="ask for at least one slot and one position",
-                )
+        check_positive(self.framework, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         self._choose_sizes()
         self._attention = self._new_attention(len(self._layers), max_num_seqs, max_model_len)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
@@ -144,16 +134,7 @@ class Llama(Primitives):
         """See TargetModel.compute_logits."""
         with self._inference():
             x = self._input(hidden)
-            shape = tuple(x.shape)
-            if len(shape) != 2 or shape[1] != self.config.hidden_size:
-                raise ArgumentError(
-                    op="compute_logits",
-                    backend=self.framework,
-                    argument="hidden",
-                    expected=f"[R, {self.config.hidden_size}]",
-                    got=str(list(shape)),
-                    hint="pass rows that forward() returned",
-                )
+            check_rows(self.framework, "compute_logits", x, self.config.hidden_size)
             return self._output(self._project_all(x, self._head))
 
     def embed(self, ids: Any) -> Any:
@@ -283,18 +264,6 @@ def widest(layers: Sequence[LayerWeights]) -> int:
     return max(columns for layer in layers for columns in (len(layer.down), layer.qkv.shape[1]))
 
 
-def no_cache(framework: str, op: str) -> ArgumentError:
-    """The error of a call before `allocate`."""
-    return ArgumentError(
-        op=op,
-        backend=framework,
-        argument="batch",
-        expected="a KV cache to write to",
-        got="none",
-        hint="call allocate() first",
-    )
-
-
 class LlamaMTP:
     """The multi-token-prediction module of a :class:`Llama`; see :class:`specdec_hal.plugin.model.MTPModule`.
 
@@ -321,16 +290,7 @@ class LlamaMTP:
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
         """See MTPModule.forward."""
         model, width = self._model, self._model.config.hidden_size
-        expected = [len(batch.token_ids), width]
-        if list(hidden.shape) != expected:
-            raise ArgumentError(
-                op="forward",
-                backend=model.framework,
-                argument="hidden",
-                expected=str(expected),
-                got=str(list(hidden.shape)),
-                hint="pass a row for each token",
-            )
+        check_rows(model.framework, "forward", hidden, width, len(batch.token_ids))
         with model._inference():
             x = model._input(hidden)
 

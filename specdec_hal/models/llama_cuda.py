@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
+from specdec_hal.models.batch import check_positive, no_cache, refused
 from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
-from specdec_hal.models.from_host import FromHost, gpu, refused
+from specdec_hal.models.from_host import FromHost, gpu
 from specdec_hal.models.rope import rotations
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
 from specdec_hal.models.weights import EMBEDDING, HEAD, Slices, load_weights
@@ -108,7 +109,7 @@ class LlamaCuda(FromHost):
         """See DeviceModel.allocate_blocks. The pool is uninitialised: steps read only what steps have written."""
         config = self.config
         positions = config.max_position_embeddings if max_model_len is None else max_model_len
-        self._check_positive(num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
+        check_positive(self.framework, num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
         table = rotations(config, positions)
         self._slots = None
         shape = (num_blocks, 2, block_size, config.num_key_value_heads, config.head_dim)
@@ -186,7 +187,7 @@ class LlamaCuda(FromHost):
 
     def _pool_for(self, op: str) -> _Pool:
         if self._pool is None:
-            raise refused(op, "batch", "a KV pool to write to", "none", "call allocate_blocks() first")
+            raise no_cache(self.framework, op, "allocate_blocks")
         return self._pool
 
 
@@ -241,7 +242,7 @@ def load(
     `make` is called as the class is; `options` are its own. `device`: of a GPU, or "cpu" for Triton's interpreter.
     """
     if dtype not in (None, *DTYPES):
-        raise refused("load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+        raise refused("torch", "load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
     place = device if device == "cpu" else gpu(device)
     weights = load_weights(path, config, device=place, dtype=dtype, part=part)
     # In the decoder's dtype, by default that of the checkpoint's first weight.

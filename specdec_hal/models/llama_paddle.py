@@ -23,9 +23,10 @@ from paddle import _C_ops as ops
 from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
 
-from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.errors import BackendUnavailableError
 from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import Attention
+from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
@@ -70,11 +71,16 @@ class LlamaPaddle(Llama):
         self._place = _place(device)
         on_host = isinstance(self._place, paddle.CPUPlace)
         if batch_invariant and not on_host:
-            raise _argument_error(
-                "batch_invariant", "False on a GPU", "True", "leave it out: Paddle's attention is no such"
+            raise refused(
+                "paddle",
+                "load_model",
+                "batch_invariant",
+                "False on a GPU",
+                "True",
+                "leave it out: Paddle's attention is no such",
             )
         if threads is not None and not on_host:
-            raise _argument_error("threads", "none on a GPU", str(threads), "leave it out")
+            raise refused("paddle", "load_model", "threads", "none on a GPU", str(threads), "leave it out")
         cpu_threads.check(threads, self.framework)
         self._threads = self._product_threads = 1
         self._asked_threads = threads
@@ -176,11 +182,7 @@ def _place(device: str) -> Any:
         return paddle.CUDAPlace(int(index or 0))
     built = "has" if paddle.is_compiled_with_cuda() else "has no"
     hint = f"choose one of them (this build {built} GPU support)"
-    raise _argument_error("device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), hint)
-
-
-def _argument_error(argument: str, expected: str, got: str, hint: str) -> ArgumentError:
-    return ArgumentError(op="load_model", backend="paddle", argument=argument, expected=expected, got=got, hint=hint)
+    raise refused("paddle", "load_model", "device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), hint)
 
 
 def choose_mkl_kernels(cpuinfo: Path, environ: MutableMapping[str, str]) -> None:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from specdec_hal.errors import ArgumentError
 from specdec_hal.models import cpu_threads
+from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
@@ -46,7 +46,9 @@ class LlamaTorch(Llama):
         threads: int | None = None,
     ) -> None:
         if dtype not in DTYPES:
-            raise _argument_error("dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+            raise refused(
+                "torch", "load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them"
+            )
         cpu_threads.check(threads, self.framework)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -121,10 +123,6 @@ class LlamaTorch(Llama):
 
 def _aligned(x: Any) -> Any:
     return x.clone() if x.data_ptr() % ALIGNMENT else x
-
-
-def _argument_error(argument: str, expected: str, got: str, hint: str) -> ArgumentError:
-    return ArgumentError(op="load_model", backend="torch", argument=argument, expected=expected, got=got, hint=hint)
 
 
 def _has_onednn() -> bool:

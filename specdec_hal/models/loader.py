@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.errors import BackendUnavailableError
 from specdec_hal.models import llama_cpp_api
+from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.plugin.backend import AUTO
 from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE
@@ -54,21 +55,13 @@ def checkpoint_memory(
 def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[str, str]:
     """Architecture and framework of a checkpoint's model in the registry."""
     if framework != AUTO and framework not in (known := registry.frameworks()):
-        raise ArgumentError(
-            op="load_model",
-            backend="models",
-            argument="framework",
-            expected=" or ".join(filter(None, (", ".join((AUTO, *known[:-1])), *known[-1:]))),
-            got=repr(framework),
-            hint="choose one of them",
-        )
+        expected = " or ".join(filter(None, (", ".join((AUTO, *known[:-1])), *known[-1:])))
+        raise refused("models", "load_model", "framework", expected, repr(framework), "choose one of them")
     if is_gguf(path):
         if framework in ("paddle", "torch"):
             expected = f"{AUTO} or another framework, for a GGUF file"
-            raise ArgumentError(
-                op="load_model", backend="models", argument="framework", expected=expected, got=repr(framework),
-                hint="leave it out, or convert the file with tools/gguf_to_hf.py",
-            )  # fmt: skip
+            hint = "leave it out, or convert the file with tools/gguf_to_hf.py"
+            raise refused("models", "load_model", "framework", expected, repr(framework), hint)
         chosen = llama_cpp_api.FRAMEWORK if framework == AUTO else framework
         return "GGUF", chosen
     if framework == llama_cpp_api.FRAMEWORK:

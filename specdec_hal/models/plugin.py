@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import DTYPES
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
 from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE, ModelSpec, hookimpl
@@ -130,9 +131,7 @@ def _arranged(path: str | Path) -> tuple[Any, Any]:
 
 
 def _refused(framework: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
-    return ArgumentError(
-        op="load_model", backend=framework, argument=argument, expected=expected, got=repr(got), hint=hint
-    )
+    return refused(framework, "load_model", argument, expected, repr(got), hint)
 
 
 @hookimpl

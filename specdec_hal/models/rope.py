@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import refused
 
 Doubles = npt.NDArray[np.float64]
 
@@ -84,14 +84,9 @@ def rotations(config: Rotated, positions: int) -> npt.NDArray[np.complex128]:
     """
     scaling, limit = config.rope_scaling, config.max_position_embeddings
     if scaling is not None and scaling.rope_type == "dynamic" and positions > limit:
-        raise ArgumentError(
-            op="allocate",
-            backend="models",
-            argument="max_model_len",
-            expected=f"at most max_position_embeddings ({limit}) with rope_type dynamic",
-            got=str(positions),
-            hint="use a shorter context: beyond it the rotary embeddings of all positions would change",
-        )
+        expected = f"at most max_position_embeddings ({limit}) with rope_type dynamic"
+        hint = "use a shorter context: beyond it the rotary embeddings of all positions would change"
+        raise refused("models", "allocate", "max_model_len", expected, positions, hint)
     angle = np.arange(positions)[:, None] * frequencies(config.rope_theta, config.head_dim, scaling)
     factor = 1.0 if scaling is None else scaling.attention_factor
     turned: npt.NDArray[np.complex128] = factor * (np.cos(angle) + 1j * np.sin(angle))

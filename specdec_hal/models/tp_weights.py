@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec_hal.backends.reference.primitives import CHUNK
 from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import round_up
 from specdec_hal.models.weights import EMBEDDING, HEAD, Slices
@@ -94,11 +95,5 @@ class WeightsPart:
 
 def indivisible(relation: str, name: str, count: int, size: int) -> ArgumentError:
     """The error of sizes that cannot be divided among ranks."""
-    return ArgumentError(
-        op="load_model",
-        backend="torch",
-        argument="tensor_parallel",
-        expected=f"{relation} of {name} = {count}",
-        got=str(size),
-        hint="lower engine.tensor_parallel",
-    )
+    expected, hint = f"{relation} of {name} = {count}", "lower engine.tensor_parallel"
+    return refused("torch", "load_model", "tensor_parallel", expected, size, hint)

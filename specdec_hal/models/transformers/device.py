@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.batch import check_positive, no_cache
 from specdec_hal.models.drafter import Blocks
-from specdec_hal.models.from_host import FromHost, refused
+from specdec_hal.models.from_host import FromHost
 from specdec_hal.models.paged import PagedStore, on_torch
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
@@ -119,7 +120,7 @@ class DeviceTransformers(FromHost):
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
         """See DeviceModel.allocate_blocks."""
         positions = self.config.max_position_embeddings if max_model_len is None else max_model_len
-        self._check_positive(num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
+        check_positive(self.framework, num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
         self._slots = None
         self._store = None  # freed first: both may not fit
         self._store = PagedStore(
@@ -132,13 +133,13 @@ class DeviceTransformers(FromHost):
     def pool_layers(self) -> list[Any]:
         """The KV pool: see :class:`~.paged.PagedStore`."""
         if self._store is None:
-            raise refused("pool_layers", "batch", "a KV pool", "none", "call allocate_blocks() first")
+            raise no_cache(self.framework, "pool_layers", "allocate_blocks")
         return self._store.pool
 
     def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
         """See DeviceModel.forward_device. Launches only, on the current stream."""
         if self._store is None:
-            raise refused("forward_device", "batch", "a KV pool to write to", "none", "call allocate_blocks() first")
+            raise no_cache(self.framework, "forward_device", "allocate_blocks")
         here = on_torch(batch)
         with torch.inference_mode(), self._mode:
             ids, positions = self._store.begin(here, self.config.vocab_size)

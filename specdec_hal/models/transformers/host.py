@@ -15,10 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from specdec_hal.errors import ArgumentError
 from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import HostAttention
-from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
+from specdec_hal.models.batch import Limits, blocks, check_hidden_layers, check_positive, check_rows, no_cache
 from specdec_hal.models.drafter import Blocks
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes
@@ -144,10 +143,7 @@ class HostTransformers:
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
-        for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
-            if value < 1:
-                hint = "ask for at least one slot and one position"
-                raise _refused("allocate", name, "an integer >= 1", str(value), hint)
+        check_positive(self.framework, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         layers, threads = self._decoder.survey.layers, torch.get_num_threads()
         self._store = HostStore(layers, max_num_seqs, max_model_len, threads, self._operators)
         self._decoder.serve(self._store, max_model_len)
@@ -156,7 +152,7 @@ class HostTransformers:
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
         if self._limits is None:
-            raise _refused("forward", "batch", "a KV cache to write to", "none", "call allocate() first")
+            raise no_cache(self.framework, "forward")
         ids = self._limits.check(batch)
         layers = check_hidden_layers(batch, self.capabilities, self.framework)
         if not len(ids):
@@ -184,9 +180,7 @@ class HostTransformers:
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""
         x = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
-        if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
-            expected, hint = f"[R, {self.config.hidden_size}]", "pass rows that forward() returned"
-            raise _refused("compute_logits", "hidden", expected, str(list(x.shape)), hint)
+        check_rows(self.framework, "compute_logits", x, self.config.hidden_size)
         if not len(x):
             return torch.zeros((0, self.config.vocab_size))
         with torch.inference_mode():
@@ -231,7 +225,3 @@ def _spans(sizes: RowSizes) -> str:
         else:
             found.append([size, size])
     return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in found)
-
-
-def _refused(op: str, argument: str, expected: str, got: str, hint: str) -> ArgumentError:
-    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=got, hint=hint)
