@@ -53,44 +53,54 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A kernel of ../xpu_sim/kernels, with what its head says."""
+class Pair:
+    """A template of ../xpu_sim/kernels, a bad kernel and its repaired twin, with what its head says."""
 
     path: Path
     name: str
     text: tuple[tuple[int, str], ...]  # its lines, by number
-    clusters: int
-    cores: int
+    launches: dict[bool, tuple[int, int]]  # clusters and cores of the bad one, False, and the good one
     dma: str
-    model: str  # the flag of the model that makes it wrong, or that a repaired twin stands up to: "dma_fifo=1"
+    model: str  # the flag of the model that makes it wrong, and that the good one stands up to: "dma_fifo=1"
     finds: dict[str, str]  # build: check
     decides: str  # the flag of the model that decides about it; nothing: a defect
     object: str  # what the strict build names: "SM total + 0"; LM, whose variables have no names; or nothing
+
+    def kernel(self, good: bool = False) -> str:
+        """The name in C++."""
+        return f"{self.name}<{str(good).lower()}>"
+
+    def launch(self, good: bool = False) -> tuple[str, int, int]:
+        """The kernel, clusters and cores."""
+        return self.kernel(good), *self.launches[good]
 
     def lines(self, mark: str) -> set[int]:
         """The lines whose comment has the mark: "here", "the other access"."""
         return {number for number, line in self.text if "// <- " in line and mark in line.split("// <- ")[1]}
 
 
-def read(path: Path) -> list[Kernel]:
-    """The kernels of a file: each begins with a comment that says how to launch it, and what is found."""
-    kernels = []
+def read(path: Path) -> list[Pair]:
+    """The pairs of a file: each begins with a comment that says how to launch it, and what is found."""
+    pairs = []
     lines = list(enumerate(path.read_text().splitlines(), 1))
     heads = [i for i, (_, line) in enumerate(lines) if line.startswith("// launch: ")]
     starts = [next(k for k in range(i, 0, -1) if not lines[k - 1][1].startswith("//")) for i in heads]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         block = "\n".join(line for _, line in lines[start:end])
-        head = dict(re.findall(r"^// (fast|asan|strict|object|launch|dma|model|decides): (.*)$", block, re.MULTILINE))
+        head = dict(re.findall(r"^// ((?:good )?\w+): (.*)$", block, re.MULTILINE))
         (name,) = re.findall(r"__global__ void (\w+)\(", block)
-        clusters, cores = map(int, head["launch"].split("x"))
+        launches = {}
+        for good, launch in ((False, head["launch"]), (True, head.get("good launch", head["launch"]))):
+            clusters, cores = map(int, launch.split("x"))
+            launches[good] = clusters, cores
         finds = {mode: head[mode] for mode in MODES if mode in head}
         schedule = head.get("dma", "eager"), head.get("model", "")
         said = head.get("decides", ""), head.get("object", "")
-        kernels.append(Kernel(path, name, tuple(lines[start:end]), clusters, cores, *schedule, finds, *said))
-    return kernels
+        pairs.append(Pair(path, name, tuple(lines[start:end]), launches, *schedule, finds, *said))
+    return pairs
 
 
-PAIRS = {kernel.name: kernel for path in sorted(KERNELS.glob("*.xpu")) for kernel in read(path)}
+PAIRS = {pair.name: pair for path in sorted(KERNELS.glob("*.xpu")) for pair in read(path)}
 
 
 BUILTIN_FILES = sorted((SOURCES / "builtins").glob("*.xpu"))

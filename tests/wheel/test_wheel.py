@@ -21,23 +21,24 @@ CUDA_LIBRARY = "specdec_hal/lib/libspecdec_cuda.so"
 BUILT_FOR = ((8, 0), (8, 6), (9, 0), (10, 0), (12, 0))
 SERVED = (*BUILT_FOR, (8, 7), (8, 9), (10, 3), (11, 0), (12, 1), (13, 0))
 
-HOST = """\
+HOST = (
+    f"""\
+#include "{PAIRS["race"].path}"
 #include "xpu_sim/host.h"
-
-void race_bad(const int*, int*, int, const int*);
-void race_good(const int*, int*, int, const int*);
-
+"""
+    + """
 int main(int argc, char**) {
   int* in = xpu_sim::gm_alloc<int>(64);
   int* out = xpu_sim::gm_alloc<int>(64);
   for (int i = 0; i < 64; ++i) in[i] = i;
   if (argc > 1) {
-    race_bad<<<1, 4>>>(in, out, 64, nullptr);
+    race<false><<<1, 4>>>(in, out, 64, nullptr);
   } else {
-    race_good<<<1, 4>>>(in, out, 64, nullptr);
+    race<true><<<1, 4>>>(in, out, 64, nullptr);
   }
 }
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,8 @@ def test_conformance(installed: Environment) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_xpu_cc(installed: Environment, mode: str) -> None:
-    (installed.work / "host.cpp").write_text(HOST)
-    kernels = PAIRS["race_bad"].path
-    installed.output("specdec-hal", "xpu-cc", "--mode", mode, kernels, "host.cpp", "-o", f"race_{mode}")
+    (installed.work / "host.xpu").write_text(HOST)
+    installed.output("specdec-hal", "xpu-cc", "--mode", mode, "host.xpu", "-o", f"race_{mode}")
     good, bad = installed.run(f"./race_{mode}"), installed.run(f"./race_{mode}", "bad")
     assert (good.returncode, good.stderr) == (0, "")
     assert bad.returncode == (1 if mode == "strict" else 0), bad.stderr

@@ -72,8 +72,9 @@ def pairs(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
 
     def make(mode: str) -> Callable[..., Ran]:
         # What is wrong on purpose is what compilers warn about.
-        files = sorted({kernel.path for kernel in PAIRS.values()})
-        program = xpu_programs(files, list(PAIRS), mode, profiles=PROFILES, flags=["-w"])
+        files = sorted({pair.path for pair in PAIRS.values()})
+        kernels = [pair.kernel(good) for pair in PAIRS.values() for good in (False, True)]
+        program = xpu_programs(files, kernels, mode, profiles=PROFILES, flags=["-w"])
 
         def run(*words: Any, options: str = "") -> Ran:
             elements = 1024

@@ -8,25 +8,25 @@ from tests.support.xpu_program import BUILTIN_TESTS, MODES_ASAN_SLOW, PAIRS
 
 
 @pytest.mark.parametrize(
-    ("name", "flag", "found"),
+    ("name", "good", "flag", "found"),
     [
-        ("missing_fence_bad", "barrier_is_fence=1", set()),
-        ("missing_fence_lm_bad", "store_to_dma_needs_fence=0", set()),
-        ("missing_fence_sm_bad", "store_to_dma_needs_fence=0", set()),
-        ("barrier_divergence_bad", "differing_barriers_diverge=0", set()),
-        ("read_in_flight_chain_bad", "dma_fifo=1", set()),
-        ("read_in_flight_kinds_bad", "sync_drains_all_kinds=1", set()),
-        ("read_in_flight_kinds_bad", "dma_fifo=1", set()),
-        ("read_in_flight_order_bad", "dma_fifo=1", set()),
-        ("write_in_flight_good", "lm_fence_frees_source=0", {"write_in_flight"}),
+        ("missing_fence", False, "barrier_is_fence=1", set()),
+        ("missing_fence_lm", False, "store_to_dma_needs_fence=0", set()),
+        ("missing_fence_sm", False, "store_to_dma_needs_fence=0", set()),
+        ("barrier_divergence", False, "differing_barriers_diverge=0", set()),
+        ("read_in_flight_chain", False, "dma_fifo=1", set()),
+        ("read_in_flight_kinds", False, "sync_drains_all_kinds=1", set()),
+        ("read_in_flight_kinds", False, "dma_fifo=1", set()),
+        ("read_in_flight_order", False, "dma_fifo=1", set()),
+        ("write_in_flight", True, "lm_fence_frees_source=0", {"write_in_flight"}),
     ],
 )
-def test_flag(pairs, name, flag, found):
-    kernel = PAIRS[name]
-    result = pairs("strict")(name, kernel.clusters, kernel.cores, options=f"model.{flag}")
+def test_flag(pairs, name, good, flag, found):
+    pair = PAIRS[name]
+    result = pairs("strict")(*pair.launch(good), options=f"model.{flag}")
     assert result.checks == found, result.err
-    if name.endswith("_bad"):
-        assert pairs("strict")(name, kernel.clusters, kernel.cores).checks == {kernel.finds["strict"]}
+    if not good:
+        assert pairs("strict")(*pair.launch()).checks == {pair.finds["strict"]}
 
 
 def test_whether_a_synchronous_store_is_visible(builtins):
@@ -83,7 +83,7 @@ def test_copies_take_effect_in_the_order_of_issue(shared_folder, compiled, mode)
 
 def test_halt_on_first(pairs):
     """Without it, what is no trap does not end the launch."""
-    both = ("missing_fence_bad", 1, 4, "missing_fence_lm_bad", 1, 4)
+    both = (*PAIRS["missing_fence"].launch(), *PAIRS["missing_fence_lm"].launch())
     assert len(pairs("strict")(*both).findings) == 2
     result = pairs("strict")(*both, options="halt_on_first=1")
     assert [finding["count"] for finding in result.findings] == [1, 1]
