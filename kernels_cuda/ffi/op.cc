@@ -22,10 +22,10 @@ constexpr DLDeviceType kDevice = kDLCUDA;
 
 }  // namespace
 
-int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void* args, Context stream),
-            const void* given, int count, void* plan) {
+int bind_op(const OpSignature& op, void (*launch)(const void* args, Context stream), const void* given, int count,
+            void* plan) {
   TVM_FFI_SAFE_CALL_BEGIN();
-  ffi::Bound bound = ffi::bind(op, limits, {static_cast<const AnyView*>(given), count}, 0, kDevice,
+  ffi::Bound bound = ffi::bind(op, {static_cast<const AnyView*>(given), count}, 0, kDevice,
                                [](const OperandInfo&, const ffi::TensorView&, void*) {});
   *static_cast<Any*>(plan) = Function::FromTyped([name = op.name, launch, bound = std::move(bound)](int64_t stream) {
     const auto handle = reinterpret_cast<cudaStream_t>(stream);

@@ -10,14 +10,14 @@
 
 namespace specdec::cuda {
 
-// Larger calls are refused.
+// The largest calls.
 constexpr Limit kLimits[] = {{"M", served::kM}, {"S", served::kS}, {"L", served::kL}, {"V", served::kV}};
 
 using Context = cudaStream_t;
 
 // ffi/op.cc
-int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void* args, Context stream),
-            const void* given, int count, void* plan);
+int bind_op(const OpSignature& op, void (*launch)(const void* args, Context stream), const void* given, int count,
+            void* plan);
 int list_limits(const OpSignature& op, List<Limit> limits, void* map);
 
 }  // namespace specdec::cuda

@@ -38,14 +38,14 @@ LaunchOptions options_of(const char* op, const PackedArgs& given) {
 
 }  // namespace
 
-int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void* args, Context options),
-            const void* given, int count, void* plan) {
+int bind_op(const OpSignature& op, void (*launch)(const void* args, Context options), const void* given, int count,
+            void* plan) {
   TVM_FFI_SAFE_CALL_BEGIN();
   const PackedArgs all(static_cast<const AnyView*>(given), count);
   std::vector<xpu_sim::GmSpan> spans;
   spans.reserve(static_cast<size_t>(op.operands.count));
   ffi::Bound bound =
-      ffi::bind(op, limits, all, kOptions, kDLCPU, [&](const OperandInfo& info, const ffi::TensorView& x, void* data) {
+      ffi::bind(op, all, kOptions, kDLCPU, [&](const OperandInfo& info, const ffi::TensorView& x, void* data) {
     const unsigned element = x.dtype().bits / 8;
     const size_t bytes = static_cast<size_t>(x.numel()) * element;
     const auto access = info.access == Access::kRead ? xpu_sim::GmAccess::read_only : xpu_sim::GmAccess::read_write;

@@ -13,8 +13,8 @@ constexpr List<Limit> kUnlimited;
 using Context = const LaunchOptions&;
 
 // ffi/op.cc
-int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void* args, Context options),
-            const void* given, int count, void* plan);
+int bind_op(const OpSignature& op, void (*launch)(const void* args, Context options), const void* given, int count,
+            void* plan);
 int list_limits(const OpSignature& op, List<Limit> limits, void* map);
 
 }  // namespace specdec::xpu

@@ -2,7 +2,7 @@
 
 CMake runs ``python -m specdec_hal.ops.cpp``, which writes, under ``kernels_common/include``, ``specdec/contract.h``
 (enumerations and limits) and, for each op, ``specdec_ops/<op>.h``: a struct of its arguments, with the contract's
-names, and the ``OpSignature`` that checks and binds calls from Python. A kernel file includes the header of its op;
+names, and the ``OpSignature`` that binds calls from Python. A kernel file includes the header of its op;
 nothing else is written by hand between a Python call and a kernel.
 """
 
@@ -19,7 +19,7 @@ from specdec_hal.ops.enums import ENUMERATIONS
 from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
 from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.spec import FLOATS, AttrSpec, Dim, Operand, OpSpec, Role, When
-from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM, SERVED, SYMBOLS
+from specdec_hal.ops.vocabulary import SERVED, SYMBOLS
 
 INCLUDE = Path("kernels_common") / "include"
 NOTICE = "Generated from the OpSpecs: python -m specdec_hal.ops.cpp; do not edit."
@@ -38,7 +38,6 @@ _WIDEST = 120
 """Columns of a source line."""
 
 _INT32 = (-(2**31), 2**31 - 1)
-_INT64 = (-(2**63), 2**63 - 1)
 
 
 def headers() -> dict[Path, str]:
@@ -180,17 +179,9 @@ def _width(attr: AttrSpec) -> tuple[str, int]:
         return "bool", 1
     if issubclass(attr.kind, IntEnum):
         return attr.kind.__name__, 4
-    low, high = _range(attr)
-    return ("int32_t", 4) if _INT32[0] <= low and high <= _INT32[1] else ("int64_t", 8)
-
-
-def _range(attr: AttrSpec) -> tuple[int, int]:
-    if attr.kind is bool:
-        return 0, 1
-    if issubclass(attr.kind, IntEnum):
-        return min(attr.kind), max(attr.kind)
-    low = _INT64[0] if attr.minimum is None else attr.minimum
-    return low, _INT64[1] if attr.maximum is None else attr.maximum
+    low, high = attr.minimum, attr.maximum
+    fits = low is not None and _INT32[0] <= low and high is not None and high <= _INT32[1]
+    return ("int32_t", 4) if fits else ("int64_t", 8)
 
 
 # The signature
@@ -199,11 +190,12 @@ def _range(attr: AttrSpec) -> tuple[int, int]:
 def _signature(spec: OpSpec, args: str) -> str:
     indices = [_filled(names) for names in (spec.symbols, tuple(spec.attr_by_name)) if names]
     tables = {
-        "symbols": ("SymbolInfo", [_symbol(symbol) for symbol in spec.symbols]),
+        "symbols": ("SymbolInfo", [f'{{"{symbol}", offsetof(Args, {symbol})}}' for symbol in spec.symbols]),
         "operands": ("OperandInfo", [_operand(spec, operand) for operand in spec.operands]),
-        "attributes": ("AttributeInfo", [_attribute(attr) for attr in spec.attrs]),
-        "symbol_orders": ("Order", _orders(spec, spec.symbols)),
-        "attribute_orders": ("Order", _orders(spec, tuple(spec.attr_by_name))),
+        "attributes": (
+            "AttributeInfo",
+            [f'{{"{attr.name}", offsetof(Args, {attr.name}), {_width(attr)[1]}}}' for attr in spec.attrs],
+        ),
     }
     members = [f"using Args = {args};", *(f"enum : int {{{names}}};" for names in indices)]
     for name, (kind, rows) in tables.items():
@@ -235,11 +227,6 @@ def _filled(names: Iterable[str]) -> str:
     return f" {line} " if len(line) <= 100 else "\n" + textwrap.indent(textwrap.fill(line, 110), "      ") + "\n  "
 
 
-def _symbol(symbol: str) -> str:
-    least, most = MINIMUM.get(symbol, 0), MAXIMUM.get(symbol, _INT64[1])
-    return f'{{"{symbol}", {least}, {_number(most)}, offsetof(Args, {symbol})}}'
-
-
 def _operand(spec: OpSpec, operand: Operand) -> str:
     cell, access = _cell(operand)[0], "kRead" if operand.role is Role.IN else "kWrite"
     shapes: list[tuple[Dim, ...]] = [operand.tensor.dims]
@@ -251,11 +238,6 @@ def _operand(spec: OpSpec, operand: Operand) -> str:
     head = f'OperandInfo{{"{operand.name}", Cell::{cell}, Access::{access},'
     place = f"offsetof(Args, {operand.name}), {_extents(shapes[0])}}}"
     more = []
-    if operand.optional:
-        more.append(".or_null()")
-    if operand.when is not None:
-        values = sum(1 << int(value) for value in operand.when.values)
-        more.append(f".only_if({operand.when.attr}, {values:#b})")
     if operand.shape_by is not None:
         more.append(f".shaped({operand.shape_by[0]}, {_extents(shapes[1])})")
     if operand.tensor.dtype_of:
@@ -280,20 +262,6 @@ def _wrapped(indent: int, head: str, place: str, *more: str) -> str:
         rest = [] if first != head else [f"            {place}"]
         return "\n".join([first, *rest, *(f"          {part}" for part in more)])
     return f"{head}\n                  {place}"
-
-
-def _attribute(attr: AttrSpec) -> str:
-    low, high = _range(attr)
-    width = _width(attr)[1]
-    return f'{{"{attr.name}", {_number(low)}, {_number(high)}, offsetof(Args, {attr.name}), {width}}}'
-
-
-def _number(value: int) -> str:
-    return {_INT64[0]: "INT64_MIN", _INT64[1]: "INT64_MAX"}.get(value, str(value))
-
-
-def _orders(spec: OpSpec, names: tuple[str, ...]) -> list[str]:
-    return [f"{{{r.left}, {r.right}}}" for r in spec.relations if r.left in names and r.right in names]
 
 
 def main() -> None:

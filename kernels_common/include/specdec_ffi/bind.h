@@ -1,13 +1,16 @@
 // From a call of an exported op to its kernels' struct, by the op's signature. An exported op takes its operands in
 // OpSpec order (None if absent), then its attributes as integers, then the backend's options.
+//
+// Python has checked the call (specdec_hal/ops/validate.py). Here it is only asserted that each tensor is the memory that
+// its signature says.
 #pragma once
 
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
-#include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,7 +24,7 @@ namespace specdec::ffi {
 
 using tvm::ffi::PackedArgs;
 
-// A call that was checked: the op's arguments, and the device that its tensors lie on.
+// A bound call: the op's arguments, and the device that its tensors lie on.
 struct Bound {
   std::vector<std::byte> args;
   int device;
@@ -57,75 +60,48 @@ inline FloatType float_type_of(DLDataType dtype) {
 
 class Binder {
  public:
-  Binder(const OpSignature& op, List<Limit> limits, DLDeviceType device)
-      : op_(op), limits_(limits), operands_(op.name, device), args_(op.args_bytes) {}
+  Binder(const OpSignature& op, DLDeviceType device) : op_(op), operands_(op.name, device), args_(op.args_bytes) {
+    std::fill_n(extents_, kMaxItems, kUnknown);
+  }
 
   // `given`: operands, attributes, then `options` more.
   template <typename OnTensor>
   Bound bind(const PackedArgs& given, int options, OnTensor on_tensor) {
     const int operands = op_.operands.count, attributes = op_.attributes.count;
-    if (given.size() != operands + attributes + options) {
-      TVM_FFI_THROW(TypeError) << op_.name << ": expected " << operands << " tensors, " << attributes
-                               << " attributes and " << options << " options, got " << given.size()
-                               << " arguments; call it through specdec_hal";
+    TVM_FFI_ICHECK_EQ(given.size(), operands + attributes + options) << op_.name << ": call it through specdec_hal";
+    for (int i = 0; i < attributes; ++i) {
+      attributes_[i] = given[operands + i].cast<int64_t>();
+      // Little-endian, as every machine with a device.
+      std::memcpy(args_.data() + op_.attributes[i].field, &attributes_[i], op_.attributes[i].bytes);
     }
-    for (int i = 0; i < attributes; ++i) bind_attribute(i, given[operands + i]);
-    for (const Order& order : op_.attribute_orders) require_order(order);
-    for (int i = 0; i < op_.symbols.count; ++i) bound_by_[i] = nullptr;
     for (int i = 0; i < operands; ++i) bind_operand(i, given[i], on_tensor);
-    for (int i = 0; i < op_.symbols.count; ++i) store(op_.symbols[i].field, extents_[i]);
+    for (int i = 0; i < op_.symbols.count; ++i) store(op_.symbols[i].field, std::max<int64_t>(extents_[i], 0));
     return {std::move(args_), operands_.device_index()};
   }
 
  private:
+  static constexpr int64_t kUnknown = -1;
+
   template <typename T>
   void store(size_t field, const T& value) {
     std::memcpy(args_.data() + field, &value, sizeof value);
   }
 
-  void bind_attribute(int i, tvm::ffi::AnyView given) {
-    const AttributeInfo& info = op_.attributes[i];
-    const auto value = given.try_cast<int64_t>();
-    if (!value.has_value() || *value < info.least || *value > info.most) {
-      TVM_FFI_THROW(ValueError) << op_.name << ": attribute '" << info.name << "': expected an integer in ["
-                                << info.least << ", " << info.most << "], got "
-                                << (value.has_value() ? std::to_string(*value) : given.GetTypeKey())
-                                << "; call it through specdec_hal";
-    }
-    attributes_[i] = *value;
-    std::memcpy(args_.data() + info.field, &*value, info.bytes);  // little-endian, as every machine with a device
-  }
-
-  void require_order(const Order& order) const {
-    if (attributes_[order.left] <= attributes_[order.right]) return;
-    const char *left = op_.attributes[order.left].name, *right = op_.attributes[order.right].name;
-    TVM_FFI_THROW(ValueError) << op_.name << ": attribute '" << left << "': expected " << left << " <= " << right
-                              << ", got " << attributes_[order.left] << " and " << attributes_[order.right]
-                              << "; make them agree";
-  }
-
   template <typename OnTensor>
   void bind_operand(int i, tvm::ffi::AnyView given, OnTensor& on_tensor) {
     const OperandInfo& info = op_.operands[i];
-    const bool wanted = info.when == kNone || (info.values >> attributes_[info.when] & 1) != 0;
-    if (given.type_index() == tvm::ffi::TypeIndex::kTVMFFINone) {
-      if (wanted && !info.optional) refuse(info, "a tensor", "none", "pass it, or change the attributes");
-      return store<void*>(info.field, nullptr);
-    }
-    if (!wanted) refuse(info, "none for these attributes", "a tensor", "leave it out, or change the attributes");
-    const auto tensor = given.try_cast<TensorView>();
-    if (!tensor.has_value()) refuse(info, "a tensor", given.GetTypeKey(), "pass a tensor");
-    const TensorView& x = *tensor;
-
+    if (given.type_index() == tvm::ffi::TypeIndex::kTVMFFINone) return store<void*>(info.field, nullptr);
+    const auto x = given.cast<TensorView>();
     const bool other = info.shape_by != kNone && attributes_[info.shape_by] != 0;
     const Shape& shape = other ? info.other_shape : info.shape;
     int64_t extents[kMaxRank];
     for (int axis = 0; axis < shape.rank; ++axis) {
-      const Extent& extent = shape.extents[axis];
-      extents[axis] = extent.offset;
-      if (extent.symbol == kNone) continue;
-      if (bound_by_[extent.symbol] == nullptr) bind_symbol(extent, info, Operands::extent(x, axis));
-      extents[axis] += extents_[extent.symbol];
+      const auto [symbol, offset] = shape.extents[axis];
+      extents[axis] = offset;
+      if (symbol == kNone) continue;
+      // From the first operand that has it.
+      if (extents_[symbol] == kUnknown) extents_[symbol] = Operands::extent(x, axis) - offset;
+      extents[axis] += extents_[symbol];
     }
     const bool dtype_fits = info.model == kNone ? fits(info.cell, x.dtype()) : x.dtype() == dtypes_[info.model];
     void* const data = operands_.checked(info.name, x, dtype_fits, extents, shape.rank, [&] {
@@ -142,55 +118,20 @@ class Binder {
     on_tensor(info, x, data);
   }
 
-  // From the first operand that has it.
-  void bind_symbol(const Extent& extent, const OperandInfo& operand, int64_t found) {
-    const SymbolInfo& symbol = op_.symbols[extent.symbol];
-    const int64_t value = found - extent.offset;
-    int64_t most = symbol.most;
-    for (const Limit& limit : limits_) {
-      if (std::strcmp(limit.symbol, symbol.name) == 0 && limit.most < most) most = limit.most;
-    }
-    if (value < symbol.least) within(operand, symbol, ">=", symbol.least, value);
-    if (value > most) within(operand, symbol, "<=", most, value);
-    extents_[extent.symbol] = value;
-    bound_by_[extent.symbol] = &operand;
-    for (const Order& order : op_.symbol_orders) {
-      const OperandInfo *left = bound_by_[order.left], *right = bound_by_[order.right];
-      if (left == nullptr || right == nullptr || extents_[order.left] <= extents_[order.right]) continue;
-      within(*left, op_.symbols[order.left], "<=", extents_[order.right], extents_[order.left]);
-    }
-  }
-
-  [[noreturn]] void within(const OperandInfo& operand, const SymbolInfo& symbol, const char* relation, int64_t bound,
-                           int64_t got) const {
-    refuse(operand, std::string(symbol.name) + " " + relation + " " + std::to_string(bound), std::to_string(got),
-           got < bound ? "pass larger tensors" : "pass smaller tensors");
-  }
-
-  [[noreturn]] void refuse(const OperandInfo& operand, const std::string& expected, const std::string& got,
-                           const char* hint) const {
-    TVM_FFI_THROW(ValueError) << op_.name << ": argument '" << operand.name << "': expected " << expected << ", got "
-                              << got << "; " << hint;
-    TVM_FFI_UNREACHABLE();
-  }
-
   const OpSignature& op_;
-  const List<Limit> limits_;
   Operands operands_;
   std::vector<std::byte> args_;
-  int64_t attributes_[kMaxItems], extents_[kMaxItems] = {};
-  const OperandInfo* bound_by_[kMaxItems];
+  int64_t attributes_[kMaxItems], extents_[kMaxItems];
   DLDataType dtypes_[kMaxItems];
 };
 
 }  // namespace detail
 
-// Checks and binds a call with operands on devices of that kind. `options`: number of backend arguments after the
-// attributes. on_tensor(info, tensor, address) is called for every present operand.
+// Binds a call with operands on devices of that kind. `options`: number of backend arguments after the attributes.
+// on_tensor(info, tensor, address) is called for every present operand.
 template <typename OnTensor>
-Bound bind(const OpSignature& op, List<Limit> limits, const PackedArgs& given, int options, DLDeviceType device,
-           OnTensor on_tensor) {
-  return detail::Binder(op, limits, device).bind(given, options, on_tensor);
+Bound bind(const OpSignature& op, const PackedArgs& given, int options, DLDeviceType device, OnTensor on_tensor) {
+  return detail::Binder(op, device).bind(given, options, on_tensor);
 }
 
 // The limits on the op's own symbols, by name.

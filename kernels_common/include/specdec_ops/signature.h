@@ -1,5 +1,5 @@
 // An op's signature as data. The other headers of this folder are generated from the OpSpecs: each has a struct of an
-// op's arguments and an OpSignature, by which specdec_ffi/bind.h checks and stores them.
+// op's arguments and an OpSignature, by which specdec_ffi/bind.h stores them.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,6 @@ struct Shape {
 // A symbol's extent goes to the arguments at `field`, as an int64_t.
 struct SymbolInfo {
   const char* name;
-  int64_t least, most;
   size_t field;
 };
 
@@ -66,25 +65,11 @@ struct OperandInfo {
   Access access;
   size_t field;
   Shape shape;
-  bool optional = false;
-  int when = kNone;  // index of the attribute that decides whether the operand is wanted
-  uint64_t values = 0;  // for which of its values: a bit each
   int shape_by = kNone;  // index of the attribute that, unless it is 0, makes the shape `other_shape`
   Shape other_shape = {};
   int model = kNone;  // index of the operand whose dtype this one must have
   size_t extra = 0;  // kFloat: where its FloatType goes; kAny without a model: where its bytes a row go
 
-  constexpr OperandInfo or_null() const {
-    OperandInfo info = *this;
-    info.optional = true;
-    return info;
-  }
-  constexpr OperandInfo only_if(int attribute, uint64_t wanted) const {
-    OperandInfo info = *this;
-    info.when = attribute;
-    info.values = wanted;
-    return info;
-  }
   constexpr OperandInfo shaped(int attribute, Shape otherwise) const {
     OperandInfo info = *this;
     info.shape_by = attribute;
@@ -106,13 +91,7 @@ struct OperandInfo {
 // An integer, which goes to `field` in so many bytes.
 struct AttributeInfo {
   const char* name;
-  int64_t least, most;
   size_t field, bytes;
-};
-
-// Of two symbols or two attributes, by index: left <= right.
-struct Order {
-  int left, right;
 };
 
 struct OpSignature {
@@ -120,7 +99,6 @@ struct OpSignature {
   List<SymbolInfo> symbols;
   List<OperandInfo> operands;
   List<AttributeInfo> attributes;
-  List<Order> symbol_orders, attribute_orders;
   size_t args_bytes;
 
   constexpr bool has_room() const {
@@ -145,7 +123,7 @@ struct OpOf : OpSignature {
     static_assert(specdec::op##_signature.has_room(), "raise kMaxItems");                                             \
     using Args = decltype(specdec::op##_signature)::Args;                                                             \
     constexpr auto launch = [](const void* args, Context context) { op(*static_cast<const Args*>(args), context); };  \
-    return bind_op(specdec::op##_signature, limits, launch, given, count, plan);                                      \
+    return bind_op(specdec::op##_signature, launch, given, count, plan);                                              \
   }                                                                                                                   \
   extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##op##_limits(void*, const void*, int, void* map) { \
     return list_limits(specdec::op##_signature, limits, map);                                                         \
