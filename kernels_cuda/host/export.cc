@@ -1,5 +1,5 @@
 // Exports set_seed: of the order in which the threads of later launches run, and of what is in shared memory that they
-// have not written. Exports missed_guesses: how many rows were cut by a guess that was wrong since it was asked last.
+// have not written. Exports missed_guesses: how many rows a wrong guess has truncated since the last call.
 #include <tvm/ffi/function.h>
 
 #include <cstdint>

@@ -133,7 +133,7 @@ template <bool kHybrid, typename Shape>
 __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_kernel(NgramMatchArgs a) {
   wait_for_previous();
   let_next_start();
-  __shared__ uint32_t best;  // what the cluster told this block of
+  __shared__ uint32_t best;  // what the cluster sent this block
   const unsigned rank = Cluster::rank(), ranks = Cluster::size();
   const int64_t b = blockIdx.x / ranks;
   ProposeSlot slot;
@@ -228,7 +228,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
   const int64_t low = max64(pairs.first(start), 0);
   const TileText text = {tile + (low - pairs.first(start)),
                          slot.at.row,
-                         slot.at.behind,
+                         slot.at.tail,
                          low,
                          min64(pairs.first(start + Shape::kPairs), slot.at.end),
                          slot.at.end};

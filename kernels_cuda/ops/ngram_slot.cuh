@@ -29,7 +29,7 @@ struct ProposeSlot {
     return enc <= 0 && dec > 0;
   }
 
-  __device__ __forceinline__ SlotText text() const { return {at.row, at.behind, at.end}; }
+  __device__ __forceinline__ SlotText text() const { return {at.row, at.tail, at.end}; }
 
   __device__ __forceinline__ NgramSizes sizes(const NgramMatchArgs& a) const {
     return NgramSizes(a.match_policy, wanted > 0 ? a.max_ngram_size : 0, a.min_ngram_size, at.prompt_end, at.text_end,

@@ -1,7 +1,7 @@
 // A row of logits or probabilities as the share of one thread block cluster: every block holds its part of the row in
 // shared memory, or rereads it if that is too small; blocks communicate through distributed shared memory.
 //
-// The row is cut into 16-byte vectors at aligned addresses, and these into stripes of as many ids as a chunk has. A
+// The row is divided into 16-byte vectors at aligned addresses, and these into stripes of as many ids as a chunk has. A
 // block owns consecutive stripes, a warp consecutive ones of those, and a lane of the warp every 32nd vector. Where the
 // row begins on 16 bytes its stripes are its chunks; else up to kLength - 1 elements before a stripe's chunk stand in
 // its first vector, and as many of the chunk in the next stripe.

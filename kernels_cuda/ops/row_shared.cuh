@@ -48,7 +48,7 @@ struct Bracket {
   float high, low;
 };
 
-// What lies at an exponent or above it, as far as the chunks' sums tell: at least and at most, as a count or a mass
+// What lies at an exponent or above it, as far as the chunks' sums show: at least and at most, as a count or a mass
 // (2^40 as 1), and at most as a count.
 struct Bounds {
   float least, most, count;

@@ -114,7 +114,7 @@ struct SoftmaxThreshold {
   bool listed;
 };
 
-// Cuts an ordinary softmax row at s.params.top_k elements, or where their masses reach `need`.
+// Truncates an ordinary softmax row at s.params.top_k elements, or where their masses reach `need`.
 template <class L, class Part>
 __device__ __forceinline__ SoftmaxThreshold ordinary_threshold(const Part& part, RowShared& s, Goal goal,
                                                                uint64_t need) {

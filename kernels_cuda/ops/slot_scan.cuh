@@ -7,7 +7,7 @@
 
 namespace specdec::cuda {
 
-// N sums of values in [0, 2^31), which stay at 2^31 - 1 once they reach it: like exact ones cut off at the end.
+// N sums of values in [0, 2^31), which stay at 2^31 - 1 once they reach it: like exact ones clamped at the end.
 template <int N>
 struct Sums {
   uint32_t of[N];

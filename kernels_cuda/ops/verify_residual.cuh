@@ -149,7 +149,7 @@ __device__ __forceinline__ int64_t best_token(uint64_t order) {
 }
 
 struct ResidualShared {
-  uint64_t totals[kMaxCluster], bests[kMaxCluster];  // what the blocks of a cluster tell each other
+  uint64_t totals[kMaxCluster], bests[kMaxCluster];  // what the blocks of a cluster send each other
   uint64_t sums[kResidualThreads];  // of this block's chunks
   uint64_t parts[kResidualWarps];
   uint64_t before;  // the mass before the chunk that holds the point

@@ -35,7 +35,7 @@ class PlacementWalk {
   }
 
   // The next slot that has rows and a token_row for at least the first of them; false at the end. Rows without a
-  // token_row are cut off.
+  // token_row are left out.
   __device__ bool next(PlacedSlot* slot) {
     for (;; ++next_) {
       if (next_ >= slots_) {

@@ -68,11 +68,11 @@ struct PenaltyTally {
 
   SPECDEC_HD void add(int64_t id, int marks, int generated) {
     const int i = static_cast<int>(id - first), before = tally[i];
-    const int fresh = static_cast<int>(before == 0), behind = static_cast<int>(i >= kPenaltyPart);
+    const int fresh = static_cast<int>(before == 0), second = static_cast<int>(i >= kPenaltyPart);
     tally[i] = static_cast<uint16_t>((before | marks) + generated);
-    listed[behind ? kRoom - 1 - back : front] = static_cast<uint16_t>(i);
-    front += fresh & ~behind;
-    back += fresh & behind;
+    listed[second ? kRoom - 1 - back : front] = static_cast<uint16_t>(i);
+    front += fresh & ~second;
+    back += fresh & second;
   }
 
   // A visitor of the history.

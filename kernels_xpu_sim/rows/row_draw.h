@@ -121,7 +121,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
     return;
   }
   result->by = DrawBy::kMasses;
-  uint64_t own = 0;  // the mass of what this rank keeps, once something is cut
+  uint64_t own = 0;  // the mass of what this rank keeps, once something is filtered
   if (filters.by_count) {
     Search search{Goal::kCount, static_cast<uint64_t>(params.top_k)};
     find_threshold<L>(team, row, s, search, softmax, kNoMassBelow);

@@ -118,7 +118,7 @@ SPECDEC_APART void find_bucket(Team& team, Shared& s, Search& search) {
 
 // body(key, id, value) for a rank's elements of a range that `from` does not keep, by ascending id.
 template <class L, class Row, class Shared, class Body>
-SPECDEC_HD void each_behind(Row& row, const Shared& s, const KeyRange& range, Threshold from, Body body) {
+SPECDEC_HD void each_after(Row& row, const Shared& s, const KeyRange& range, Threshold from, Body body) {
   const float low = key_value(range.low), high = key_value(range.high);
   each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
     each_in_range<L>(x, count, first, low, high, from, body);
@@ -132,7 +132,7 @@ SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, const KeyRange&
                                 Threshold from, MassOf mass_of) {
   const int rank = team.rank();
   clear_histogram(s, rank);
-  each_behind<L>(row, s, range, from, [&](int32_t key, int64_t, float value) {
+  each_after<L>(row, s, range, from, [&](int32_t key, int64_t, float value) {
     const int b = grid.bucket(key);
     s.count[rank][b] += 1;
     s.mass[rank][b] += mass_of(value);
@@ -194,7 +194,7 @@ SPECDEC_APART void bucket_threshold(Team& team, Row& row, Shared& s, Search& sea
   uint64_t before = 0;
   for (int r = 0; r < rank; ++r) before += s.count[r][search.bucket];
   const auto list = [&](auto next_entry) {
-    each_behind<L>(row, s, range, from, [&](int32_t key, int64_t id, float value) {
+    each_after<L>(row, s, range, from, [&](int32_t key, int64_t id, float value) {
       const int entry = next_entry();
       if (entry < 0) return;
       s.list_key[entry] = key;
@@ -253,8 +253,8 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
   for (int b = 0; b < kBuckets; ++b) sums[b] += table[b] & (kOne - 1);
 }
 
-// Cuts a row's order where it reaches a goal, by masses; what lies at `deepest` (a t) or below is not looked at, and a
-// cut there keeps everything: it has no mass, or cannot be reached.
+// Finds the threshold at which a row's order reaches a goal, by masses. Elements at `deepest` (a t) or below are not
+// looked at, and a threshold there keeps everything: they have no mass, or cannot be reached.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART void find_threshold(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax,
                                   int deepest) {

@@ -27,7 +27,7 @@ SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const Key
   return kKeyNan;
 }
 
-// Lists this rank's elements with keys from `low` on that `from` does not keep and `cut` does; all ranks' in all, or -1
+// Lists this rank's elements with keys from `low` on that `from` does not keep and `threshold` does; all ranks' in all, or -1
 // if they do not fit. In every rank's sight.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, int32_t low, Threshold from, Threshold threshold) {
@@ -35,7 +35,7 @@ SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, int32_t low, Thres
   const int rank = team.rank(), ranks = team.size();
   const int64_t begin = int64_t{row.begin()} << kChunkBits;
   uint32_t own = 0;
-  each_behind<L>(row, s, {low, kKeyInf}, from, [&](int32_t key, int64_t id, float value) {
+  each_after<L>(row, s, {low, kKeyInf}, from, [&](int32_t key, int64_t id, float value) {
     if (!threshold.keeps(key, id)) return;
     if (own < kRoom) s.mass[rank][own] = static_cast<uint64_t>(id - begin) << 32 | f32_bits(value);
     ++own;

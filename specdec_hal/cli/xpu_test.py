@@ -128,7 +128,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if coverage is not None:
         print(to_text(coverage))
     for entry in outcome.unused_suppressions:
-        print(f"{entry}: suppresses nothing; take it out")
+        print(f"{entry}: suppresses nothing; remove it")
     failed = len(outcome.failures)
     print(f"{outcome.wrapper}: {outcome.runs} runs, {failed or 'none'} failed")
     return int(failed > 0 or bool(outcome.unused_suppressions))

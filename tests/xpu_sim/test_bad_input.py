@@ -104,7 +104,7 @@ def run(request, tmp_path_factory):
         ("recurse", "stack_overflow", {3, 4, 5}, "LM"),
         ("spin", "watchdog", {16}, "core 0: waits at "),
         ("throws", "exception", {23}, "kernels cannot throw"),
-        ("host", "host_pointer", {29}, "GM is what gm_alloc gives"),
+        ("host", "host_pointer", {29}, "allocate it by gm_alloc"),
         ("null", "null_pointer", {29}, "its GM source is a null pointer"),
         ("null_dereferenced", "null_pointer", {35}, "null pointer"),
     ],

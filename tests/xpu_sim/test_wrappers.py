@@ -150,7 +150,7 @@ def test_suppressions_are_those_of_all_runs(folder, capsys, monkeypatch):
     assert xpu_test(*how) == 0  # only the runs of one mode find it
     (folder / "rules.txt").write_text(rule + "race scale_segments.xpu it is none\n")
     assert xpu_test(*how) == 1
-    assert "rules.txt:2: race scale_segments.xpu: suppresses nothing; take it out\n" in capsys.readouterr().out
+    assert "rules.txt:2: race scale_segments.xpu: suppresses nothing; remove it\n" in capsys.readouterr().out
     (folder / "rules.txt").write_text("race\n")
     assert xpu_test(*how) == 2
     assert "XPU_SIM_SUPPRESSIONS: rules.txt:1: expected a check, a place and a reason" in capsys.readouterr().err
@@ -256,7 +256,7 @@ def test_a_program_on_the_runtime(folder):
     done = run("1", "2")
     line = HOST[: HOST.index("argc == 3")].count("\n") + 1
     assert done.returncode == 1
-    assert f"host.cpp:{line}: host_pointer: expected memory of the device, got an address of none\n" in done.stderr
+    assert f"host.cpp:{line}: host_pointer: expected device memory, got another address\n" in done.stderr
 
 
 def test_lines_that_no_core_ran(folder, capsys):

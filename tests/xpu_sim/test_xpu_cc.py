@@ -134,7 +134,7 @@ def test_suppressions(folder):
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads((folder / "report.json").read_text())["findings"] == []
     assert suppressed("race scale.xpu:14 x\nmissing_fence scale.xpu:14 it is added\n").stderr == (
-        "xpu_sim: rules.txt:1: race scale.xpu:14: suppresses nothing; take it out\n"
+        "xpu_sim: rules.txt:1: race scale.xpu:14: suppresses nothing; remove it\n"
     )
     assert suppressed("missing_fence scale.xpu:14 it is added\nrace scale.xpu:14 x\n").returncode == 1
     done = suppressed("missing_fence scale.xpu:13 another line\n")

@@ -119,7 +119,7 @@ SPECDEC_HD uint64_t mass_threshold(float fraction, uint64_t total) {
   if (x != magnitude) return 0;
   if (x >= detail::kOneBits) return total;
   const uint64_t steps = detail::floor_scaled(x, 24);
-  // total = high * 2^24 + low: both products fit 64 bits, and the first has no part to cut off.
+  // total = high * 2^24 + low: both products fit 64 bits, and the first has no part to round off.
   return steps * (total >> 24) + (steps * (total & 0xFFFFFFu) >> 24);
 }
 

@@ -205,9 +205,9 @@ SPECDEC_HD int64_t pre_ids_count(int64_t step_idx, int64_t row_width) {
   return clamp64(step_idx, -1, row_width - 1) + 1;
 }
 
-// A slot's text: `row` up to `end`, then `behind`: its drafts or, with pre_ids, its row of that.
+// A slot's text: `row` up to `end`, then `tail`: its drafts or, with pre_ids, its row of that.
 struct ProposeText {
-  const int64_t *row, *behind;
+  const int64_t *row, *tail;
   int64_t prompt_end, end, text_end;
 };
 

@@ -3,7 +3,7 @@
 //
 // A row is read once: chunk by chunk, a ChunkSum each. These give the largest logit m, the total and the chunk of a
 // draw, which alone is read again. Filters and their draws use masses relative to m (Softmax), in the order that
-// Threshold cuts.
+// Thresholds.
 #pragma once
 
 #include "specdec/draw.h"
@@ -28,7 +28,7 @@ struct Threshold {
 SPECDEC_HD Threshold keep_none() { return {kKeyNan, -1}; }  // of a row without NaN
 SPECDEC_HD Threshold keep_all() { return {-kKeyNan, 0}; }
 
-// An inclusive range of keys is cut into buckets of 2^shift, from `top` down; the outer ones take what lies beyond.
+// An inclusive range of keys is divided into buckets of 2^shift, from `top` down; the outer ones take what lies beyond.
 constexpr int kBuckets = 128;
 struct KeyGrid {
   int32_t top;
@@ -170,7 +170,7 @@ struct KeptMasses {
   Threshold threshold;
   uint64_t least;
 
-  // Nothing is cut off the order.
+  // It keeps the whole order.
   SPECDEC_HD bool keeps_everything() const { return threshold.key == keep_all().key; }
   // No smaller logit is kept.
   SPECDEC_HD float lowest() const { return key_value(keeps_everything() ? -kKeyInf : threshold.key); }

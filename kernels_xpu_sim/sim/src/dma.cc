@@ -31,7 +31,7 @@ std::string hex(const void* p) {
 void leave_out(const Core& core, const Copy& c, Finding f) {
   trap_or_go_on(std::move(f));
   std::string& first = core.worker->left_out;
-  if (first.empty()) first = text("%s at %s:%d, which was left out", what(c).c_str(), c.site.file, c.site.line);
+  if (first.empty()) first = text("the skipped %s at %s:%d", what(c).c_str(), c.site.file, c.site.line);
 }
 
 void trap_at(Check check, const Core& core, const Copy& c, const void* address, std::string message) {
@@ -63,8 +63,7 @@ void bad_gm(const Core& core, const Copy& c) {
                    what(c) + ": its GM " + side + " is " + (at ? hex(gm) : "a null pointer"));
   }
   if (core.launch->gm->find(at, c.bytes)) {
-    return trap_at(Check::gm_read_only, core, c, gm,
-                   what(c) + ": its destination was given to the launch as read-only");
+    return trap_at(Check::gm_read_only, core, c, gm, what(c) + ": its destination is read-only in this launch");
   }
   const Span* const near = core.launch->gm->nearest(at);
   if (near && at + c.bytes + 4096 > near->begin && at < near->end + 4096) {
@@ -75,9 +74,8 @@ void bad_gm(const Core& core, const Copy& c) {
   }
   Finding f = finding_at(Check::host_pointer, core, c.site, "");
   describe(&f, core, gm);
-  f.message = what(c) + ": its GM " + side + " " + hex(gm) + " is not GM but " +
-              (f.space.empty() ? "host memory" : f.space) +
-              "; GM is what gm_alloc gives and what is registered for the launch";
+  f.message = what(c) + ": its GM " + side + " " + hex(gm) + " is in " + (f.space.empty() ? "host memory" : f.space) +
+              "; allocate it by gm_alloc, or register it for the launch";
   leave_out(core, c, std::move(f));
 }
 
@@ -96,7 +94,7 @@ void bad_local(const Core& core, const Copy& c, const char* frame) {
   if (starts_inside) {
     const size_t room =
         sm ? worker.sm_bytes() - static_cast<size_t>(local - worker.sm()) : static_cast<size_t>(core.lm_top - local);
-    return trap_at(Check::dma_overflow, core, c, local, what(c) + text(": %s ends after %zu", space, room));
+    return trap_at(Check::dma_overflow, core, c, local, what(c) + text(": %s ends after %zu of them", space, room));
   }
   Finding f = finding_at(Check::dma_address, core, c.site, "");
   describe(&f, core, local);
@@ -108,7 +106,7 @@ void bad_local(const Core& core, const Copy& c, const char* frame) {
 
 void bad_group_shared(const Core& core, const Copy& c) {
   trap_at(Check::group_shared_cores, core, c, to_gm(c.direction) ? c.from : c.to,
-          what(c) + text(": group-shared memory is for launches of at most 16 cores, one per group; this has %d",
+          what(c) + text(": group-shared memory needs a launch of at most 16 cores, one per group; this one has %d",
                          core.launch->cores));
 }
 
@@ -121,7 +119,7 @@ void beyond_object(const Core& core, const char* operation, const char* local, l
   const bool sm = in_sm < core.worker->sm_bytes() && n <= core.worker->sm_bytes() - in_sm;
   if (!lm && !sm) return;
   Finding f = finding_at(lm ? Check::lm_object_overflow : Check::sm_object_overflow, core, site,
-                         text("%s of %zu bytes: the object has %zu from there", operation, n, room));
+                         text("%s of %zu bytes: only %zu are left of the object", operation, n, room));
   describe(&f, core, local);
   trap(std::move(f));
 }
@@ -134,13 +132,13 @@ bool is_sm_object(const Core& core, const Copy& c) {
   const size_t offset = static_cast<size_t>(local - core.worker->sm());
   const Symbol* const object = module.sm_object_at(offset);
   if (!object) {
-    trap_at(Check::dma_address, core, c, local, what(c) + ": its local side is in no __shared__ object");
+    trap_at(Check::dma_address, core, c, local, what(c) + ": its local side is outside of every __shared__ object");
     return false;
   }
   if (offset - object->begin + c.bytes > object->bytes) {
     trap_at(Check::sm_object_overflow, core, c, local,
-            what(c) + text(": %s has %zu bytes, %zu from there", variable_of(object->name).c_str(), object->bytes,
-                           object->bytes - (offset - object->begin)));
+            what(c) + text(": %s has %zu bytes, of which %zu are left", variable_of(object->name).c_str(),
+                           object->bytes, object->bytes - (offset - object->begin)));
     return false;
   }
   return true;
@@ -214,7 +212,7 @@ void complain(const Core& core, const Copy& c, const char* what) {
 void perform(Core& core, const Copy& c, const char* frame) {
   const char* const kept = core.dma.sources.data() + c.kept;
   if (is_dead(core, c, frame)) {
-    complain(core, c, "the function that owns the buffer has returned");
+    complain(core, c, "the function that owns the buffer returned");
     if (to_gm(c.direction)) raw_copy(c.to, kept, c.bytes);
     return;
   }
@@ -359,9 +357,9 @@ XPU_SIM_COPY(gsm2gm)
 void narrow_store(const char* operation, const void* to, long long bytes, long long element, Site site) {
   const rt::Core& core = *rt::enter(site, XPU_SIM_CALLER);
   rt::report_once(rt::Check::narrow_store, core, site, [&] {
-    Finding f = rt::finding_at(
-        rt::Check::narrow_store, core, site,
-        rt::text("%s of %lld bytes into elements of %lld: the last one is written in part", operation, bytes, element));
+    Finding f = rt::finding_at(rt::Check::narrow_store, core, site,
+                               rt::text("%s of %lld bytes into elements of %lld: it writes only a part of the last one",
+                                        operation, bytes, element));
     rt::describe(&f, core, to);
     return f;
   });
@@ -380,7 +378,7 @@ void simd_unaligned(const void* address, Site site) {
   Core* const core = enter(site, XPU_SIM_CALLER);
   Finding f =
       finding_at(Check::simd_unalign, *core, site,
-                 text("a vector load or store needs a multiple of 64 bytes, got an address that is %u beyond one",
+                 text("expected an address aligned to 64 bytes for a vector load or store, got one %u bytes after that",
                       static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) & 63)));
   describe(&f, *core, address);
   trap_or_go_on(std::move(f));

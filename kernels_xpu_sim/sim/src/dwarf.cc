@@ -53,7 +53,7 @@ struct DebugInfo::Entry {
   std::string_view name, linkage_name, location;
 };
 
-// Calls f(reader behind it, unit, its entry) for the units that have code at the address (0: all), until it says true.
+// Calls f(reader after it, unit, its entry) for the units that have code at the address (0: all), until it says true.
 template <class F>
 void DebugInfo::each_top_entry(uintptr_t address, F f) const {
   for (uint64_t offset = 0; offset < info_.size();) {

@@ -102,20 +102,20 @@ const void* kernel_pc(const Fault& fault) {
 [[noreturn]] void landed(const Core& core, const Fault& fault) {
   Worker& worker = *core.worker;
   const uintptr_t at = reinterpret_cast<uintptr_t>(fault.address);
-  // finding_at takes return addresses, which are behind the instruction.
+  // finding_at takes return addresses, which come after the instruction.
   const void* const pc = static_cast<const char*>(kernel_pc(fault)) + 1;
   if (fault.signal == watchdog_signal()) watchdog_trap(core, pc);
   Check check = Check::memory_fault;
   std::string message;
   if (fault.signal == SIGFPE) {
     check = Check::arithmetic_fault;
-    message = "an integer was divided by zero, or the quotient overflowed";
+    message = "integer division by zero, or a quotient that overflows";
   } else if (fault.signal == SIGILL) {
     check = Check::illegal_instruction;
-    message = "an instruction that cannot be executed: the end of a function without return, or a compiler's trap";
+    message = "illegal instruction: a function ended without a return, or the compiler placed a trap";
   } else if (core.fiber && worker.stacks().owner(fault.address) == core.fiber) {
     check = Check::stack_overflow;
-    message = text("the stack overflowed, %zu bytes below its top; a core has %zu of LM",
+    message = text("the stack overflowed %zu bytes below its top; a core has %zu bytes of LM",
                    static_cast<size_t>(core.lm_top - static_cast<const char*>(fault.address)), core.launch->lm_limit);
   } else if (at < 4096) {
     check = Check::null_pointer;
@@ -128,7 +128,7 @@ const void* kernel_pc(const Fault& fault) {
       message = text("access to byte %lld of %s, which has %zu", static_cast<long long>(at - near->begin), near->name,
                      near->bytes());
     } else {
-      message = text("access to 0x%llx, which is no memory", static_cast<unsigned long long>(at));
+      message = text("access to 0x%llx, which is not mapped", static_cast<unsigned long long>(at));
     }
   }
   Finding f = finding_at(check, core, static_cast<const char*>(fault.pc) + 1, message);

@@ -37,17 +37,18 @@ int wrong(Check check, const char* function, Site site, std::string message) {
 int check_device(const void* p, uint64_t bytes, const char* function, Site site) {
   const size_t room = gm_room(p);
   if (room >= bytes && (room || !bytes)) return XPU_SUCCESS;
-  if (!p) return wrong(Check::null_pointer, function, site, "expected memory of the device, got nullptr");
-  if (!room) return wrong(Check::host_pointer, function, site, "expected memory of the device, got an address of none");
+  if (!p) return wrong(Check::null_pointer, function, site, "expected device memory, got nullptr");
+  if (!room) return wrong(Check::host_pointer, function, site, "expected device memory, got another address");
   return wrong(Check::gm_out_of_bounds, function, site,
-               text("%llu bytes where the device's memory has %zu left", static_cast<unsigned long long>(bytes), room));
+               text("expected at most the %zu bytes left of the allocation, got %llu", room,
+                    static_cast<unsigned long long>(bytes)));
 }
 
 int check_host(const void* p, const char* function, Site site) {
-  if (!p) return wrong(Check::null_pointer, function, site, "expected memory of the host, got nullptr");
+  if (!p) return wrong(Check::null_pointer, function, site, "expected host memory, got nullptr");
   if (gm_room(p)) {
     return wrong(Check::host_pointer, function, site,
-                 "expected memory of the host, got the device's; name the copy's direction as it is");
+                 "expected host memory, got device memory; check the direction of the copy");
   }
   return XPU_SUCCESS;
 }
@@ -79,8 +80,8 @@ const char* xpu_strerror(int error) {
   switch (error) {
     case XPU_SUCCESS: return "success";
     case XPUERR_INVALID_DEVICE: return "no such device";
-    case XPUERR_INVALID_PARAM: return "an argument is wrong";
-    case XPUERR_NOMEM: return "not enough memory";
+    case XPUERR_INVALID_PARAM: return "invalid argument";
+    case XPUERR_NOMEM: return "out of memory";
     case XPUERR_LAUNCH: return "a launch was refused or ended early";
     default: return "unknown error";
   }
@@ -208,7 +209,7 @@ int complain(int error, Site where, const std::string& message) {
 int check_memory(const Context* ctx, const void* p, int64_t count, size_t element, const char* name, Site where) {
   if (count < 0)
     return complain(INVALID_PARAM, where,
-                    rt::text("expected a size of %s, got %lld", name, static_cast<long long>(count)));
+                    rt::text("expected a size of at least 0 for %s, got %lld", name, static_cast<long long>(count)));
   if (count == 0) return SUCCESS;
   if (!p) return complain(INVALID_PARAM, where, rt::text("expected %s, got nullptr", name));
   if (ctx->dev().type() == kCPU) return SUCCESS;
@@ -216,7 +217,7 @@ int check_memory(const Context* ctx, const void* p, int64_t count, size_t elemen
   if (room >= bytes) return SUCCESS;
   return complain(INVALID_PARAM, where,
                   room ? rt::text("expected %zu bytes of GM at %s, got %zu", bytes, name, room)
-                       : rt::text("expected GM at %s, got other memory", name));
+                       : rt::text("expected GM at %s, got memory outside of it", name));
 }
 
 void begin_call(Context* ctx, const char* function, std::initializer_list<const char*> types) {

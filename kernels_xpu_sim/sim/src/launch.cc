@@ -89,7 +89,7 @@ void Worker::runner(void* self) {
 }
 
 void Worker::run_cores() {
-  // A worker has no other way to know on whose stack it is: the first core tells.
+  // A worker learns on whose stack it is from the first core.
   Fiber* const self = stacks_.owner(__builtin_frame_address(0));
   for (;;) {
     Core* const core = next_here(self);
@@ -484,7 +484,7 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
   record(*kernel, clusters, cores, total);
   for (const Damage& d : check_red_zones()) {
     report_launch(Check::gm_red_zone, options, kernel->name,
-                  text("byte %lld of %s, which has %zu, was written by a store", d.offset, d.name.c_str(), d.bytes),
+                  text("a store wrote byte %lld of %s, which has %zu", d.offset, d.name.c_str(), d.bytes),
                   &launch.findings);
   }
   launch_found(std::move(launch.findings));

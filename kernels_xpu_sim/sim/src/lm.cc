@@ -47,7 +47,7 @@ char* take_share() {
     shares[i] = Share::taken;
     return own = block_space + i * kShare;
   }
-  throw std::runtime_error("xpu_sim: expected at most 64 threads that launch kernels, got another; end one of them");
+  throw std::runtime_error("xpu_sim: at most 64 threads may launch kernels; end one of them first");
 }
 
 void give_back_share(char* low) {
@@ -84,7 +84,7 @@ Stacks::Stacks() : low_(take_share()), fibers_(kStacksPerWorker) {
     f.high = block + kBlockBytes - 64 - static_cast<size_t>(i % 16) * 256;
     *owner_slot(block) = &nobody;
   }
-  forget_stacks(this);  // frames of threads that a fork has left behind
+  forget_stacks(this);  // frames of threads that a fork has left
 }
 
 Stacks::~Stacks() { give_back_share(low_); }
@@ -162,7 +162,7 @@ void check_lm(const Core& core, size_t used) {
   if (stack <= most && shared <= all - most) return;
   complain(core,
            text("%zu bytes of group-shared memory and %zu of other LM in use, call stack included; with 16 cores "
-                "there are %zu and %zu",
+                "the limits are %zu and %zu",
                 shared, stack, all - most, most),
            "gsm_stack_bytes");
 }

@@ -645,7 +645,8 @@ void deadlock_trap(Worker& worker) {
 namespace {
 
 std::string too_long(const Core& core) {
-  return text("the launch has used %g s of processor time; spinning? ", core.launch->options->watchdog_seconds) +
+  return text("the launch used %g s of processor time, perhaps in an endless loop: ",
+              core.launch->options->watchdog_seconds) +
          positions(*core.worker);
 }
 

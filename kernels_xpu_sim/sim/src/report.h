@@ -34,7 +34,7 @@ void merge(Counters* into, const Counters& from);
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
-// A finding of the core's at a source line, or at a return address: behind an instruction. Details may be added before
+// A finding of the core's at a source line, or at a return address: after an instruction. Details may be added before
 // it is reported.
 Finding finding_at(Check check, const Core& core, Site site, std::string message);
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message);
@@ -70,7 +70,7 @@ void trap_or_go_on(Finding finding);
 // Adds space, object and offset of an address, as far as known.
 void describe(Finding* finding, const Core& core, const void* address);
 
-// The scalar of a variable in LM or SM that holds the address, where the debug information tells; `pc`: in the running
+// The scalar of a variable in LM or SM that holds the address, where the debug information has it; `pc`: in the running
 // core's innermost function.
 Scalar scalar_at(const Core& core, const void* address, const void* pc);
 

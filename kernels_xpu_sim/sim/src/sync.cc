@@ -69,8 +69,8 @@ namespace xpu_sim::rt {
 namespace {
 
 [[gnu::cold]] void nested(Core* core, const int* address, Site site) {
-  Finding f =
-      finding_at(Check::atom_nested_err, *core, site, "loada before the storea of an earlier loada on another address");
+  Finding f = finding_at(Check::atom_nested_err, *core, site,
+                         "a second loada, on another address, before the storea of the first");
   describe(&f, *core, address);
   trap_or_go_on(depending(std::move(f), "nested_atomics_trap"));
 }
@@ -78,7 +78,7 @@ namespace {
 void check_in_sm(Core* core, const int* address, Site site) {
   Worker& worker = *core->worker;
   if (static_cast<size_t>(reinterpret_cast<const char*>(address) - worker.sm()) < worker.sm_bytes()) return;
-  Finding f = finding_at(Check::dma_address, *core, site, "atomics are for integers in SM");
+  Finding f = finding_at(Check::dma_address, *core, site, "atomics work only on integers in SM");
   describe(&f, *core, address);
   trap(std::move(f));
 }
@@ -164,7 +164,7 @@ struct Operands {
 
 }  // namespace
 
-// They have no source line to give: the instruction tells it. Below the operands lies the stub's return address.
+// They have no source line: the instruction gives it. Below the operands lies the stub's return address.
 static xpu_sim::rt::Core* enter_from_assembly(Operands* o) {
   using namespace xpu_sim::rt;
   return enter(xpu_sim::Site(), Caller{reinterpret_cast<char*>(o), reinterpret_cast<const void* const*>(o)[-1]});

@@ -112,7 +112,7 @@ void trace_launch_ends(const Launch& launch) {
     for (const auto& [id, c] : found->second) last = std::max(last, c.now);
     // A launch that ended early leaves cores that wait, and copies in flight.
     for (const auto& [id, c] : found->second) {
-      if (c.waits) trace->add({launch.traced, cluster, id + 1, 'X', c.arrival, last - c.arrival, "waits for ever", {}});
+      if (c.waits) trace->add({launch.traced, cluster, id + 1, 'X', c.arrival, last - c.arrival, "waits forever", {}});
       for (const Flight& f : c.flights) {
         trace->add({launch.traced, cluster, id + 1, 'e', last, 0, Trace::in_flight(f.copy), f.copy.site, f.id});
       }
@@ -240,7 +240,7 @@ std::string trace_json() {
     add(one.add_raw("args", args.text()));
   }
   return "{\"traceEvents\": [" + all +
-         "\n],\n\"otherData\": " + Json().add("unit", "ticks, no time").add("dropped", trace->dropped).text() + "}";
+         "\n],\n\"otherData\": " + Json().add("unit", "ticks, not time").add("dropped", trace->dropped).text() + "}";
 }
 
 }  // namespace xpu_sim

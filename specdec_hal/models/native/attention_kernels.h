@@ -104,7 +104,7 @@ void store_span(const Call& call, const Span& span) {
   }
 }
 
-// scores[r][c] = q[r] . key c, for the first `count` keys of a block and some after them. `ahead`: how far behind it
+// scores[r][c] = q[r] . key c, for the first `count` keys of a block and some after them. `ahead`: how far after it
 // the block lies that is read next; 0 for none.
 template <int R>
 inline void score(const float* const* q, const float* keys, int64_t dim, int64_t count, float (*scores)[kBlockKeys],

@@ -103,7 +103,7 @@ def test_penalties_by_tiles_and_by_tokens(options, dtype):
 
 @pytest.mark.parametrize("options", STRICT, ids=str)
 def test_clean_in_strict_mode(options):
-    """No race, missing fence, bad copy or uninitialised read, whichever way a cut is found."""
+    """No race, missing fence, bad copy or uninitialised read, whichever way a threshold is found."""
     for case, style in enumerate(wide_rows.STYLES):
         inputs = wide_rows.sampling(style, FLOATS[case % 3], 1500, options.seed, some=4)
         check("sample_target", inputs, options, style)

@@ -128,7 +128,7 @@ def test_keeping_going_and_notices(shared_folder, compiled, mode):
     assert (result.out, result.checks & traps, result.status) == ("0 1", traps, 1), result.err
     # What comes after a copy that was left out says so; nothing is missing without one of no bytes.
     follows = {one["check"]: one["follows"] for one in result.findings}
-    left_out = f"GM2LM of 32 bytes at {source}:8, which was left out"
+    left_out = f"the skipped GM2LM of 32 bytes at {source}:8"
     assert follows["dma_len_zero"] == follows["gm_out_of_bounds"] == "" and follows["simd_unalign"] == left_out
     assert f"  may follow from: {left_out}\n" in result.err
     result = program("shifts")

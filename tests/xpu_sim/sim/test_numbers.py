@@ -49,14 +49,14 @@ def floats():
 def test_narrowing(call):
     x = floats()
     n = len(x)
-    nearest, cut = np.zeros((2, n), np.float16)
+    nearest, truncated = np.zeros((2, n), np.float16)
     brain, whole, byte = np.zeros(n, np.uint16), np.zeros(n, np.int32), np.zeros(n, np.int8)
-    call("narrow", x, nearest, cut, brain, whole, byte, n)
+    call("narrow", x, nearest, truncated, brain, whole, byte, n)
     rounded = x.astype(np.float16)
     assert_same_bits(nearest, rounded)
     # The next half toward zero, where rounding went away from it.
     beyond = np.abs(rounded.astype(np.float32)) > np.abs(x)
-    assert_same_bits(cut, np.where(beyond, np.nextafter(rounded, np.float16(0)), rounded))
+    assert_same_bits(truncated, np.where(beyond, np.nextafter(rounded, np.float16(0)), rounded))
     np.testing.assert_array_equal(brain, (x.view(np.uint32) >> 16).astype(np.uint16))
     wide = np.where(np.isnan(x), 0, np.trunc(x.astype(np.float64)))
     np.testing.assert_array_equal(whole, np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32))

@@ -127,16 +127,16 @@ Finding access_finding(const Core& core, const char* address, size_t bytes, bool
     void* begin = nullptr;
     size_t size = 0;
     __asan_locate_address(const_cast<char*>(address), name, sizeof name, &begin, &size);
-    f.message = text("%s of %zu bytes in LM outside of any object that lives now", kind, bytes);
+    f.message = text("%s of %zu bytes in LM outside of every live object", kind, bytes);
     if (*name) f.object = text("next to %s, which has %zu bytes", name, size);
   } else if (f.space == "SM") {
     check = Check::sm_object_overflow;
-    f.message = text("%s of %zu bytes in SM outside of any __shared__ object", kind, bytes);
+    f.message = text("%s of %zu bytes in SM outside of every __shared__ object", kind, bytes);
   } else if (f.space == "GM") {
     check = Check::gm_out_of_bounds;
     f.message = text("%s of %zu bytes at byte %lld of %s", kind, bytes, f.offset, f.object.c_str());
   } else {
-    f.message = text("%s of %zu bytes at 0x%llx, which may not be used", kind, bytes,
+    f.message = text("%s of %zu bytes at 0x%llx, which is not accessible", kind, bytes,
                      static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)));
   }
   f.check = name_of(check);

@@ -158,7 +158,7 @@ int conclude() {
   std::vector<std::string> stale = suppressions->stale();
   if (std::getenv("XPU_SIM_PART")) stale.clear();
   for (const std::string& entry : stale) {
-    std::fprintf(stderr, "xpu_sim: %s: suppresses nothing; take it out\n", entry.c_str());
+    std::fprintf(stderr, "xpu_sim: %s: suppresses nothing; remove it\n", entry.c_str());
   }
   return defects || !stale.empty() ? 1 : depends ? 3 : 0;
 }

@@ -126,14 +126,15 @@ void cached_access(Core& core, State& state, const Region& region, const char* p
   if (write) return state.gm_caches.store(core.id, region, at, bytes);
   if (state.gm_caches.load(core.id, region, at, bytes)) return;
   report_once(Check::missing_fence, core, pc, 0, [&] {
-    Finding f = finding_at(Check::missing_fence, core, pc,
-                           "read of a line of GM that this core has loaded before it was written, and no mfence since");
+    Finding f =
+        finding_at(Check::missing_fence, core, pc,
+                   "stale read of GM: this core loaded the line before it was written, and has not fenced since");
     describe(&f, core, p);
     const Access a = state.access(core, gm_space, 0);
     state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) {
       if (in_launch(a, c.wstamp)) f.other = writer_of(state, c);
     });
-    f.order = "the core reads the line that it has, and not what was written since";
+    f.order = "the core reads its cached line instead of what was written since";
     return depending(std::move(f), "scalar_gm_is_coherent");
   });
 }
@@ -144,12 +145,12 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   ++core.worker->counters.scalar_gm;
   if (at + bytes > region.end) {
     trap_at(Check::gm_out_of_bounds, core, p, pc,
-            text("access to %zu bytes, of which the object has %zu", bytes, static_cast<size_t>(region.end - at)));
+            text("access to %zu bytes: only %zu are left of the object", bytes, static_cast<size_t>(region.end - at)));
   }
   if (write && (region.read_only || region.mixed)) {
     const Span* const span = core.launch->gm->find(at, bytes);
     if (span && span->read_only) {
-      trap_at(Check::gm_read_only, core, p, pc, "store to what was given to the launch as read-only");
+      trap_at(Check::gm_read_only, core, p, pc, "store to GM that is read-only in this launch");
     }
   }
   if (region.read_only) return;
@@ -246,7 +247,7 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
     if (state.sm_objects.is_guard(offset)) return;
     if (__builtin_expect(!state.sm_objects.hold(offset, bytes), 0)) {
       trap_at(Check::sm_object_overflow, core, p, pc,
-              text("%s of %zu bytes outside of any __shared__ object", write ? "store" : "load", bytes));
+              text("%s of %zu bytes outside of every __shared__ object", write ? "store" : "load", bytes));
     }
     return sm_access(core, state, p, bytes, write, pc);
   }
@@ -319,7 +320,7 @@ void unfenced_store(Core& core, const Copy& c, const char* address, const char* 
     Finding f = depending(finding_at(Check::missing_fence, core, c.site, name(c) + ": " + message), flag);
     describe(&f, core, address);
     f.other = other;
-    f.order = "the copy reads before the store has arrived";
+    f.order = "the copy reads before the store arrives";
     return f;
   });
 }
@@ -347,7 +348,7 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   const bool reads = to_gm(c.direction);
   if (!model.dma_fifo && (bits & (reads ? kDestination : kDestination | kSource))) {
     complain(core, c, local, reads ? Check::read_in_flight : Check::write_in_flight, "dma_fifo",
-             "its buffer in LM is used by an earlier copy in flight", earlier(s, core, c, local));
+             "an earlier copy in flight uses its buffer in LM", earlier(s, core, c, local));
   }
   if (reads) {
     const bool all_written = all_bits(shadow, c.bytes) & kWritten;
@@ -358,7 +359,7 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
     if (stored && model.store_to_dma_needs_fence) {
       const uint8_t* const byte = std::find_if(shadow, shadow + c.bytes, [](uint8_t b) { return b & kStored; });
       const char* const at = byte == shadow + c.bytes ? local : local + (byte - shadow);
-      unfenced_store(core, c, at, "store_to_dma_needs_fence", "its source was stored to, and no mfence_lm since",
+      unfenced_store(core, c, at, "store_to_dma_needs_fence", "its source was stored to without an mfence_lm since",
                      bits & kStored ? "store at " + location_text(store_at(core, at)) : "");
     }
     if (mixed_widths(shadow, c.bytes)) narrow_load(core, local, c.bytes, core.last_pc, c.site);
@@ -415,7 +416,7 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
              "some of its source was never written in this cluster");
   }
   if (stored && core.launch->options->model.store_to_dma_needs_fence) {
-    unfenced_store(core, c, local, "store_to_dma_needs_fence", "its source was stored to, and no mfence_sm since",
+    unfenced_store(core, c, local, "store_to_dma_needs_fence", "its source was stored to without an mfence_sm since",
                    "store at " + location_text(s.origins.locate(stored)));
   }
 }
@@ -498,8 +499,7 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
   fresh.end(s.journal);
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
   if (stored && caches) {
-    unfenced_store(core, c, gm, "scalar_gm_is_coherent",
-                   "its side in GM was stored to by this core, and no mfence since",
+    unfenced_store(core, c, gm, "scalar_gm_is_coherent", "this core stored to its side in GM without an mfence since",
                    "store at " + location_text(s.origins.locate(stored)));
   }
 }
@@ -637,9 +637,8 @@ void check_room(Core& core, const void* address, size_t bytes, Site site) {
   const bool fits = in_sm ? state_of(core)->sm_objects.hold(sm_offset, bytes) : p + bytes <= core.lm_top;
   if (fits) return;
   const Check check = in_sm ? Check::sm_object_overflow : Check::lm_object_overflow;
-  Finding f =
-      finding_at(check, core, site,
-                 text("whole vectors are converted: %zu bytes from here, which end outside of the object", bytes));
+  Finding f = finding_at(check, core, site,
+                         text("casts convert whole vectors: %zu bytes from here end outside of the object", bytes));
   describe(&f, core, p);
   trap(std::move(f));
 }

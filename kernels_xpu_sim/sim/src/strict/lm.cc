@@ -174,7 +174,7 @@ void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc) {
         count += n;
       });
       std::string message = text("read of %zu bytes of LM that nothing has written", bytes);
-      if (count < bytes) message = text("read of %zu bytes of LM, of which nothing has written %zu", bytes, count);
+      if (count < bytes) message = text("read of %zu bytes of LM; nothing has written %zu of them", bytes, count);
       Finding f = finding_at(Check::uninitialised_read, core, pc, message);
       describe(&f, core, first);
       return f;
@@ -191,7 +191,7 @@ void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc) {
 
 void unaligned(Core& core, const char* p, size_t bytes, const void* pc) {
   Finding f = finding_at(Check::ld_st_unalign, core, pc,
-                         text("access to %zu bytes at an address that is no multiple of %zu", bytes, bytes));
+                         text("access to %zu bytes at an address that is not a multiple of %zu", bytes, bytes));
   describe(&f, core, p);
   trap_or_go_on(std::move(f));
 }

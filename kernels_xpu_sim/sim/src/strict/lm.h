@@ -37,7 +37,7 @@ class LmShadow {
   // Cores were left in the middle: nothing is known of what they used.
   void forget();
 
-  // A fence of LM, where [from, high) is in use: no store is without a fence any more. Code that does not tell, such as
+  // A fence of LM, where [from, high) is in use: no store is without a fence any more. Code that is not instrumented, such as
   // the return of a structure, counts as well: where the filling is gone, something was written.
   void fence(char* from, char* high);
   // Was a part of the range written by such code since the last fence?

@@ -41,8 +41,8 @@ std::vector<Finding> NarrowStores::take() {
 
 // Elements of LM and SM that are read as a whole, and were written in part: 4 of the 8 bytes of an int64_t.
 //
-// What a variable's elements are, the debug information tells. That a store is narrower than one says little: a buffer
-// is often used as several types. It matters when the element is then read as what it is. Only a store of its first
+// The debug information has a variable's elements. A store that is narrower than one says little: a buffer is often
+// used as several types. It matters when the element is then read as what it is. Only a store of its first
 // bytes counts: one of others, or of several pieces, packs.
 
 namespace {
@@ -99,8 +99,8 @@ void found(State& state, Core& core, const Scalar& s, size_t narrow, const void*
   const bool copy = site.file != nullptr;
   report_once(Check::narrow_store, core, copy ? static_cast<const void*>(site.file) : pc, copy ? site.line : 0, [&] {
     std::string message =
-        text("read of %zu bytes, of which the last write filled %zu; the rest is older", s.bytes, narrow);
-    if (same) message += ", and suits the value by chance";
+        text("read of %zu bytes; the last write filled only %zu of them, the rest is older", s.bytes, narrow);
+    if (same) message += ", but fits the value by chance";
     if (has_sign && !same) message += text(": %lld became %lld", stored, is);
     Finding f = copy ? finding_at(Check::narrow_store, core, site, message)
                      : finding_at(Check::narrow_store, core, pc, message);

@@ -43,7 +43,7 @@ Words words_for(State& state, const Core& core, Conflict conflict, const Cell& c
   Words w;
   if (conflict == Conflict::read_in_flight || conflict == Conflict::write_in_flight) {
     const InFlight* const copy = copy_in_flight(state, address, 1);
-    w.decides = copy ? copy->decides : "dma_fifo";  // in GM, behind an earlier copy of the core's own
+    w.decides = copy ? copy->decides : "dma_fifo";  // in GM, after an earlier copy of the core's own
   } else if (conflict == Conflict::unpublished) {
     const bool by_copy =
         state.gm.region(reinterpret_cast<uintptr_t>(address)) && !(cell.flags & (kCellStored | kCellAsync));
@@ -61,33 +61,33 @@ Words words_for(State& state, const Core& core, Conflict conflict, const Cell& c
   switch (conflict) {
     case Conflict::uninitialised: w.message = "read of SM that nothing has written in this cluster"; break;
     case Conflict::read_in_flight:
-      w.message = "read of what a copy in flight has yet to write; its issuer must fence first";
+      w.message = "read of data that a copy in flight has yet to write; its issuer must fence first";
       w.other = cell.wstamp >= state.launch_start ? writer : "";
       break;
     case Conflict::write_in_flight:
-      w.message = "write to what a copy in flight uses; its issuer must fence first";
+      w.message = "write to memory that a copy in flight uses; its issuer must fence first";
       w.other = cell.wstamp >= state.launch_start ? writer : "";
       break;
     case Conflict::race_with_write:
-      w.message = std::string(kind) + " of what another core writes, without a barrier between";
+      w.message = std::string(kind) + " of data that another core writes, without a barrier between them";
       w.other = writer;
       break;
     case Conflict::race_with_read:
-      w.message = "write to what another core reads, without a barrier between";
+      w.message = "write to data that another core reads, without a barrier between them";
       w.other = reader(true);
       break;
     case Conflict::unpublished:
-      w.message =
-          std::string(kind) + " of what another core wrote before the barrier, but without a fence after its write";
+      w.message = std::string(kind) + " of data that another core wrote before the barrier, but did not fence";
       w.other = writer;
-      w.order = "this " + std::string(kind) + " comes before that write has arrived, for all the barrier between them";
+      w.order = "this " + std::string(kind) + " happens before that write arrives; the barrier does not wait for it";
       break;
     case Conflict::cluster_with_write:
-      w.message = std::string(kind) + " of what another cluster writes in the same launch; clusters cannot synchronise";
+      w.message =
+          std::string(kind) + " of data that another cluster writes in this launch; clusters cannot synchronise";
       w.other = writer;
       break;
     case Conflict::cluster_with_read:
-      w.message = "write to what another cluster reads in the same launch; clusters cannot synchronise";
+      w.message = "write to data that another cluster reads in this launch; clusters cannot synchronise";
       w.other = reader(false);
       break;
     case Conflict::none: break;
@@ -126,8 +126,8 @@ Check check_for(Conflict conflict) {
 }
 
 Finding narrow_finding(Finding finding, const Core& core, uintptr_t address, size_t bytes, unsigned element) {
-  finding.message = text(
-      "write of %zu bytes where elements have %u: one is written in part, and nothing fills the rest", bytes, element);
+  finding.message = text("write of %zu bytes to elements of %u: it fills one only in part, and nothing fills the rest",
+                         bytes, element);
   describe(&finding, core, reinterpret_cast<const void*>(address));
   return finding;
 }

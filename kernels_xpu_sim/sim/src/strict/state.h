@@ -37,7 +37,7 @@ class Journal {
   void clear();
   // Before the first write of a launch to a piece of GM.
   void save(uintptr_t address, size_t bytes);
-  // What the pieces hold now, one behind the other.
+  // What the pieces hold now, one after the other.
   std::vector<char> contents() const;
   void put(const std::vector<char>& contents) const;
   // Restores GM.
@@ -244,7 +244,7 @@ void report_equal(Core& core, Conflict conflict, const void* origin, int line, F
   if (fenced || !core.launch->options->model.equal_stores_conflict) return;
   report_once(check_for(conflict), core, origin, line, [&] {
     Finding f = depending(make(), "equal_stores_conflict");
-    f.message += "; here it is the value that is there already";
+    f.message += "; here the value does not change";
     return f;
   }, Severity::depends);
 }

@@ -88,10 +88,10 @@ void mismatch(const MismatchData* d, Value address) {
   }
   if (address & (alignment - 1)) {
     return say(Check::ld_st_unalign, d->where,
-               text("%s of type %s at 0x%llx, which is no multiple of %llu", kind.c_str(), d->type->name,
+               text("%s of type %s at 0x%llx, which is not a multiple of %llu", kind.c_str(), d->type->name,
                     static_cast<unsigned long long>(address), static_cast<unsigned long long>(alignment)));
   }
-  say(Check::undefined_behaviour, d->where, kind + " of type " + d->type->name + " where there is too little room");
+  say(Check::undefined_behaviour, d->where, kind + " of type " + d->type->name + " beyond the end of its object");
 }
 
 }  // namespace
@@ -134,10 +134,10 @@ XPU_SIM_HANDLER __ubsan_handle_out_of_bounds(BoundsData* d, Value index) {
 }
 XPU_SIM_HANDLER __ubsan_handle_type_mismatch_v1(MismatchData* d, Value address) { mismatch(d, address); }
 XPU_SIM_HANDLER __ubsan_handle_vla_bound_not_positive(OverflowData* d, Value n) {
-  say(Check::undefined_behaviour, d->where, "array of " + number(d->type, n) + " elements");
+  say(Check::undefined_behaviour, d->where, "an array of " + number(d->type, n) + " elements");
 }
 XPU_SIM_HANDLER __ubsan_handle_load_invalid_value(OverflowData* d, Value v) {
-  say(Check::undefined_behaviour, d->where, number(d->type, v) + std::string(" is no value of ") + d->type->name);
+  say(Check::undefined_behaviour, d->where, number(d->type, v) + std::string(" is not a value of ") + d->type->name);
 }
 XPU_SIM_HANDLER __ubsan_handle_pointer_overflow(Where* where, Value base, Value result) {
   say(Check::undefined_behaviour, *where,
@@ -145,17 +145,17 @@ XPU_SIM_HANDLER __ubsan_handle_pointer_overflow(Where* where, Value base, Value 
            static_cast<unsigned long long>(result)));
 }
 XPU_SIM_HANDLER __ubsan_handle_nonnull_arg(Where* where) {
-  say(Check::null_pointer, *where, "null pointer given where none is allowed");
+  say(Check::null_pointer, *where, "a null pointer was passed where none is allowed");
 }
 XPU_SIM_HANDLER __ubsan_handle_nonnull_return_v1(Where*, Where* where) {
-  say(Check::null_pointer, *where, "null pointer returned where none is allowed");
+  say(Check::null_pointer, *where, "a null pointer was returned where none is allowed");
 }
 XPU_SIM_HANDLER __ubsan_handle_invalid_builtin(Where* where) {
-  say(Check::undefined_behaviour, *where, "counting zeros of zero");
+  say(Check::undefined_behaviour, *where, "__builtin_clz or __builtin_ctz of 0");
 }
 XPU_SIM_HANDLER __ubsan_handle_builtin_unreachable(Where* where) {
   say(Check::illegal_instruction, *where, "__builtin_unreachable was reached");
 }
 XPU_SIM_HANDLER __ubsan_handle_missing_return(Where* where) {
-  say(Check::illegal_instruction, *where, "the end of a function was reached without a value to return");
+  say(Check::illegal_instruction, *where, "a function ended without returning its value");
 }

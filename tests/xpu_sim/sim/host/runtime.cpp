@@ -31,7 +31,7 @@ HOST_TEST(a_copy_to_the_wrong_memory_is_a_finding) {
   EXPECT(xpu_memcpy(host, nullptr, 4, XPU_DEVICE_TO_HOST) == XPUERR_INVALID_PARAM);
   found("null_pointer");
   EXPECT(xpu_memcpy(p + 1, host, sizeof host, XPU_HOST_TO_DEVICE) == XPUERR_INVALID_PARAM);
-  EXPECT(found("gm_out_of_bounds")[0].message == "16 bytes where the device's memory has 12 left");
+  EXPECT(found("gm_out_of_bounds")[0].message == "expected at most the 12 bytes left of the allocation, got 16");
   EXPECT(xpu_memset(host, 0, 4) == XPUERR_INVALID_PARAM);
   found("host_pointer");
   EXPECT(xpu_free(p + 1) == XPUERR_INVALID_PARAM);

@@ -42,7 +42,7 @@
 #endif
 
 // The group's memory is carved out of its LM and used with one core per group, so it is private to that core: a local.
-// How much there is of it is told at the end of each one's scope.
+// Each one reports its size at the end of its scope.
 namespace xpu_sim::detail {
 void group_shared_was_used(char* object, size_t bytes);
 }
@@ -51,7 +51,7 @@ inline __attribute__((always_inline)) void xpu_sim_group_shared(void* object) {
 }
 #define __group_shared__ __attribute__((aligned(64), cleanup(xpu_sim_group_shared)))
 
-// Address spaces are told apart by address, not by type.
+// An address decides its space, not a type.
 #define __global_ptr__
 #define _global_ptr_
 #define __shared_ptr__

@@ -1,7 +1,7 @@
 // Which functions a kernel's file calls in place of the library's.
 #pragma once
 
-// -fsanitize=thread tells of loads and stores, but not of those inside memcpy and its like. Renaming the calls in the
+// -fsanitize=thread reports loads and stores, but not those inside memcpy and its like. Renaming the calls in the
 // assembly catches also those that the compiler makes.
 #if defined(XPU_SIM_STRICT)
 __asm__(

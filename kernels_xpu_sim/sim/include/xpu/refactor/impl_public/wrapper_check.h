@@ -18,9 +18,7 @@ using baidu::xpu::api::Context;
 int complain(int error, Site where, const std::string& message);
 
 template <class NAMED, class POINTED>
-[[deprecated(
-    "the type that WRAPPER_CHECK_PTR names is not the one that the pointer points to, so that it looks at "
-    "another number of bytes, or at other values")]]
+[[deprecated("WRAPPER_CHECK_PTR names another type than that of its pointer: it checks another number of bytes")]]
 constexpr void checked_as_another_type() {}
 
 template <class NAMED, class P>
@@ -74,7 +72,7 @@ inline int elements(int64_t* count, const std::vector<int64_t>& shape) {
 
 }  // namespace xpu_sim::wrapper
 
-// Wrappers write these with a semicolon behind them or without.
+// Wrappers write these with or without a semicolon after them.
 #define XPU_SIM_RETURN_IF(WRONG, ERROR, MESSAGE)                                                                  \
   {                                                                                                               \
     if (WRONG) return ::xpu_sim::wrapper::complain(::baidu::xpu::api::ERROR, ::xpu_sim::Site::here(), (MESSAGE)); \

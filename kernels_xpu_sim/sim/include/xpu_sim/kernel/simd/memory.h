@@ -44,7 +44,7 @@ XPU_SIM_SIMD void store_or_zero(void* p, const V& v, MaskOf<V> mask, Site site) 
   store(p, select(lanes<V>(mask), v, V{}), site);
 }
 
-// Two vectors behind each other. A mask has the first one's bits lowest; a vector without bits is not loaded.
+// Two neighbouring vectors. A mask has the first one's bits lowest; a vector without bits is not loaded.
 template <class V>
 XPU_SIM_SIMD void load2(const void* p, V& v0, V& v1, Site site) {
   v0 = load<V>(p, site);
