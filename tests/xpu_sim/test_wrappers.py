@@ -7,18 +7,42 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specdec_hal.cli import main
+from specdec_hal.xpu.calls import CallProgram
 
 FOLDER = Path(__file__).parent / "wrappers"
 NAME = "baidu::xpu::api::plugin::scale_segments"
+SOURCES = {".cpp", ".xpu", ".h"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Programs by the texts and settings that they were made from."""
+    return tmp_path_factory.mktemp("built"), {}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, built):
+    """A folder with the wrapper, its kernel and inputs. Unless they change, they are compiled once."""
+    programs, paths = built
+    compiled = CallProgram.build.__func__
+
+    def build(cls, what, mains, functions):
+        texts = tuple((path.name, path.read_text()) for path in sorted(tmp_path.rglob("*")) if path.suffix in SOURCES)
+        key = texts, replace(what, output=Path()), tuple(functions)
+        if what.coverage:  # its counts lie beside the program
+            return compiled(cls, what, mains, functions)
+        if key not in paths:
+            compiled(cls, what, mains, functions)
+            paths[key] = shutil.copy(what.output, programs / str(len(paths)))
+        return cls(Path(shutil.copy(paths[key], what.output)), tuple(mains), tuple(functions))
+
+    monkeypatch.setattr(CallProgram, "build", classmethod(build))
     for path in FOLDER.iterdir():
         if path.is_file():
             shutil.copy(path, tmp_path)
@@ -40,7 +64,8 @@ def line_of(path: Path, text: str) -> int:
 
 def xpu_test(*more: str, of: str = "float") -> int:
     sources = ["scale_segments.cpp", "scale_segments.xpu"]
-    return main(["xpu-test", *sources, "--wrapper", f"{NAME}<{of}>", "--inputs", "scale_segments_inputs.py", *more])
+    common = ("--inputs", "scale_segments_inputs.py", "--cxxflag=-O0")  # compiling takes longer than running
+    return main(["xpu-test", *sources, "--wrapper", f"{NAME}<{of}>", *common, *more])
 
 
 def test_both_paths_agree(folder, capsys):
@@ -265,7 +290,7 @@ def test_lines_that_no_core_ran(folder, capsys):
         "mfence_lm(); LM2GM(tile",
         "if (count == 100) {\n        tile[0] = 1;\n      }\n      mfence_lm();\n      LM2GM(tile",
     )
-    how = ("--cases", "2", "--seeds", "1", "--dma", "eager", "--coverage")
+    how = ("--cases", "2", "--seeds", "1", "--dma", "eager", "--coverage", "--cxxflag=-O2")
     assert xpu_test(*how, "--mode", "strict") == 2
     assert "expected --coverage with --mode fast" in capsys.readouterr().err
     assert xpu_test(*how, "--mode", "fast") == 0
