@@ -147,19 +147,3 @@ def test_launches_that_no_device_takes(run, clusters, cores, message):
     done = run("launch", clusters, cores)
     assert (done.returncode, done.stdout) == (1, "status 1\n")
     assert f"load: bad_launch: {message}\n" in done.stderr
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_does_not_compile(tmp_path, capfd, monkeypatch, mode):
-    """The message is the compiler's, with the user's lines, also where a launch stands before the error."""
-    monkeypatch.setenv("LC_ALL", "C")  # for plain quotes
-    kernels, host = tmp_path / "kernels.xpu", tmp_path / "host.cpp"
-    kernels.write_text(KERNELS.replace("int tile[16];", "int tile[sixteen];"))
-    host.write_text(HOST.replace("return 0;\n", "return nought;\n"))
-    program = ["-o", str(tmp_path / "program")]
-    assert main(["xpu-cc", "--mode", mode, str(kernels), str(host), *program]) == 1
-    line = KERNELS[: KERNELS.index("int tile")].count("\n") + 1
-    assert f"{kernels}:{line}:12: error: 'sixteen' was not declared" in capfd.readouterr().err
-    assert main(["xpu-cc", "--mode", mode, str(host), *program]) == 1
-    line = HOST[: HOST.index("return 0")].count("\n") + 1
-    assert f"{host}:{line}:10: error: 'nought' was not declared" in capfd.readouterr().err

@@ -49,21 +49,29 @@ int main(int argc, char** argv) {
 """
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("halves")
+    (folder / "halves.xpu").write_text(KERNEL)
+    (folder / "host.cpp").write_text(HOST)
+    return folder
+
+
 @pytest.fixture
-def program(tmp_path, monkeypatch):
-    (tmp_path / "halves.xpu").write_text(KERNEL)
-    (tmp_path / "host.cpp").write_text(HOST)
-    monkeypatch.chdir(tmp_path)
+def program(folder, monkeypatch):
+    """The timeline of a run. A program of each mode is compiled once, the fast one with coverage."""
+    monkeypatch.chdir(folder)
 
     def run(cores: int, *options: str, mode: str = "fast") -> list[dict]:
         coverage = ["--coverage"] if mode == "fast" else []
-        assert main(["xpu-cc", *coverage, "--mode", mode, "halves.xpu", "host.cpp", "-o", "halves"]) == 0
+        if not (folder / mode).exists():
+            assert main(["xpu-cc", *coverage, "--mode", mode, "halves.xpu", "host.cpp", "-o", mode]) == 0
         variables = {"XPU_SIM_TRACE": "out.json", "XPU_SIM": ",".join(("profile=portable", *options))}
         done = subprocess.run(
-            ["./halves", str(cores)], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+            [f"./{mode}", str(cores)], env={**os.environ, **variables}, capture_output=True, text=True, check=False
         )
         assert done.returncode in (0, 1), done.stderr
-        return json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+        return json.loads((folder / "out.json").read_text())["traceEvents"]
 
     return run
 
@@ -127,15 +135,17 @@ def test_loads_and_stores_take_time_in_the_strict_build(program):
     assert strict > fast
 
 
-def test_lines_that_no_core_ran(program, capsys):
-    assert main(["xpu-coverage", "halves"]) == 2
+def test_lines_that_no_core_ran(program, folder, capsys):
+    for counts in (folder / "fast.coverage").glob("*.gcda"):
+        counts.unlink()
+    assert main(["xpu-coverage", "fast"]) == 2
     assert "found none; use xpu-cc --coverage, then run the program" in capsys.readouterr().err
     program(1)
-    assert main(["xpu-coverage", "halves"]) == 0
+    assert main(["xpu-coverage", "fast"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("halves.xpu: ")
     assert [line.strip() for line in lines[1:]] == ["17: sync_local();"]
     # Also of a program with findings, which ends before its time.
     events = program(8)
-    assert main(["xpu-coverage", "halves", "--json"]) == 0
+    assert main(["xpu-coverage", "fast", "--json"]) == 0
     assert events and json.loads(capsys.readouterr().out)["files"][0]["missed"]

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from specdec_hal.cli import main
-from tests.support.xpu_program import PAIRS
 
 KERNEL = """\
 #include "xpu/kernel/cluster.h"
@@ -298,26 +297,6 @@ def test_no_compiler(folder, capsys, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert main(COMMAND) == 2
     assert "expected a C++ compiler, found no no-such-compiler" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("check", "status"), [("race", 1), ("missing_fence", 3), ("read_in_flight", 1)])
-def test_the_pairs_on_the_command_line(tmp_path, check, status):
-    host = tmp_path / "host.xpu"
-    host.write_text(
-        f'#include "{PAIRS[check].path}"\n#include "xpu_sim/host.h"\n'
-        "int main(int argc, char**) {\n"
-        "  int* in = xpu_sim::gm_alloc<int>(1024);\n  int* out = xpu_sim::gm_alloc<int>(1024);\n"
-        "  for (int i = 0; i < 1024; ++i) in[i] = i;\n"
-        f"  const auto kernel = argc > 1 ? {check}<false> : {check}<true>;\n"
-        "  kernel<<<1, 4>>>(in, out, 1024, nullptr);\n}\n"
-    )
-    program = tmp_path / "program"
-    strict = ["xpu-cc", "--mode", "strict", "--profile", "portable", "--cxxflag=-w"]
-    assert main([*strict, str(host), "-o", str(program)]) == 0
-    for words, expected in (((), 0), (("bad",), status)):
-        done = subprocess.run([str(program), *words], capture_output=True, text=True, check=False)
-        assert done.returncode == expected
-        assert (f": {check}: " in done.stderr) == bool(words)
 
 
 def test_a_kernel_of_this_project(tmp_path):

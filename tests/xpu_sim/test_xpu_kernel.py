@@ -27,10 +27,16 @@ __global__ void axpy(const float* x, float* y, float a, int n, Pair skip) {
 """
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("axpy") / "axpy.xpu"
+    path.write_text(AXPY)
+    return path
+
+
 @pytest.fixture
-def axpy(tmp_path, xpu_kernel):
-    (tmp_path / "axpy.xpu").write_text(AXPY)
-    return lambda mode: xpu_kernel(tmp_path / "axpy.xpu", mode=mode)
+def axpy(source, xpu_kernel):
+    return lambda mode: xpu_kernel(source, mode=mode)
 
 
 def pair(low: int, high: int) -> bytes:
