@@ -94,8 +94,8 @@ __device__ __forceinline__ int64_t sort_key_of(int32_t key, int32_t id) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
 }
 
-// Finds the threshold in the short list of what is in s.search.now.range, which the leader has: s.search.threshold, s.search.kept and
-// s.search.now.reached for all. As many threads look at an element as there are for each.
+// Finds the threshold in the leader's short list of what is in s.search.now.range: s.search.threshold, s.search.kept
+// and s.search.now.reached for all. As many threads look at an element as there are for each.
 template <class MassOf>
 __device__ __forceinline__ void short_threshold(RowShared& s, const MassOf& mass_of) {
   const RowShared* leader = Cluster::of(&s, 0);
@@ -148,7 +148,7 @@ struct Ties {
   uint64_t count;  // of those kept
 };
 
-// Finds it among elements that all have one key: the first `wanted` of them are kept, which may be all. `each` as below.
+// Finds it among elements of one key: the first `wanted` of them are kept, which may be all. `each` as below.
 template <class Part, class Each>
 __device__ __forceinline__ Ties ties_threshold(const Part& part, RowShared& s, int32_t key, uint64_t wanted,
                                                Each each) {

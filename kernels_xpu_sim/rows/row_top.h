@@ -27,8 +27,8 @@ SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const Key
   return kKeyNan;
 }
 
-// Lists this rank's elements with keys from `low` on that `from` does not keep and `threshold` does; all ranks' in all, or -1
-// if they do not fit. In every rank's sight.
+// Lists this rank's elements with keys from `low` on that `from` does not keep and `threshold` does. Their number over
+// all ranks, or -1 if they do not fit. In every rank's sight.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, int32_t low, Threshold from, Threshold threshold) {
   static_assert(kRoom <= kBuckets, "a rank's masses have room for its part");

@@ -1,8 +1,8 @@
 // From a call of an exported op to its kernels' struct, by the op's signature. An exported op takes its operands in
 // OpSpec order (None if absent), then its attributes as integers, then the backend's options.
 //
-// Python has checked the call (specdec_hal/ops/validate.py). Here it is only asserted that each tensor is the memory that
-// its signature says.
+// Python has checked the call (specdec_hal/ops/validate.py). Here it is only asserted that each tensor is what the
+// signature says.
 #pragma once
 
 #include <tvm/ffi/container/map.h>

@@ -35,9 +35,7 @@ void leave_out(const Core& core, const Copy& c, Finding f) {
 }
 
 void trap_at(Check check, const Core& core, const Copy& c, const void* address, std::string message) {
-  Finding f = finding_at(check, core, c.site, std::move(message));
-  describe(&f, core, address);
-  leave_out(core, c, std::move(f));
+  leave_out(core, c, finding_at(check, core, c.site, std::move(message), address));
 }
 
 // What a copy must satisfy before it may touch memory. Each returns where the options ask to keep going: then the copy
@@ -46,10 +44,9 @@ void bad_length(const Core& core, const Copy& c, long long n) {
   const void* const gm = to_gm(c.direction) ? c.to : c.from;
   const char* const name = direction_name(c.direction);
   if (n == 0) {
-    Finding f = finding_at(Check::dma_len_zero, core, c.site,
-                           text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name));
-    describe(&f, core, gm);
-    return trap_or_go_on(std::move(f));  // nothing is missing without it
+    // Nothing is missing without it.
+    return trap_or_go_on(finding_at(Check::dma_len_zero, core, c.site,
+                                    text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name), gm));
   }
   trap_at(Check::dma_len_negative, core, c, gm, text("%s: expected at least 1 byte, got %lld", name, n));
 }
@@ -72,8 +69,7 @@ void bad_gm(const Core& core, const Copy& c) {
                    what(c) + text(": bytes %lld to %lld of %s, which has %zu", first,
                                   first + static_cast<long long>(c.bytes) - 1, near->name, near->bytes()));
   }
-  Finding f = finding_at(Check::host_pointer, core, c.site, "");
-  describe(&f, core, gm);
+  Finding f = finding_at(Check::host_pointer, core, c.site, "", gm);
   f.message = what(c) + ": its GM " + side + " " + hex(gm) + " is in " + (f.space.empty() ? "host memory" : f.space) +
               "; allocate it by gm_alloc, or register it for the launch";
   leave_out(core, c, std::move(f));
@@ -96,8 +92,7 @@ void bad_local(const Core& core, const Copy& c, const char* frame) {
         sm ? worker.sm_bytes() - static_cast<size_t>(local - worker.sm()) : static_cast<size_t>(core.lm_top - local);
     return trap_at(Check::dma_overflow, core, c, local, what(c) + text(": %s ends after %zu of them", space, room));
   }
-  Finding f = finding_at(Check::dma_address, core, c.site, "");
-  describe(&f, core, local);
+  Finding f = finding_at(Check::dma_address, core, c.site, "", local);
   if (f.space == "LM" && f.object != "stack") f.check = name_of(Check::lm_foreign);
   const std::string got = f.space.empty() ? "host memory" : f.space + (f.object.empty() ? "" : " (" + f.object + ")");
   f.message = what(c) + ": expected its local side in this core's " + space + ", got " + hex(local) + " in " + got;
@@ -118,10 +113,8 @@ void beyond_object(const Core& core, const char* operation, const char* local, l
   const bool lm = local >= core.fiber->low && local < core.lm_top && n <= static_cast<size_t>(core.lm_top - local);
   const bool sm = in_sm < core.worker->sm_bytes() && n <= core.worker->sm_bytes() - in_sm;
   if (!lm && !sm) return;
-  Finding f = finding_at(lm ? Check::lm_object_overflow : Check::sm_object_overflow, core, site,
-                         text("%s of %zu bytes: only %zu are left of the object", operation, n, room));
-  describe(&f, core, local);
-  trap(std::move(f));
+  trap(finding_at(lm ? Check::lm_object_overflow : Check::sm_object_overflow, core, site,
+                  text("%s of %zu bytes: only %zu are left of the object", operation, n, room), local));
 }
 
 // Does it lie in one object?
@@ -202,10 +195,9 @@ bool is_dead(const Core& core, const Copy& c, const char* frame) {
 
 void complain(const Core& core, const Copy& c, const char* what) {
   report_once(Check::write_in_flight, core, c.site, [&] {
-    Finding f = finding_at(Check::write_in_flight, core, c.site,
-                           text("%s of %zu bytes: %s before a fence", direction_name(c.direction), c.bytes, what));
-    describe(&f, core, to_gm(c.direction) ? c.from : c.to);
-    return f;
+    return finding_at(Check::write_in_flight, core, c.site,
+                      text("%s of %zu bytes: %s before a fence", direction_name(c.direction), c.bytes, what),
+                      to_gm(c.direction) ? c.from : c.to);
   });
 }
 
@@ -357,11 +349,10 @@ XPU_SIM_COPY(gsm2gm)
 void narrow_store(const char* operation, const void* to, long long bytes, long long element, Site site) {
   const rt::Core& core = *rt::enter(site, XPU_SIM_CALLER);
   rt::report_once(rt::Check::narrow_store, core, site, [&] {
-    Finding f = rt::finding_at(rt::Check::narrow_store, core, site,
-                               rt::text("%s of %lld bytes into elements of %lld: it writes only a part of the last one",
-                                        operation, bytes, element));
-    rt::describe(&f, core, to);
-    return f;
+    return rt::finding_at(rt::Check::narrow_store, core, site,
+                          rt::text("%s of %lld bytes into elements of %lld: it writes only a part of the last one",
+                                   operation, bytes, element),
+                          to);
   });
 }
 
@@ -376,12 +367,11 @@ using namespace xpu_sim::rt;
 
 void simd_unaligned(const void* address, Site site) {
   Core* const core = enter(site, XPU_SIM_CALLER);
-  Finding f =
+  trap_or_go_on(
       finding_at(Check::simd_unalign, *core, site,
                  text("expected an address aligned to 64 bytes for a vector load or store, got one %u bytes after that",
-                      static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) & 63)));
-  describe(&f, *core, address);
-  trap_or_go_on(std::move(f));
+                      static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) & 63)),
+                 address));
 }
 
 bool masked_stores_write_zero() {

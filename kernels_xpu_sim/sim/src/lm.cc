@@ -131,8 +131,7 @@ namespace {
 
 void complain(const Core& core, const std::string& message, const char* flag = nullptr) {
   if (core.launch->lm_reported.exchange(true)) return;
-  Finding f = core.lm_pc ? finding_at(Check::lm_budget, core, core.lm_pc, message)
-                         : finding_at(Check::lm_budget, core, core.lm_site, message);
+  Finding f = finding_at(Check::lm_budget, core, core.lm_at, message);
   report(Check::lm_budget, core, flag ? depending(std::move(f), flag) : std::move(f));
 }
 

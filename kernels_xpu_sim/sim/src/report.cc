@@ -419,35 +419,38 @@ void set_path(Finding* f, std::vector<Location>& way, std::vector<Location>::ite
   f->callers.assign(head + 1, way.end());
 }
 
-}  // namespace
-
-Finding finding_at(Check check, const Core& core, Site site, std::string message) {
-  const WatchdogHold making(&core.worker->watch);
-  Finding f = of_core(check, core, std::move(message));
+void locate_builtin(Finding* finding, const Core& core, Site site) {
+  Finding& f = *finding;
   if (site.file) f.at.file = site.file;
   f.at.line = site.line;
   // The line may be of an earlier call, or of another core's: then the way there is not known any more.
-  if (!core.last_pc || site.line != core.last.line || site.file != core.last.file) return f;
+  if (!core.last_pc || site.line != core.last.line || site.file != core.last.file) return;
   std::vector<Location> all = call_path(core, core.last_pc);
   // A helper of the dialect's own, such as LmPtr, passes on the line it was called from.
   auto here = std::find_if(all.begin(), all.end(),
                            [&f](const Location& l) { return l.file == f.at.file && l.line == f.at.line; });
   if (here == all.end()) here = all.begin();
-  if (here == all.end()) return f;
+  if (here == all.end()) return;
   if (site.file) here->file = f.at.file, here->line = f.at.line;
   set_path(&f, all, here);
-  return f;
 }
 
-Finding finding_at(Check check, const Core& core, const void* pc, std::string message) {
-  const WatchdogHold making(&core.worker->watch);
-  Finding f = of_core(check, core, std::move(message));
+void locate_instruction(Finding* f, const Core& core, const void* pc) {
   std::vector<Location> all = call_path(core, pc);
   if (all.empty()) {
-    f.at = locate(static_cast<const char*>(pc) - 1);
-    return f;
+    f->at = locate(static_cast<const char*>(pc) - 1);
+  } else {
+    set_path(f, all, all.begin());
   }
-  set_path(&f, all, all.begin());
+}
+
+}  // namespace
+
+Finding finding_at(Check check, const Core& core, At at, std::string message, const void* address) {
+  const WatchdogHold making(&core.worker->watch);
+  Finding f = of_core(check, core, std::move(message));
+  at.pc ? locate_instruction(&f, core, at.pc) : locate_builtin(&f, core, at.site);
+  if (address) describe(&f, core, address);
   return f;
 }
 
@@ -467,14 +470,14 @@ void report(Check check, const Core& core, Finding finding) {
   if (ends) core.worker->end_launch();
 }
 
-Reported* first_time(Check check, Severity severity, const Core& core, const void* origin, int line) {
+Reported* first_time(Check check, Severity severity, const Core& core, At at) {
   std::vector<Reported>& reported = core.worker->reported;
   for (Reported& t : reported) {
-    if (t.origin != origin || t.line != line || t.check != check || t.severity != severity) continue;
+    if (!(t.at == at) || t.check != check || t.severity != severity) continue;
     ++t.count;
     return nullptr;
   }
-  reported.push_back({check, severity, origin, line, {}, 1});
+  reported.push_back({check, severity, at, {}, 1});
   return &reported.back();
 }
 
@@ -652,10 +655,8 @@ std::string too_long(const Core& core) {
 
 }  // namespace
 
-void watchdog_trap(const Core& core, Site site) { trap(finding_at(Check::watchdog, core, site, too_long(core))); }
-
-void watchdog_trap(const Core& core, const void* pc) {
-  Finding f = finding_at(Check::watchdog, core, pc, too_long(core));
+void watchdog_trap(const Core& core, At at) {
+  Finding f = finding_at(Check::watchdog, core, at, too_long(core));
   if (f.at.file.empty()) f.at = {core.last.file ? core.last.file : "", core.last.line, f.at.function};
   trap(std::move(f));
 }

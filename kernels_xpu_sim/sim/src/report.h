@@ -34,10 +34,8 @@ void merge(Counters* into, const Counters& from);
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
-// A finding of the core's at a source line, or at a return address: after an instruction. Details may be added before
-// it is reported.
-Finding finding_at(Check check, const Core& core, Site site, std::string message);
-Finding finding_at(Check check, const Core& core, const void* pc, std::string message);
+// A finding of the core's, with the object at `address`, if there is one. Details may be added before it is reported.
+Finding finding_at(Check check, const Core& core, At at, std::string message, const void* address = nullptr);
 
 // Another value of the model's flag would make it right. Gives the finding.
 Finding depending(Finding finding, const char* flag);
@@ -45,22 +43,16 @@ Finding depending(Finding finding, const char* flag);
 // Records it, and ends the launch if its check or the options say so.
 void report(Check check, const Core& core, Finding finding);
 // nullptr: it is counted with the first.
-Reported* first_time(Check check, Severity severity, const Core& core, const void* origin, int line);
-// The same with what make() gives, unless this check has found something at that place in this launch: then it is
-// counted.
+Reported* first_time(Check check, Severity severity, const Core& core, At at);
+// The same with what make() gives, unless this check has found something there in this launch: then it is counted.
 template <class F>
-void report_once(Check check, const Core& core, const void* origin, int line, F make,
-                 Severity severity = Severity::defect) {
-  if (Reported* t = first_time(check, severity, core, origin, line)) {
+void report_once(Check check, const Core& core, At at, F make, Severity severity = Severity::defect) {
+  if (Reported* t = first_time(check, severity, core, at)) {
     const WatchdogHold making(&core.worker->watch);
     Finding f = make();
     t->finding = f;
     report(check, core, std::move(f));
   }
-}
-template <class F>
-void report_once(Check check, const Core& core, Site site, F make) {
-  report_once(check, core, site.file, site.line, make);
 }
 // Records it and ends the launch.
 [[noreturn]] void trap(Finding finding);
@@ -78,8 +70,7 @@ Scalar scalar_at(const Core& core, const void* address, const void* pc);
 [[noreturn]] void throw_trap(const Core& core, void* object, const std::type_info& type);
 [[noreturn]] void exception_trap(const Core& core);
 [[noreturn]] void deadlock_trap(Worker& worker);
-[[noreturn]] void watchdog_trap(const Core& core, Site site);
-[[noreturn]] void watchdog_trap(const Core& core, const void* pc);
+[[noreturn]] void watchdog_trap(const Core& core, At at);
 // "core 3 waits at k.xpu:12; cores 4-63 have returned": where the cores of the running cluster are.
 std::string positions(Worker& worker);
 

@@ -69,18 +69,15 @@ namespace xpu_sim::rt {
 namespace {
 
 [[gnu::cold]] void nested(Core* core, const int* address, Site site) {
-  Finding f = finding_at(Check::atom_nested_err, *core, site,
-                         "a second loada, on another address, before the storea of the first");
-  describe(&f, *core, address);
-  trap_or_go_on(depending(std::move(f), "nested_atomics_trap"));
+  trap_or_go_on(depending(finding_at(Check::atom_nested_err, *core, site,
+                                     "a second loada, on another address, before the storea of the first", address),
+                          "nested_atomics_trap"));
 }
 
 void check_in_sm(Core* core, const int* address, Site site) {
   Worker& worker = *core->worker;
   if (static_cast<size_t>(reinterpret_cast<const char*>(address) - worker.sm()) < worker.sm_bytes()) return;
-  Finding f = finding_at(Check::dma_address, *core, site, "atomics work only on integers in SM");
-  describe(&f, *core, address);
-  trap(std::move(f));
+  trap(finding_at(Check::dma_address, *core, site, "atomics work only on integers in SM", address));
 }
 
 bool fails(Core* core) {

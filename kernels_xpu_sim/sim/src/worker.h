@@ -30,12 +30,22 @@ constexpr size_t kGroupLmBytes = 32 * 1024;  // shared by the cores of a group: 
 
 class Worker;
 
-// A place where a check has found something in this launch. Making a finding is slow, and a loop makes many.
+// Where something happened: after an instruction, or in a builtin at a source line.
+struct At {
+  At() = default;
+  At(const void* return_address) : pc(return_address) {}
+  At(Site builtin) : site(builtin) {}
+  bool operator==(const At& o) const { return pc == o.pc && site.line == o.site.line && site.file == o.site.file; }
+
+  const void* pc = nullptr;
+  Site site;
+};
+
+// Where a check has found something in this launch. Making a finding is slow, and a loop makes many.
 struct Reported {
   Check check;
   Severity severity;
-  const void* origin;                        // an instruction, or the name of a source file
-  int line;
+  At at;
   Finding finding;                          // what of it differs from others
   long count;
 };
@@ -59,8 +69,7 @@ struct Launch {
 struct Core : CoreView {
   Launch* launch = nullptr;
   Worker* worker = nullptr;                 // nullptr: no kernel is running
-  Site lm_site;                             // where lm_low was: by a builtin,
-  const void* lm_pc = nullptr;              // or by an instruction
+  At lm_at;                                 // where lm_low was
   Fiber* fiber = nullptr;                   // nullptr: not started, or finished
   const void* last_pc = nullptr;            // the instruction after its last call into the runtime
   mutable const void* finding_pc = nullptr; // the innermost instruction of the kernel, when a finding is made
@@ -180,8 +189,7 @@ inline Core* enter(Site site, Caller caller) {
   core->last_pc = caller.pc;
   if (caller.frame < core->lm_low) {
     core->lm_low = caller.frame;
-    core->lm_site = site;
-    core->lm_pc = nullptr;
+    core->lm_at = site;
   }
   if (__builtin_expect(++core->calls > kCallsBeforeGivingWay, 0)) called_often(core, site);
   return core;

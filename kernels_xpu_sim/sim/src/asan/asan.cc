@@ -23,8 +23,8 @@ struct State {
   std::vector<Copy> in_flight[kMaxCores];  // destinations in LM and SM are poisoned
 };
 
-// A forbidden access of the core's: at an instruction, or of a builtin at a source line.
-void report_access(const Core& core, const char* address, size_t bytes, bool write, const void* pc, Site site);
+// A forbidden access of the core's.
+void report_access(const Core& core, const char* address, size_t bytes, bool write, At at);
 
 namespace {
 
@@ -58,7 +58,7 @@ class AsanChecker : public Checker {
   void copy_issued(Core& core, const Copy& c, bool sync) override {
     const char* const local = local_of(c);
     if (const void* bad = __asan_region_is_poisoned(const_cast<char*>(local), c.bytes)) {
-      report_access(core, static_cast<const char*>(bad), c.bytes, !to_gm(c.direction), nullptr, c.site);
+      report_access(core, static_cast<const char*>(bad), c.bytes, !to_gm(c.direction), c.site);
     }
     if (sync) return;
     static_cast<State*>(core.checker_state)->in_flight[core.id].push_back(c);
@@ -73,7 +73,7 @@ class AsanChecker : public Checker {
 
   void room(Core& core, const void* p, size_t bytes, Site site) override {
     if (const void* bad = __asan_region_is_poisoned(const_cast<void*>(p), bytes)) {
-      report_access(core, static_cast<const char*>(bad), bytes, true, nullptr, site);
+      report_access(core, static_cast<const char*>(bad), bytes, true, site);
     }
   }
 
@@ -110,10 +110,9 @@ const Copy* copy_at(const State& state, const char* address) {
   return nullptr;
 }
 
-Finding access_finding(const Core& core, const char* address, size_t bytes, bool write, const void* pc, Site site) {
+Finding access_finding(const Core& core, const char* address, size_t bytes, bool write, At at) {
   const Copy* const copy = copy_at(*static_cast<const State*>(core.checker_state), address);
-  Finding f = pc ? finding_at(Check::memory_fault, core, pc, "") : finding_at(Check::memory_fault, core, site, "");
-  describe(&f, core, address);
+  Finding f = finding_at(Check::memory_fault, core, at, "", address);
   Check check = Check::memory_fault;
   const char* const kind = write ? "write" : "read";
   if (copy) {
@@ -145,13 +144,12 @@ Finding access_finding(const Core& core, const char* address, size_t bytes, bool
 
 }  // namespace
 
-void report_access(const Core& core, const char* address, size_t bytes, bool write, const void* pc, Site site) {
+void report_access(const Core& core, const char* address, size_t bytes, bool write, At at) {
   // Only the use of what is in flight goes on.
   const bool in_flight = copy_at(*static_cast<const State*>(core.checker_state), address) != nullptr;
-  const auto make = [&] { return access_finding(core, address, bytes, write, pc, site); };
+  const auto make = [&] { return access_finding(core, address, bytes, write, at); };
   if (!in_flight) trap(make());
-  const Check check = write ? Check::write_in_flight : Check::read_in_flight;
-  pc ? report_once(check, core, pc, 0, make) : report_once(check, core, site, make);
+  report_once(write ? Check::write_in_flight : Check::read_in_flight, core, at, make);
 }
 
 namespace {
@@ -159,7 +157,7 @@ namespace {
 void reported(void* address, size_t bytes, bool write, void* pc, void* frame) {
   const Core* const core = current();
   if (!core->worker) return __asan_report_error(pc, frame, frame, address, write, bytes, 0);
-  report_access(*core, static_cast<const char*>(address), bytes, write, pc, Site());
+  report_access(*core, static_cast<const char*>(address), bytes, write, pc);
 }
 
 }  // namespace

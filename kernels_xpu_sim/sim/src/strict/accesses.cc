@@ -13,9 +13,7 @@ namespace {
 
 [[noreturn, gnu::cold]] void trap_at(Check check, Core& core, const char* p, const void* pc,
                                      const std::string& message) {
-  Finding f = finding_at(check, core, pc, message);
-  describe(&f, core, p);
-  trap(std::move(f));
+  trap(finding_at(check, core, pc, message, p));
 }
 
 [[gnu::cold]] void conflict_at(State& state, Core& core, Conflict k, const Cell& cell, const char* p, size_t bytes,
@@ -27,7 +25,7 @@ namespace {
   // A store of what is there already is harmless; whether this one is, is seen after it.
   const bool may_be_uniform = write && k != Conflict::write_in_flight && bytes <= sizeof state.suspect.before;
   if (!may_be_uniform) {
-    return report_once(check, core, pc, 0, [&] { return conflict_finding(state, core, k, cell, p, write, pc); });
+    return report_once(check, core, pc, [&] { return conflict_finding(state, core, k, cell, p, write, pc); });
   }
   settle(state);
   state.suspect.address = p;
@@ -91,7 +89,7 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
     state.sm_objects.written(offset, bytes);
     write_scalar(widths, offset, bytes, kWritten);
   } else if (bytes <= 8 && mixed_scalar(widths, bytes)) {
-    narrow_load(core, p, bytes, pc, Site());
+    narrow_load(core, p, bytes, pc, pc);
   }
   size_t good = 0;
   if (Cell* const words = state.sm.words(p, bytes)) {
@@ -125,11 +123,10 @@ void cached_access(Core& core, State& state, const Region& region, const char* p
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
   if (write) return state.gm_caches.store(core.id, region, at, bytes);
   if (state.gm_caches.load(core.id, region, at, bytes)) return;
-  report_once(Check::missing_fence, core, pc, 0, [&] {
+  report_once(Check::missing_fence, core, pc, [&] {
     Finding f =
         finding_at(Check::missing_fence, core, pc,
-                   "stale read of GM: this core loaded the line before it was written, and has not fenced since");
-    describe(&f, core, p);
+                   "stale read of GM: this core loaded the line before it was written, and has not fenced since", p);
     const Access a = state.access(core, gm_space, 0);
     state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) {
       if (in_launch(a, c.wstamp)) f.other = writer_of(state, c);
@@ -166,7 +163,7 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   const Access a = state.access(core, gm_space, state.origins.of(pc), write ? kCellStored : 0);
   Worst worst;
   if (write) {
-    state.narrow_stores.note(region, at, bytes, pc, 0, [&] {
+    state.narrow_stores.note(region, at, bytes, pc, [&] {
       return narrow_finding(finding_at(Check::narrow_store, core, pc, ""), core, at, bytes, region.element);
     });
   }
@@ -262,12 +259,12 @@ void settle(State& state) {
   state.suspect.address = nullptr;
   const char* const changed = std::mismatch(s.address, s.address + s.bytes, s.before).first;
   if (changed == s.address + s.bytes) {
-    return report_equal(*s.core, s.conflict, s.pc, 0,
+    return report_equal(*s.core, s.conflict, s.pc,
                         [&] { return conflict_finding(state, *s.core, s.conflict, s.cell, s.address, true, s.pc); });
   }
   // The word, as the history has it.
   const char* const word = std::max(s.address, changed - (reinterpret_cast<uintptr_t>(changed) & 3));
-  report_once(check_for(s.conflict), *s.core, s.pc, 0,
+  report_once(check_for(s.conflict), *s.core, s.pc,
               [&] { return conflict_finding(state, *s.core, s.conflict, s.cell, word, true, s.pc); });
 }
 
@@ -302,9 +299,8 @@ std::string name(const Copy& c) { return text("%s of %zu bytes", direction_name(
 void complain(Core& core, const Copy& c, const char* address, Check check, const char* flag, const char* message,
               const InFlight* other = nullptr) {
   report_once(check, core, c.site, [&] {
-    Finding f = finding_at(check, core, c.site, name(c) + ": " + message);
+    Finding f = finding_at(check, core, c.site, name(c) + ": " + message, address);
     if (flag) f = depending(std::move(f), flag);
-    describe(&f, core, address);
     if (other) {
       const Copy& o = other->copy;
       f.other = text("%s_ASYNC at %s:%d", direction_name(o.direction), o.site.file, o.site.line);
@@ -317,8 +313,7 @@ void complain(Core& core, const Copy& c, const char* address, Check check, const
 void unfenced_store(Core& core, const Copy& c, const char* address, const char* flag, const char* message,
                     const std::string& other) {
   report_once(Check::missing_fence, core, c.site, [&] {
-    Finding f = depending(finding_at(Check::missing_fence, core, c.site, name(c) + ": " + message), flag);
-    describe(&f, core, address);
+    Finding f = depending(finding_at(Check::missing_fence, core, c.site, name(c) + ": " + message, address), flag);
     f.other = other;
     f.order = "the copy reads before the store arrives";
     return f;
@@ -366,7 +361,7 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
     if (!sync) set_bits(shadow, c.bytes, kSource);
   } else {
     // The last element may be filled in part.
-    if (c.bytes & 7) s.narrow_writes.note(local + (c.bytes & ~size_t{7}), {nullptr, c.site});
+    if (c.bytes & 7) s.narrow_writes.note(local + (c.bytes & ~size_t{7}), c.site);
     write_block(shadow, reinterpret_cast<uintptr_t>(local), c.bytes, kWritten | (sync ? 0 : kDestination));
   }
 }
@@ -454,7 +449,7 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
   }
   if (writes) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(gm);
-    s.narrow_stores.note(region, at, c.bytes, c.site.file, c.site.line, [&] {
+    s.narrow_stores.note(region, at, c.bytes, c.site, [&] {
       return narrow_finding(finding_at(Check::narrow_store, core, c.site, ""), core, at, c.bytes, region.element);
     });
   }
@@ -479,7 +474,7 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
       const char* const high = std::min(p + bytes, gm + c.bytes);
       if (k != Conflict::none && k != Conflict::write_in_flight &&
           std::memcmp(low, local + (low - gm), static_cast<size_t>(high - low)) == 0) {
-        return report_equal(core, k, c.site.file, c.site.line,
+        return report_equal(core, k, c.site,
                             [&] { return conflict_finding(s, core, k, before, p, true, c.site, name(c)); });
       }
     } else {
@@ -611,7 +606,7 @@ void atomic_access(State& s, Core& core, const char* address, bool store) {
     const size_t offset = static_cast<size_t>(address - core.worker->sm());
     if (!store && before.wstamp < s.cluster_start && s.sm_objects.unwritten(offset, 4)) {
       unwritten_load(s, core, core.last_pc, [&] {
-        return conflict_finding(s, core, Conflict::uninitialised, before, address, false, core.last, "");
+        return conflict_finding(s, core, Conflict::uninitialised, before, address, false, core.last);
       });
       try_other_value(s, const_cast<char*>(address), 4, core.last_pc);
     }
@@ -625,9 +620,8 @@ void atomic_access(State& s, Core& core, const char* address, bool store) {
     cell = before;
   });
   if (k == Conflict::none) return;
-  const Check check = check_for(k);
-  report_once(check, core, core.last_pc, 0,
-              [&] { return conflict_finding(s, core, k, cell, address, store, core.last, ""); });
+  report_once(check_for(k), core, core.last_pc,
+              [&] { return conflict_finding(s, core, k, cell, address, store, core.last); });
 }
 
 void check_room(Core& core, const void* address, size_t bytes, Site site) {
@@ -636,11 +630,8 @@ void check_room(Core& core, const void* address, size_t bytes, Site site) {
   const bool in_sm = sm_offset < core.worker->sm_bytes();
   const bool fits = in_sm ? state_of(core)->sm_objects.hold(sm_offset, bytes) : p + bytes <= core.lm_top;
   if (fits) return;
-  const Check check = in_sm ? Check::sm_object_overflow : Check::lm_object_overflow;
-  Finding f = finding_at(check, core, site,
-                         text("casts convert whole vectors: %zu bytes from here end outside of the object", bytes));
-  describe(&f, core, p);
-  trap(std::move(f));
+  trap(finding_at(in_sm ? Check::sm_object_overflow : Check::lm_object_overflow, core, site,
+                  text("casts convert whole vectors: %zu bytes from here end outside of the object", bytes), p));
 }
 
 }  // namespace xpu_sim::rt::strict

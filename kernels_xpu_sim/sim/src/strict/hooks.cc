@@ -61,7 +61,7 @@ inline void note(Core* core, const char* p, const void* pc) {
   ++core->accesses;
   if (__builtin_expect(p < core->lm_low, 0)) {
     core->lm_low = const_cast<char*>(p);
-    core->lm_pc = pc;
+    core->lm_at = pc;
   }
 }
 
@@ -75,7 +75,7 @@ template <size_t N>
   note(core, p, pc);
   typename Word<N>::type bits;
   std::memcpy(&bits, LmShadow::of(p), N);
-  if (mixed_widths(bits)) narrow_load(*core, p, N, pc, Site());
+  if (mixed_widths(bits)) narrow_load(*core, p, N, pc, pc);
   lm_load_slow(*core, p, N, pc);
 }
 
@@ -93,7 +93,7 @@ template <size_t N>
   if (in_flight) {
     lm_store_slow(*core, p, N, pc);
   } else {
-    state_of(*core)->narrow_writes.note(p, {pc, Site()});
+    state_of(*core)->narrow_writes.note(p, pc);
   }
   std::memset(shadow, in_flight | kWritten | kStored | width_bits(N), N);
 }
@@ -184,7 +184,7 @@ void store_range(char* p, size_t bytes, const void* pc) {
   uint8_t* const shadow = LmShadow::of(p);
   const uint8_t in_flight = any_bits(shadow, bytes) & (kDestination | kSource);
   if (in_flight) lm_store_slow(*core, p, bytes, pc);
-  if (bytes < 8) state_of(*core)->narrow_writes.note(p, {pc, Site()});
+  if (bytes < 8) state_of(*core)->narrow_writes.note(p, pc);
   write_block(shadow, reinterpret_cast<uintptr_t>(p), bytes, in_flight | kWritten | kStored);
 }
 

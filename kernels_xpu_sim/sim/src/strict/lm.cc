@@ -147,11 +147,11 @@ const char* kind(bool write) { return write ? "write" : "read"; }
 }  // namespace
 
 void lm_finding(Core& core, Check check, const char* p, size_t bytes, bool write, const void* pc) {
-  report_once(check, core, pc, 0, [&] {
+  report_once(check, core, pc, [&] {
     Finding f = finding_at(check, core, pc,
                            text("%s of %zu bytes of LM that a copy in flight %s; fence first", kind(write), bytes,
-                                write ? "uses" : "has yet to fill"));
-    describe(&f, core, p);
+                                write ? "uses" : "has yet to fill"),
+                           p);
     const InFlight* const copy = copy_in_flight(*state_of(core), p, bytes);
     if (!copy) return f;
     f.other = text("%s_ASYNC of %zu bytes at %s:%d, no fence since", direction_name(copy->copy.direction),
@@ -175,9 +175,7 @@ void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc) {
       });
       std::string message = text("read of %zu bytes of LM that nothing has written", bytes);
       if (count < bytes) message = text("read of %zu bytes of LM; nothing has written %zu of them", bytes, count);
-      Finding f = finding_at(Check::uninitialised_read, core, pc, message);
-      describe(&f, core, first);
-      return f;
+      return finding_at(Check::uninitialised_read, core, pc, message, first);
     });
     if (__builtin_expect(pc == state.on_trial, 0))
       state.lm.each_unwritten(p, bytes, [&](char* at, size_t n) { try_other_value(state, at, n, pc); });
@@ -190,10 +188,8 @@ void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc) {
 }
 
 void unaligned(Core& core, const char* p, size_t bytes, const void* pc) {
-  Finding f = finding_at(Check::ld_st_unalign, core, pc,
-                         text("access to %zu bytes at an address that is not a multiple of %zu", bytes, bytes));
-  describe(&f, core, p);
-  trap_or_go_on(std::move(f));
+  trap_or_go_on(finding_at(Check::ld_st_unalign, core, pc,
+                           text("access to %zu bytes at an address that is not a multiple of %zu", bytes, bytes), p));
 }
 
 }  // namespace xpu_sim::rt::strict

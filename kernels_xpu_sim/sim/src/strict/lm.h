@@ -37,8 +37,8 @@ class LmShadow {
   // Cores were left in the middle: nothing is known of what they used.
   void forget();
 
-  // A fence of LM, where [from, high) is in use: no store is without a fence any more. Code that is not instrumented, such as
-  // the return of a structure, counts as well: where the filling is gone, something was written.
+  // A fence of LM, where [from, high) is in use: no store is without a fence any more. Code without instrumentation,
+  // such as the return of a structure, counts as well: where the filling is gone, something was written.
   void fence(char* from, char* high);
   // Was a part of the range written by such code since the last fence?
   bool written_unseen(const char* address, size_t bytes) const;

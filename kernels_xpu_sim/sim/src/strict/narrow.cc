@@ -14,8 +14,8 @@ void NarrowStores::clear() {
   elements_.clear();
 }
 
-size_t NarrowStores::number_of(const void* origin, int line) const {
-  const auto same = [&](const Origin& p) { return p.origin == origin && p.line == line; };
+size_t NarrowStores::number_of(At at) const {
+  const auto same = [at](const Store& s) { return s.at == at; };
   return static_cast<size_t>(std::find_if(stores_.begin(), stores_.end(), same) - stores_.begin());
 }
 
@@ -67,10 +67,9 @@ Location origin_of(State& state, const Core& core, const char* p) {
     const Cell* const word = state.sm.words(p, 4);
     return word && !(word->flags & kCellParts) ? state.origins.locate(word->worigin) : Location();
   }
-  const NarrowWrites::Origin* const origin = state.narrow_writes.find(p);
-  if (!origin) return {};
-  return origin->pc ? locate(static_cast<const char*>(origin->pc) - 1)
-                    : Location{origin->site.file, origin->site.line, ""};
+  const At* const at = state.narrow_writes.find(p);
+  if (!at) return {};
+  return at->pc ? locate(static_cast<const char*>(at->pc) - 1) : Location{at->site.file, at->site.line, ""};
 }
 
 int64_t read_integer(uintptr_t at, size_t bytes, bool has_sign) {
@@ -90,31 +89,28 @@ Scalar source_scalar(const Core& core, const char* p, const char* source, const 
           bytes, false};
 }
 
-void found(State& state, Core& core, const Scalar& s, size_t narrow, const void* pc, Site site) {
+void found(State& state, Core& core, const Scalar& s, size_t narrow, At at) {
   const char* const p = reinterpret_cast<const char*>(s.begin);
   const bool has_sign = s.kind == Scalar::integer;
   const long long stored = read_integer(s.begin, narrow, has_sign), is = read_integer(s.begin, s.bytes, has_sign);
   const bool same = s.kind != Scalar::other && stored == is;
   if (same && !has_sign) return;
-  const bool copy = site.file != nullptr;
-  report_once(Check::narrow_store, core, copy ? static_cast<const void*>(site.file) : pc, copy ? site.line : 0, [&] {
+  report_once(Check::narrow_store, core, at, [&] {
     std::string message =
         text("read of %zu bytes; the last write filled only %zu of them, the rest is older", s.bytes, narrow);
     if (same) message += ", but fits the value by chance";
     if (has_sign && !same) message += text(": %lld became %lld", stored, is);
-    Finding f = copy ? finding_at(Check::narrow_store, core, site, message)
-                     : finding_at(Check::narrow_store, core, pc, message);
+    Finding f = finding_at(Check::narrow_store, core, at, message, p);
     if (same) f.severity = Severity::notice;
-    describe(&f, core, p);
-    const Location at = origin_of(state, core, p);
-    if (at.line) f.other = text("write of %zu bytes at %s:%d", narrow, at.file.c_str(), at.line);
+    const Location written = origin_of(state, core, p);
+    if (written.line) f.other = text("write of %zu bytes at %s:%d", narrow, written.file.c_str(), written.line);
     return f;
   }, same ? Severity::notice : Severity::defect);
 }
 
 }  // namespace
 
-void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, Site site) {
+void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, At at) {
   if (core.worker->repeats) return;
   const WatchdogHold looking(&core.worker->watch);
   State& state = *state_of(core);
@@ -131,7 +127,7 @@ void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, Site s
     uint8_t* const shadow = shadow_of(state, core, p);
     const size_t done = whole ? s.bytes : rest;
     if (whole && s.bytes > 1) {
-      if (const size_t narrow = narrow_bytes(shadow, s)) found(state, core, s, narrow, pc, site);
+      if (const size_t narrow = narrow_bytes(shadow, s)) found(state, core, s, narrow, at);
     }
     // Reported, or right; the next read need not look again.
     clear_bits(shadow, done, kWidths);

@@ -15,14 +15,13 @@ class NarrowStores {
  public:
   void clear();
 
-  // A write of [address, address + bytes) from `place` (an instruction, or a file with a line); make() gives the
-  // finding that it is if nothing fills the rest.
+  // A write of [address, address + bytes); make() gives the finding that it is if nothing fills the rest.
   template <class F>
-  void note(const Region& region, uintptr_t address, size_t bytes, const void* origin, int line, F make) {
+  void note(const Region& region, uintptr_t address, size_t bytes, At at, F make) {
     const uintptr_t begin = address - region.begin, last = region.element - 1;
     if (__builtin_expect(((begin | bytes) & last) == 0 || region.element > 8, 1)) return;
-    const size_t number = number_of(origin, line);
-    if (number == stores_.size()) stores_.push_back({origin, line, make()});
+    const size_t number = number_of(at);
+    if (number == stores_.size()) stores_.push_back({at, make()});
     const uintptr_t end = begin + bytes;
     add(region, begin & ~last, begin, end, number);
     if ((begin & ~last) != ((end - 1) & ~last)) add(region, (end - 1) & ~last, begin, end, number);
@@ -32,19 +31,18 @@ class NarrowStores {
   std::vector<Finding> take();
 
  private:
-  struct Origin {
-    const void* origin;
-    int line;
+  struct Store {
+    At at;
     Finding finding;
   };
   struct Element {
     unsigned bytes, written;  // a bit for each byte
     size_t origin;
   };
-  size_t number_of(const void* origin, int line) const;
+  size_t number_of(At at) const;
   void add(const Region& region, uintptr_t element, uintptr_t begin, uintptr_t end, size_t origin);
 
-  std::vector<Origin> stores_;
+  std::vector<Store> stores_;
   std::unordered_map<uintptr_t, Element> elements_;
 };
 

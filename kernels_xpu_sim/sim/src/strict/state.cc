@@ -95,13 +95,6 @@ Words words_for(State& state, const Core& core, Conflict conflict, const Cell& c
   return w;
 }
 
-Finding complete(Finding f, const Core& core, const char* address, const Words& w) {
-  describe(&f, core, address);
-  f.other = w.other;
-  f.order = w.order;
-  return w.decides ? depending(std::move(f), w.decides) : f;
-}
-
 }  // namespace
 
 const InFlight* copy_in_flight(const State& state, const char* address, size_t bytes) {
@@ -133,16 +126,13 @@ Finding narrow_finding(Finding finding, const Core& core, uintptr_t address, siz
 }
 
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
-                         const void* pc) {
-  Words w = words_for(state, core, conflict, cell, address, write);
-  return complete(finding_at(check_for(conflict), core, pc, w.message), core, address, w);
-}
-
-Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
-                         Site site, const std::string& copy) {
-  Words w = words_for(state, core, conflict, cell, address, write);
-  if (!copy.empty()) w.message = copy + ": " + w.message;
-  return complete(finding_at(check_for(conflict), core, site, w.message), core, address, w);
+                         At at, const std::string& copy) {
+  const Words w = words_for(state, core, conflict, cell, address, write);
+  const std::string message = copy.empty() ? w.message : copy + ": " + w.message;
+  Finding f = finding_at(check_for(conflict), core, at, message, address);
+  f.other = w.other;
+  f.order = w.order;
+  return w.decides ? depending(std::move(f), w.decides) : f;
 }
 
 }  // namespace xpu_sim::rt::strict

@@ -104,20 +104,16 @@ struct Spin {
 // Where elements of LM were last written in part, as far as it is known. Forgets: addresses share entries.
 class NarrowWrites {
  public:
-  struct Origin {
-    const void* pc = nullptr;
-    Site site;
-  };
-  void note(const char* address, Origin origin) { entry(address) = {address, origin}; }
-  const Origin* find(const char* address) {
+  void note(const char* address, At at) { entry(address) = {address, at}; }
+  const At* find(const char* address) {
     const Entry& e = entry(address);
-    return e.address == address ? &e.origin : nullptr;
+    return e.address == address ? &e.at : nullptr;
   }
 
  private:
   struct Entry {
     const char* address = nullptr;
-    Origin origin;
+    At at;
   };
   Entry& entry(const char* address) { return entries_[reinterpret_cast<uintptr_t>(address) / 8 % 64]; }
   Entry entries_[64];
@@ -184,7 +180,7 @@ void unwritten_load(State& state, Core& core, const void* pc, F make) {
   const auto known = [&](const void* used) { return used == pc; };
   if (core.launch->options->halt_on_first ||
       std::any_of(state.used_unwritten.begin(), state.used_unwritten.end(), known)) {
-    return report_once(Check::uninitialised_read, core, pc, 0, make);
+    return report_once(Check::uninitialised_read, core, pc, make);
   }
   for (const UnwrittenLoad& load : state.unwritten_loads) {
     if (load.pc == pc) return;
@@ -230,19 +226,16 @@ void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool
 Check check_for(Conflict conflict);
 // Of a write to GM whose first or last element is written in part.
 Finding narrow_finding(Finding finding, const Core& core, uintptr_t address, size_t bytes, unsigned element);
-// Of a load or store at an instruction; or of a copy, whose text comes first, at its line. Names the other access by
-// the cell's history.
+// Of a load or store, or of a copy, whose text comes first. Names the other access by the cell's history.
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
-                         const void* pc);
-Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
-                         Site site, const std::string& copy);
+                         At at, const std::string& copy = "");
 
 // A store, or a copy, of what is there already. What make() gives says so.
 template <class F>
-void report_equal(Core& core, Conflict conflict, const void* origin, int line, F make) {
+void report_equal(Core& core, Conflict conflict, At at, F make) {
   const bool fenced = conflict == Conflict::unpublished;  // of stores of the same value, both orders give the same
   if (fenced || !core.launch->options->model.equal_stores_conflict) return;
-  report_once(check_for(conflict), core, origin, line, [&] {
+  report_once(check_for(conflict), core, at, [&] {
     Finding f = depending(make(), "equal_stores_conflict");
     f.message += "; here the value does not change";
     return f;
@@ -256,8 +249,8 @@ void store_range(char* p, size_t bytes, const void* pc);
 
 [[gnu::cold]] void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc);
 [[gnu::cold]] void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc);
-// A load where stores of different widths have written. At an instruction, or a copy's line.
-[[gnu::cold]] void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, Site site);
+// A load or a copy where stores of different widths have written; `pc`: in the function that does it.
+[[gnu::cold]] void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, At at);
 [[gnu::cold]] void unaligned(Core& core, const char* p, size_t bytes, const void* pc);
 
 void check_copy_conflicts(State& state, Core& core, const Copy& copy, bool sync);

@@ -50,7 +50,7 @@ void say(Check check, const Where& where, const std::string& message, Severity s
   }
   const Site site{where.file, static_cast<int>(where.line)};
   if (ends_launch(check)) trap(finding_at(check, *core, site, message));
-  report_once(check, *core, site.file, site.line, [&] {
+  report_once(check, *core, site, [&] {
     Finding f = finding_at(check, *core, site, message);
     f.severity = severity;
     return f;

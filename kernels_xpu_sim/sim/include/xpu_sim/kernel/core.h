@@ -18,7 +18,7 @@
 namespace xpu_sim::rt {
 
 // Every stack lies in a block of its own, aligned to the block's size, whose last word names the core that runs there.
-// So the stack pointer alone identifies the running core. A thread-local variable would do that too, but in a library that is
+// So the stack pointer alone identifies the running core. So would a thread-local variable, but in a library that is
 // loaded late either slowly or, as static thread-local storage, at the price of all of the kernels' SM being static.
 constexpr size_t kBlockBytes = 512 * 1024;
 // All blocks of all workers: address space, reserved and not used.
