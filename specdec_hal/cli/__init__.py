@@ -70,6 +70,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {clip(one_line(message))}; see {self.prog} --help\n")
 
 
+class _Help(argparse.HelpFormatter):
+    """Paragraphs at the terminal's width; indented lines, which are commands, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(part if part.startswith(" ") else fill(part, width, indent) for part in parts)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM,
@@ -81,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__, allow_abbrev=False)
-        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.formatter_class = _Help
         command.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
         module.add_arguments(command)
     return parser

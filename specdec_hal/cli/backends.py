@@ -26,7 +26,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if output.json:
         output.document(
             {
-                "backends": [{**asdict(info), "cure": info.hint} for info in infos],
+                "backends": [asdict(info) for info in infos],
                 "auto": chosen,
                 "plugin_errors": [
                     {"name": plugin.name, "source": plugin.source, "target": plugin.target, "error": plugin.error}

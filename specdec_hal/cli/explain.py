@@ -1,4 +1,4 @@
-"""Explain an op (its contract) or a backend (per op: available, or the reason and the hint).
+"""Explain an op (its contract) or a backend (per op: available, or the reason and a hint).
 
 Without a name: the backend chosen by --config and --set, with its fallbacks.
 """
@@ -112,14 +112,16 @@ def _op_document(spec: OpSpec) -> dict[str, Any]:
 
 def _print_backend(explanation: Explanation, invariant: bool | None, output: Output) -> None:
     if output.json:
-        ops = [{**asdict(status), "cure": status.hint} for status in explanation]
+        ops = [asdict(status) for status in explanation]
         document: dict[str, Any] = {"backend": explanation.backend, "ops": ops}
         output.document(document if invariant is None else {**document, "batch_invariant": invariant})
         return
     rows = Rows(f"Backend '{explanation.backend}'", ("op", "available", "via", "modes, or what is missing"))
-    for status in explanation:
+    missing = {(status.available, status.reason, status.hint) for status in explanation}
+    alike = len(missing) == 1 and not explanation[0].available  # one reason for all, such as no driver
+    for status in explanation[:1] if alike else explanation:
         detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.hint) if p)
-        rows.add_row(status.op, "yes" if status.available else "no", status.via, detail)
+        rows.add_row("all" if alike else status.op, "yes" if status.available else "no", status.via, detail)
     rows.print(output.console)
     if invariant is not None:
         how = "are the same whatever shares its step" if invariant else "may depend on what shares its step"

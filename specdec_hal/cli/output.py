@@ -91,9 +91,9 @@ class Output:
         print(json.dumps(data, indent=2, allow_nan=False), file=self.stdout)
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+def add_config_arguments(parser: argparse.ArgumentParser, default: str = "built-in defaults") -> None:
     """``--config`` and ``--set``."""
-    parser.add_argument("--config", metavar="FILE", help="YAML configuration (default: every default)")
+    parser.add_argument("--config", metavar="FILE", help=f"YAML configuration (default: {default})")
     parser.add_argument(
         "--set",
         dest="overrides",

@@ -1,7 +1,7 @@
-"""Serve a model over HTTP with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models: docs/use/serving.md.
+"""Serve a model over HTTP with OpenAI's API, and a page at /. docs/use/serving.md has the routes and keys.
 
-Without --config: configs/serve.yaml of this source tree, which has the embedded model. SIGINT and SIGTERM let requests
-end first. --split: HTTP, engine and token processor are separate processes; one that is killed is restarted.
+The default configuration serves the embedded model. SIGINT and SIGTERM let requests end first. With --split, HTTP,
+engine and token processor are separate processes; one that is killed is restarted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PART = ("part", "directory", "alive-fd", "listener-fd", "resume")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Configuration, and where to listen."""
-    add_config_arguments(parser)
+    add_config_arguments(parser, "configs/serve.yaml of this source tree")
     for key in _KEYS:
         parser.add_argument(f"--{key.replace('_', '-')}", metavar="VALUE", help=f"same as --set serve.{key}=VALUE")
     parser.add_argument(

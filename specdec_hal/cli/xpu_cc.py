@@ -10,6 +10,7 @@
 Host files and their headers may launch with kernel<<<clusters, cores, stream>>>(args) or with xpu_sim::launch
 (xpu_sim/host.h). Modes: fast; asan (object bounds, undefined behaviour); strict (races, fences, copies in flight,
 uninitialised memory, ...).
+
 A program with findings prints them and exits with 1 for a defect, 3 if all depend on unknown properties of the device.
 Its environment: XPU_SIM=seed=7,dma=deferred sets options, XPU_SIM_SUPPRESSIONS=FILE names findings to pass over,
 XPU_SIM_JSON=FILE (or -) writes findings and counters, XPU_SIM_REPORT=1 prints counters, XPU_SIM_TRACE=FILE writes a
