@@ -86,9 +86,10 @@ def _sweep(speed: Any, tokens: Any, sides: Sequence[Row]) -> None:
         at = [side["k"] for side in measured]
         tokens.plot(at, [side["tokens_per_step"] for side in measured], "o-", color=colour, label=name)
         tokens.plot(at, [side["break_even"] for side in measured], "--", color=colour)
-    tokens.plot([], [], "--", color="grey", label="break-even of each")
+    tokens.plot([], [], "--", color="grey", label="break-even")
+    speed.fill_between([], [], color="grey", alpha=0.15, label="95 % interval")
     for axes, unit in ((speed, "speed-up over plain decoding"), (tokens, "tokens per request and decode step")):
-        axes.set_xlabel("K, most drafts per step")
+        axes.set_xlabel("K: drafts per step")
         axes.xaxis.get_major_locator().set_params(integer=True)
         _finish(axes, unit)
 
@@ -106,8 +107,8 @@ def _accepted(positions: Any, lengths: Any, sides: Sequence[Row], *, recorded: b
             lengths.bar([at + shift for at in range(len(parts))], parts, width, label=label)
     for axes, where, what in (
         # Earlier versions divided otherwise.
-        (positions, "position in the draft", "accepted there / drafts" if recorded else "acceptance, as recorded"),
-        (lengths, "accepted tokens of a draft", "part of the drafts"),
+        (positions, "position in the draft", "share of drafts accepted there" if recorded else "acceptance, as recorded"),
+        (lengths, "accepted tokens per draft", "share of drafts"),
     ):
         if axes is lengths and not axes.has_data():  # of an older record
             axes.set_visible(False)

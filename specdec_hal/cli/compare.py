@@ -337,11 +337,11 @@ def _methods(document: Mapping[str, Any]) -> Rows:
 
 def _pooled(document: Sequence[Mapping[str, Any]]) -> Rows:
     """Plain decoding, then the others by speed-up."""
-    interval, prompts = "95 % of resampled prompts", document[0]["prompts"]
+    interval, prompts = "95 % interval", document[0]["prompts"]
     columns = ("method", "tokens per step", interval, "break-even", "speed-up", interval, "mean acceptance length")
     rows = Rows(
         f"All {prompts} prompts" if prompts > 1 else "The prompt",
-        (*columns, "acceptance by position", "drafts with 0, 1, ... accepted"),
+        (*columns, "acceptance by position", "share with 0, 1, ... accepted"),
         spare=(8, 2, 7),
     )
     for row in sorted(document, key=lambda row: (row["method"] != NAIVE, -row["speedup"])):
@@ -367,5 +367,5 @@ def _print_verdict(output: Output, document: Mapping[str, Any]) -> None:
         console.print("identical tokens", style="bold green")
     else:
         console.print("TOKENS DIFFER", style="bold red")
-    medians = f"medians of {document['repeat']} runs each, in turn"
+    medians = f"medians of {document['repeat']} runs each, in turns" if document["repeat"] > 1 else "one run each"
     console.print(f"speed-up: {document['speedup']:.2f} ({medians})" if "speedup" in document else f"({medians})")

@@ -176,7 +176,7 @@ def test_a_sweep_over_k(model: Model, capsys: Capture, tmp_path: Path) -> None:
     best = list({row["method"].split()[0]: row for row in reversed(fastest)}.values())
     best.sort(key=lambda row: -row["speedup"])
     assert drawn == [(row["method"].split()[0], str(row["k"])) for row in best]
-    assert "<!-- break-even of each -->" in plot.read_text()
+    assert "<!-- break-even -->" in plot.read_text()
 
 
 LINES = [{"task_id": "HumanEval/0", "prompt": "a"}, {"question_id": 81, "turns": ["cde", "b"]}, {"text": "dd"}]
