@@ -107,7 +107,7 @@ def _accepted(positions: Any, lengths: Any, sides: Sequence[Row], *, recorded: b
             lengths.bar([at + shift for at in range(len(parts))], parts, width, label=label)
     for axes, where, what in (
         # Earlier versions divided otherwise.
-        (positions, "position in the draft", "share of drafts accepted there" if recorded else "acceptance, as recorded"),
+        (positions, "position in the draft", "share of accepted drafts" if recorded else "acceptance, as recorded"),
         (lengths, "accepted tokens per draft", "share of drafts"),
     ):
         if axes is lengths and not axes.has_data():  # of an older record
