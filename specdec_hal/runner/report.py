@@ -32,10 +32,7 @@ class StepReport:
         """int64 [M, S] and int32 [M], as they came."""
         self.accepted: list[list[int]] = values["accept_tokens"].tolist()
         """The same as `emitted`, and `counts` as `accepted_counts`."""
-        self.largest = int(values["accept_tokens"].max(initial=-1))
-        """Of all token ids in it."""
         self.accepted_counts: list[int] = values["accept_num"].tolist()
-        self._offsets: list[int] = values["cu_seqlens_q"].tolist()
         self.fed: list[int] = np.diff(values["cu_seqlens_q"]).tolist()
         """[M]: tokens of each slot fed to the model."""
         self._first_row: list[int] = []  # start of each slot's log-probabilities
@@ -60,7 +57,8 @@ class StepReport:
 
     def drafts(self, slot: int) -> tuple[int, ...]:
         """The verified drafts of a decoding slot."""
-        return tuple(self._inputs[self._offsets[slot] + 1 : self._offsets[slot + 1]])
+        start, end = self._values["cu_seqlens_q"][slot : slot + 2].tolist()
+        return tuple(self._inputs[start + 1 : end])
 
     def tokens(self, slot: int) -> list[int]:
         """The slot's emitted tokens."""
@@ -88,6 +86,11 @@ class StepReport:
         return not (ends & self._counted[:slots]).any()
 
     # ---- made when first asked for, once a step
+
+    @cached_property
+    def largest(self) -> int:
+        """Of all token ids in `emitted`."""
+        return int(self.emitted.max(initial=-1))
 
     @cached_property
     def matched(self) -> list[int]:
@@ -128,7 +131,7 @@ class StepReport:
     @cached_property
     def _inputs(self) -> list[int]:
         """The tokens that the model was given."""
-        given: list[int] = self._values["ids_remove_padding"][: max(self._offsets), 0].tolist()
+        given: list[int] = self._values["ids_remove_padding"][: self._values["cu_seqlens_q"].max(), 0].tolist()
         return given
 
 

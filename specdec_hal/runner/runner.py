@@ -423,17 +423,18 @@ class ModelRunner:
             matched, flags_of, usual, gained = report.matched, report.as_drafted, 0, 0
             self._hook.took(self.metrics.steps, step.schedule.work, report)
             for slot, work in step.schedule.work.items():
-                sequence, fed, count = work.sequence, fed_of[slot], counts[slot]
+                sequence, chunk, _, _ = work
+                fed, count = fed_of[slot], counts[slot]
                 sequence.in_flight -= 1
                 inputs += fed
-                rows += min(fed, 1) if work.chunk else fed
+                rows += min(fed, 1) if chunk else fed
                 length = len(sequence.token_ids) + count
                 if (
                     goes_on
                     and sequence.plain
                     and length < sequence.max_new_tokens
                     and sequence.finish_reason is None
-                    and not work.chunk
+                    and not chunk
                 ):  # the usual case, written out: nothing ends
                     tokens, flags = emitted[slot][:count], flags_of[slot][:count]
                     judged = kept = matched[slot]
@@ -459,7 +460,7 @@ class ModelRunner:
                 else:
                     before = sequence.accepted
                     found = self._take(slot, work, report, record)
-                    if found is None or work.chunk:
+                    if found is None or chunk:
                         continue
                     judged, kept = found, sequence.accepted - before
                 drafted.append(fed - 1)
