@@ -126,21 +126,23 @@ class Section(BaseModel):
 
 
 class BackendSettings(Section):
-    """`name`: a registered backend, or "auto" (SPECDEC_HAL_BACKEND, else the best one). `options`: its settings."""
+    """`name`: a registered backend, or "auto": SPECDEC_HAL_BACKEND, else the best available one. `options`: settings of
+    the backend.
+    """
 
     name: BackendChoice = AUTO
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class FallbackSettings(Section):
-    """`allow`: backends that may serve an op, or a mode of one, that the chosen backend lacks. Empty: strict."""
+    """`allow`: backends that may serve ops, or modes of ops, that the chosen backend lacks; empty: none."""
 
     allow: list[BackendName] = Field(default_factory=list)
 
 
 class ShadowSettings(Section):
-    """Repeat launches on another backend, compare, and log and count differences. `backend`: the other one; null: no
-    repetition. `fraction`: the share of launches to repeat.
+    """Repeat launches on another backend and log and count differences. `backend`: the backend to compare with; null:
+    off. `fraction`: share of launches to repeat.
     """
 
     backend: BackendName | None = None
@@ -148,19 +150,18 @@ class ShadowSettings(Section):
 
 
 class ModelSettings(Section):
-    """`path`: the checkpoint folder or a .gguf file, absolute once loaded. `framework`: the library that runs the
-    model, as a plug-in announces it; "auto": llama.cpp for a .gguf file, else the first of paddle, torch and
-    transformers that has the architecture and is installed. `dtype`: of weights and KV cache; "auto": float32 on CPUs,
-    the checkpoint's own on GPUs (Paddle's model is always float32; with llama.cpp it is that of the KV cache, "auto"
-    float16). `generation_config`: "auto" takes sampling defaults from the checkpoint's generation_config.json for keys
-    that the section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases. `num_threads`: most
-    CPU threads of the model; null: its implementation's default (one per core that the process may use, with Paddle and
-    PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, kernels of PyTorch's Llama on GPUs
-    start while the previous one ends (programmatic dependent launch); 0: never; null: the measured optimum.
-    `think_end_id`: the token that ends thinking; null: the model does not think. `think_end_text`: the tokens that end
-    thinking at a limit, `think_end_id` among them; empty: it alone. `line_break_id`: one of it, `think_end_id` and two
-    of it separate thinking from the answer. `answer_start_ids`: allowed first tokens of an answer, if a request asks
-    for that.
+    """`path`: checkpoint folder or .gguf file. `framework`: library that runs the model; "auto": llama.cpp for a .gguf
+    file, else the first of paddle, torch and transformers that has the architecture and is installed. `dtype`: dtype of
+    weights and KV cache; "auto": float32 on CPUs, the checkpoint's own on GPUs (Paddle's model is always float32; with
+    llama.cpp it is that of the KV cache, "auto" float16). `generation_config`: "auto" takes sampling defaults from the
+    checkpoint's generation_config.json for keys missing in the section `sampling`; "none" ignores them, but not its end
+    tokens. `num_threads`: most CPU threads of the model; null: default of its implementation (one per core of the
+    process, with Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, kernels
+    of PyTorch's Llama on GPUs start before the previous one ends (programmatic dependent launch); 0: never; null: the
+    measured optimum. `think_end_id`: token that ends thinking; null: the model does not think. `think_end_text`: tokens
+    that end thinking at a limit, with `think_end_id` among them; empty: only `think_end_id`. `line_break_id`: token of
+    a line break; line break, `think_end_id` and two line breaks separate thinking from the answer. `answer_start_ids`:
+    allowed first tokens of an answer, for requests with `sampling.thinking.constrain_answer`.
     """
 
     path: PathText | None = None
@@ -186,19 +187,19 @@ class ModelSettings(Section):
 
 
 class RunnerSettings(Section):
-    """`max_num_seqs` (M): slots, that is requests in progress. `max_model_len` (L): context of a slot; null: the
-    model's. `prefill_chunk`: most prompt tokens of a slot per step. `max_num_batched_tokens`: most tokens of all slots
-    per step; null: a decode step of every slot and one chunk.
+    """`max_num_seqs` (M): number of slots, that is of running requests. `max_model_len` (L): context length of a slot;
+    null: the model's. `prefill_chunk`: most prompt tokens of a slot per step. `max_num_batched_tokens`: most tokens of
+    all slots per step; null: a decode step of every slot and one chunk.
 
-    `block_size`: positions of a block of the KV cache, for models that keep it in blocks. `num_kv_blocks`: all blocks;
-    null: enough for every slot's context. `enable_prefix_caching`: requests share the blocks of equal beginnings; null:
-    where the model promises bits that do not depend on what is computed together. `overlap`: launch a step before the
-    previous one is read; null: where backend, model and proposer can. `graph`: replay steps as device graphs; null:
-    likewise. `debug`: ops check values too.
+    `block_size`: positions per block of the KV cache, for models with blocks. `num_kv_blocks`: number of KV blocks;
+    null: enough for every slot's context. `enable_prefix_caching`: share KV blocks of equal prefixes; null: if the
+    model's bits do not depend on what is computed together. `overlap`: launch a step before the previous one is read;
+    null: if backend, model and proposer can. `graph`: replay steps as device graphs; null: if backend, model and
+    proposer can. `debug`: check the values of every op's tensors.
 
-    `max_waiting_requests`: requests that may wait for a slot; one more is refused. `queue_timeout_s`: how long one may
-    wait. `watchdog_s`: log parts of a step that take longer; null: never. `journal`: a file to resume from after a
-    crash. `journal_interval`: steps from one write of the journal to the next.
+    `max_waiting_requests`: most requests waiting for a slot; null: no limit. `queue_timeout_s`: longest wait of a
+    request for a slot; null: no limit. `watchdog_s`: log parts of a step that take longer; null: never. `journal`: file
+    to resume requests from after a crash. `journal_interval`: steps between writes of the journal.
     """
 
     max_num_seqs: Annotated[int, Field(ge=1, le=SERVED["M"])] = 8
@@ -219,14 +220,14 @@ class RunnerSettings(Section):
 
 
 class EngineSettings(Section):
-    """`tensor_parallel`: processes that share one model, each with a part of every weight. `digest_interval`: steps
-    from one comparison of their decisions to the next; null: never. `rank_timeout_s`: how long a rank waits for the
-    others. `vocabulary_parallel`: in steps of many rows on GPUs each rank samples from its part of the vocabulary, so
-    no logits are sent; same tokens. `rank_devices`: the GPU of each rank; null: `backend.options.device` and those
-    after it. Ranks may share a GPU for tests: they exchange through the host, and steps are not captured. `warm_up`:
-    compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM. `batch_invariant`:
-    require that a token's bits depend neither on drafts nor on other requests, or refuse the model; false: do not;
-    null: the default of the model's implementation (`specdec-hal explain`).
+    """`tensor_parallel`: number of processes that share one model, each with a part of every weight. `digest_interval`:
+    steps between comparisons of the ranks' decisions; null: never. `rank_timeout_s`: longest time that a rank waits for
+    the others. `vocabulary_parallel`: on GPUs, in steps of many rows, each rank samples from its part of the vocabulary
+    and sends no logits; the tokens are the same. `rank_devices`: GPU of each rank; null: `backend.options.device` and
+    the next ones. For tests, ranks may share a GPU: they exchange through the host, without graphs. `warm_up`: compile
+    and capture steps before the first request; null: in servers and AsyncEngine, not in LLM. `batch_invariant`: true: a
+    token's bits must depend neither on drafts nor on other requests, or the model is refused; false: no measures for
+    it; null: default of the model's implementation (`specdec-hal explain`).
     """
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
@@ -239,17 +240,16 @@ class EngineSettings(Section):
 
 
 class SpeculativeSettings(Section):
-    """`method`: a registered proposer; "auto": what the drafter in `path` is for; without one the checkpoint's MTP
-    module if it has one, else n-grams (the runner chooses, and logs why). `path`: a drafter's checkpoint, for methods
-    that need one; their own section may name another. `calibrate`: refuse a trained drafter (eagle3, dflash) that
-    drafts better with other settings, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a
-    step; 0 for naive, whatever is set. `adaptive`: draft 0 to K tokens per request, the number measured to give most
-    tokens per second; tokens do not change; null: with the method auto, unless ranks of engine.tensor_parallel must
-    agree or drafts are padded to K. `verify_strategy`: how drafts are compared with the model; "target_match" and
-    "greedy" keep the tokens, "rejection" their distribution, "topp" neither. `verify_window`: for "topp", best drafts
-    that must follow a second-best one. `candidates` (C): for "topp", tokens considered per row.
-
-    A proposer with settings has a section of its name beside these keys; :attr:`settings` is the method's.
+    """A proposer with settings has a section of its name beside these keys. `method`: a registered proposer; "auto":
+    that of the drafter in `path`, else the checkpoint's MTP module if it has one, else n-grams (the log says which).
+    `path`: a drafter's checkpoint, unless the method's own section has one. `calibrate`: refuse a trained drafter
+    (eagle3, dflash) that drafts better with other settings, see ``specdec-hal drafters check``.
+    `num_speculative_tokens` (K): most drafts per step; always 0 for naive. `adaptive`: draft 0 to K tokens per request,
+    by measured acceptance and step times; tokens do not change; null: if the method is auto, unless ranks of
+    engine.tensor_parallel must agree or drafts are padded to K. `verify_strategy`: how drafts are compared with the
+    model; "target_match" and "greedy" keep the tokens, "rejection" keeps the distribution, "topp" neither.
+    `verify_window`: for "topp", best drafts that must follow a second-best one. `candidates` (C): for "topp",
+    candidates per row.
     """
 
     method: MethodName = AUTO
@@ -284,9 +284,9 @@ class SpeculativeSettings(Section):
 class ThinkingSettings(Section):
     """Limits of thinking, for a model with `model.think_end_id`. `enabled`: whether the request thinks.
     `constrain_answer`: the first token of the answer is one of `model.answer_start_ids`, after the separator or, if the
-    request does not think, after the prompt. `max_tokens`: most tokens of thought; at the limit, or for an end token in
-    thought, `think_end_text` replaces the model's tokens; null: no limit. `max_reply_tokens`: most tokens of the
-    answer, then an end token; null: no limit.
+    request does not think, after the prompt. `max_tokens`: most tokens of thinking; there, and at
+    an end token, `model.think_end_text` ends it; null: no limit. `max_reply_tokens`: most tokens of the answer, which
+    an end token then ends; null: no limit.
     """
 
     enabled: bool = True
@@ -302,9 +302,9 @@ MAX_GRAMMAR = 1 << 18
 class StructuredOutput(Section):
     """A constraint on the whole output, in exactly one form. `json_schema`: JSON by a schema, an object or its text.
     `json_object`: any JSON object. `regex`: a full match. `choice`: one of these texts. `grammar`: a grammar in EBNF.
-    `structural_tag`: text with parts that xgrammar describes. `any_whitespace`: elements of JSON may have any white
-    space between them, not only a space after each comma and colon. `after_thinking`: a request that thinks is free
-    until `model.think_end_id`; implied by `sampling.thinking`.
+    `structural_tag`: text with constrained parts, in xgrammar's form. `any_whitespace`: allow any white space between
+    elements of JSON, not only one space after each comma and colon. `after_thinking`: constrain only the text after
+    `model.think_end_id`; implied by `sampling.thinking`.
     """
 
     json_schema: dict[str, Any] | UnicodeText | None = None
@@ -354,26 +354,26 @@ STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar", "struc
 
 
 class SamplingSettings(Section):
-    """Defaults of requests. `temperature`: 0 takes the most likely token. `top_p`: sample from the likeliest tokens
-    that together have this probability. `top_k`: sample from this many tokens; 0: all. `min_p`: least probability,
-    relative to the likeliest token's. `seed`: of the random numbers; null: a sampled request draws one.
-    `repetition_penalty`: divides positive logits of tokens in prompt and output, multiplies negative ones.
-    `frequency_penalty`: subtracted for each occurrence in the output. `presence_penalty`: subtracted once for tokens in
-    the output.
+    """Defaults of requests. `temperature`: 0: take the most likely token. `top_p`: sample from the likeliest tokens
+    that together have this probability. `top_k`: sample from this many likeliest tokens; 0: all. `min_p`: least
+    probability, relative to the likeliest token's. `seed`: seed of the random numbers; null: a sampled request draws
+    one. `repetition_penalty`: divides positive logits of tokens in prompt and output, multiplies negative ones.
+    `frequency_penalty`: subtracted from a token's logit for each occurrence in the output. `presence_penalty`:
+    subtracted once from the logits of tokens in the output.
 
-    `max_new_tokens`: most tokens of the output. `min_new_tokens`: tokens before which nothing below ends it. `stop`:
-    strings that end it. `include_stop_str_in_output`: keep the stop string in the text. `stop_token_ids`: tokens that
-    end it. `stop_sequences`: lists of token ids that end it. `skip_special_tokens`: omit special tokens from the text.
-    `spaces_between_special_tokens`: keep the spaces that the tokenizer puts between special tokens.
-    `truncate_prompt_tokens`: keep only this many last tokens of a prompt, -1 for as many as leave room for
-    `max_new_tokens`.
+    `max_new_tokens`: most tokens of the output. `min_new_tokens`: least tokens before an end token or a stop may end
+    the output. `stop`: strings that end the output. `include_stop_str_in_output`: keep the stop string in the text.
+    `stop_token_ids`: tokens that end the output. `stop_sequences`: lists of token ids that end the output.
+    `skip_special_tokens`: omit special tokens from the text. `spaces_between_special_tokens`: keep the tokenizer's
+    spaces between special tokens. `truncate_prompt_tokens`: keep only this many last tokens of a prompt; -1: as many as
+    leave room for `max_new_tokens`.
 
-    `bad_token_ids`: never produced. `allowed_token_ids`: only these are produced (list end tokens too). `bad_words`:
-    texts that are never completed, with a space before them or without. `bad_sequences`: lists of token ids that are
-    never completed. `logit_bias`: added to the logits of these tokens, before penalties. `logprobs`: how many
-    alternatives to report per token besides the chosen one; null: no log-probabilities at all. `prompt_logprobs`: the
-    same for the prompt's tokens. `thinking`: limits of a request that thinks before it answers (null: none).
-    `structured`: constraint on the output (null: none).
+    `bad_token_ids`: tokens that are never produced. `allowed_token_ids`: only these tokens are produced (list end
+    tokens too). `bad_words`: texts that are never produced, with or without a space before them. `bad_sequences`: lists
+    of token ids that are never produced. `logit_bias`: added to the logits of these tokens, before penalties.
+    `logprobs`: number of alternatives to report per token besides the chosen one; null: no log-probabilities.
+    `prompt_logprobs`: number of alternatives to report per token of the prompt; null: no log-probabilities. `thinking`:
+    limits of a request that thinks before it answers (null: none). `structured`: constraint on the output (null: none).
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -414,21 +414,22 @@ class SamplingSettings(Section):
 
 
 class ServeSettings(Section):
-    """Settings of `specdec-hal serve`. `host`: address to listen at. `port`: 0 takes a free one. `served_model_name`:
-    the model's name; null: that of its folder. `chat_template`: a Jinja file; null: the checkpoint's, or the lines of
-    all messages. `allowed_hosts`: host names of the server, `*.example.com` and `*` too; null: those of the loopback
-    interface and `host`, any IP address if `host` is not on the loopback interface, any name if there is an API key.
-    `allowed_origins`: web pages of other servers that may use this one, as in `https://example.com`; `*` for all.
+    """Settings of `specdec-hal serve`. `host`: address to listen on. `port`: port to listen on; 0: any free one.
+    `served_model_name`: name of the model for clients; null: name of its folder. `chat_template`: file with a Jinja
+    template; null: the checkpoint's, else all messages joined by line breaks. `allowed_hosts`: host names of the
+    server, also `*.example.com` and `*`; null: those of the loopback interface and `host`, any IP address if `host` is
+    not on the loopback interface, any name if there is an API key. `allowed_origins`: origins whose web pages may use
+    the server, such as `https://example.com`; `*`: all.
 
-    `reasoning_parser`: of thoughts in chat answers; null: none. `tool_call_parser`: of tool calls in chat answers;
-    null: none. `max_body_bytes`: most bytes of a request's body. `receive_timeout_s`: time to receive it.
-    `max_concurrent_requests`: requests in progress; more are refused. `drain_timeout_s`: time for them to finish after
-    the server was asked to stop.
+    `reasoning_parser`: parser of thoughts in chat answers; null: none. `tool_call_parser`: parser of tool calls in chat
+    answers; null: none. `max_body_bytes`: most bytes of a request's body. `receive_timeout_s`: longest time for a
+    request to arrive. `max_concurrent_requests`: most requests in progress, over all HTTP processes; more are refused.
+    `drain_timeout_s`: time for running requests to end after the server was asked to stop.
 
-    `split`: run HTTP, engine and token processor as separate processes. `http_workers`: number of HTTP processes, which
-    share these limits. `output_queue`: frames that may wait for the token processor. `slow_reader`: when the queue is
-    full, the engine waits or drops requests. `log_format`: format of the log on stderr. `access_log`: log a line per
-    request.
+    `split`: run HTTP, engine and token processor as separate processes. `http_workers`: with `split`, number of HTTP
+    processes. `output_queue`: frames that may wait for the token processor, on each side of its socket. `slow_reader`:
+    if the output queue is full, the engine waits, or drops requests with an error. `log_format`: format of the log on
+    stderr. `access_log`: log a line per request.
     """
 
     host: Text = "127.0.0.1"
@@ -453,8 +454,8 @@ class ServeSettings(Section):
 
 class StructuredSettings(Section):
     """Compiler of the grammars of `sampling.structured`. `backend`: "xgrammar" or "llguidance"; "auto": xgrammar if
-    installed, llguidance for features that it lacks. `compile_timeout_s`: after this xgrammar refuses a grammar.
-    `cache_mb`: size of the cache of compiled grammars.
+    installed, llguidance for features that it lacks. `compile_timeout_s`: longest time to compile a grammar with
+    xgrammar. `cache_mb`: size of the cache of compiled grammars.
     """
 
     backend: Literal["auto", "xgrammar", "llguidance"] = "auto"

@@ -178,7 +178,7 @@ def _continued(model: TargetModel, prompt: list[int], length: int, generator: np
 
 
 def _greedy(model: TargetModel, best: Ids, tried: range) -> Ids:
-    """[positions, DEPTH + 1]: the target's best tokens after these positions of its text, each after the one before."""
+    """[positions, DEPTH + 1]: the target's best tokens after these positions, each after the previous one."""
     found = np.zeros((len(tried), DEPTH + 1), np.int64)
     for number, at in reversed(list(enumerate(tried))):  # so that the cache before a position is still the text's
         found[number, 0] = best[at]

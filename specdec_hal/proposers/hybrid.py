@@ -16,7 +16,7 @@ from specdec_hal.proposers.ngram import NgramProposer, NgramSettings
 
 
 class HybridSettings(NgramSettings):
-    """Keys without a meaning are those of `speculative.ngram`. `num_model_steps`: most MTP drafts a step."""
+    """Keys without a meaning are those of `speculative.ngram`. `num_model_steps`: most MTP drafts per step."""
 
     num_model_steps: Annotated[int, Field(ge=1, le=MAX_DRAFTS)] = 4
 

@@ -22,7 +22,7 @@ MatchPolicyName = Annotated[MatchPolicy, by_name(MatchPolicy), LOWER]
 class NgramSettings(Section):
     """`max_ngram_size`: longest query, tried first. `min_ngram_size`: shortest query. `match_policy`: which occurrence
     to continue; "leftmost" is FastDeploy's rule. `token_budget`: most input tokens of the next step; null: no limit.
-    `continue_cycles`: drafts that reach the text's end go on with drafts; null: under "latest". `pad_to_max`: pad every
+    `continue_cycles`: beyond the text's end, continue with the drafts; null: under "latest". `pad_to_max`: pad every
     decode slot to K + 1 tokens, static shapes for graphs. `use_index`: look-ups whose time does not depend on the
     history's length.
     """

@@ -23,7 +23,7 @@ Context = tuple[int, ...]
 class SuffixSettings(Section):
     """`max_depth`: most tokens of context to match. `max_cached_requests`: size of the LRU cache of earlier responses;
     0: only the request's own text. `max_factor`: most drafts per matched token of context. `min_probability`: least
-    product of frequencies of a draft and those before it.
+    product of frequencies of a draft and all earlier ones.
     """
 
     max_depth: Annotated[int, Field(ge=1, le=64)] = 8

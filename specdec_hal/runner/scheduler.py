@@ -43,7 +43,7 @@ class Work(NamedTuple):
 @dataclass
 class Schedule:
     """One step. `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's
-    cache. `stops`: ended slots to report to the device. `steady`: the requests are those of the step before, and all
+    cache. `stops`: ended slots to report to the device. `steady`: the requests are those of the previous step, and all
     decode.
     """
 
