@@ -23,10 +23,6 @@ def code_of(page: str) -> str:
     return "".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S))
 
 
-def test_the_example_of_the_readme_is_short() -> None:
-    assert sum(bool(line) for line in code_of("README.md").splitlines()) <= 10
-
-
 PAGES = [page for page in ("README.md", *DOCS) if code_of(page) and page != ELSEWHERE]
 
 

@@ -154,13 +154,6 @@ def test_drafts_that_reach_the_end_go_round(
     assert drafts == expected(history, wanted, policy, cycles)
 
 
-def test_a_cycle_fills_all_drafts() -> None:
-    text = [1, 2, 1, 2, 1]
-    assert make().propose([text]) == [[2, 1, 2, 1]]
-    assert make(continue_cycles=False).propose([text]) == [[2, 1]]
-    assert make(match_policy="leftmost").propose([text]) == [[2, 1]]
-
-
 @given(TEXTS.filter(bool), st.integers(0, K), st.integers(1, 3))
 def test_short_matches_give_few_drafts(history: list[int], wanted: int, factor: int) -> None:
     (drafts,) = make(match_factor=factor).propose([history], num_speculative_tokens=wanted)

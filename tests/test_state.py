@@ -207,11 +207,6 @@ def test_the_loop_of_the_page_gives_sampled_requests_their_plain_tokens(backend:
     assert len(plain[0]) > 4
 
 
-def test_the_loop_of_the_page_is_short() -> None:
-    first = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)[0]
-    assert sum(bool(line.strip()) for line in first.splitlines()) <= 30
-
-
 @pytest.mark.parametrize("op", ["draft_model_preprocess", "draft_model_update"])
 def test_draft_models_keep_no_second_history(state: sd.DecodeState, op: str) -> None:
     """With FastDeploy's `pre_ids` these ops work in another way."""

@@ -31,8 +31,8 @@ from specdec_hal.plugin import registry
 from specdec_hal.plugin.backend import Backend, Launch
 from specdec_hal.runner import ModelRunner, Request, StreamDelta, build_runner
 from tests.runner.test_equality import plain_decoding
-from tests.runner.test_many_requests import random_request
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
+from tests.support.random_requests import check_drafts, random_request
 from tests.support.torch_history_model import TorchHistoryModel, UploadingHistoryModel
 
 POISON = 23
@@ -224,6 +224,10 @@ class Round:
             assert ends == [output.finish_reason], f"{name}: its stream ended with {ends}"
             assert [token for delta in stream for token in delta.token_ids] == tokens, f"{name}: its stream differs"
             assert "".join(delta.text for delta in stream) == output.text, f"{name}: its text differs"
+            for part in ("logprobs", "prompt_logprobs", "drafts"):
+                told = sum((getattr(delta, part) for delta in stream), ())
+                assert told == getattr(output, part), f"{name}: its {part} differ"
+            check_drafts(output, request)
 
 
 def soak(backend: str, seconds: float, rounds: int | None, seed: int | None, out: Path | None) -> int:

@@ -37,9 +37,9 @@ def broken(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["backends --json", "--help"])
 @pytest.mark.parametrize(
-    ("stdout", "problem"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")], ids=["full", "closed"]
+    ("command", "stdout", "problem"),
+    [("backends --json", "> /dev/full", "No space left on device"), ("--help", ">&-", "it is closed")],
 )
 def test_stdout_that_cannot_be_written(command: str, stdout: str, problem: str) -> None:
     done = shell(f"% {command} {stdout}")
@@ -71,11 +71,11 @@ def test_stdin_that_is_closed() -> None:
     assert (done.returncode, done.stderr) == (2, "specdec-hal: --prompt-file -: cannot be read: stdin is closed\n")
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "99999999999", "x"])
-def test_columns(columns: str) -> None:
-    done = shell("% backends", COLUMNS=columns)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == shell("% backends").stdout
+def test_columns() -> None:
+    expected = shell("% backends").stdout
+    for columns in ("0", "1", "99999999999", "x"):
+        done = shell("% backends", COLUMNS=columns)
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", expected), columns
 
 
 def test_prompt_with_an_invalid_byte() -> None:
@@ -95,13 +95,11 @@ def test_endless_prompt() -> None:
 )
 def test_output_files_are_refused_before_the_work(option: str, tmp_path: Path) -> None:
     name = option.split()[-1]
-    for path, problem in (
-        (tmp_path / "missing" / "x.svg", "there is no folder "),
-        (tmp_path, "is a folder; name a file"),
-    ):
-        done = shell(f"% {option} {path}")
-        assert done.returncode == 2 and done.stdout == ""
-        assert done.stderr.count("\n") == 1 and f"argument {name}: " in done.stderr and problem in done.stderr
+    missing = name in ("--out", "--junit")
+    done = shell(f"% {option} {tmp_path / 'missing' / 'x' if missing else tmp_path}")
+    assert done.returncode == 2 and done.stdout == ""
+    problem = "there is no folder " if missing else "is a folder; name a file"
+    assert done.stderr.count("\n") == 1 and f"argument {name}: " in done.stderr and problem in done.stderr
 
 
 def test_output_file_that_cannot_be_written() -> None:
@@ -120,9 +118,7 @@ class TestInternalErrors:
         ("code", "what"),
         [
             ("1 / 0", "ZeroDivisionError: division by zero"),
-            ("raise SystemExit(3)", "SystemExit: 3"),
             ("raise type('Panic', (BaseException,), {})('3')", "Panic: 3"),
-            ("raise MemoryError", "MemoryError"),
             ("raise ValueError('line\\n' * 10**6)", "ValueError: line line "),
         ],
     )

@@ -187,22 +187,6 @@ def test_adaptive_lengths_are_beginnings_and_stop_where_drafts_do_not_pay(
     assert early[1] > 0 and late[1] < 0.1 * late[0]
 
 
-def test_adaptive_lengths_stay_long_where_drafts_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(adapter.time, "perf_counter", lambda: now[0])
-    runner = Runner(
-        adapter.NgramProposer(vllm_config({"specdec_hal": {"adaptive": True}}, max_model_len=400)), width=400
-    )
-    text, lengths = [1, 2, 3, 4, 5, 1, 2], []
-    while len(text) < 380:
-        drafts = runner.step([text], [True])[0]
-        now[0] += 1.0 + 0.05 * len(drafts)
-        lengths.append(len(drafts))
-        for _ in range(len(drafts) + 1):  # all are accepted
-            text.append(text[-5])
-    assert lengths[-20:] == [K] * 20
-
-
 def test_adaptive_is_a_switch() -> None:
     with pytest.raises(ConfigError, match="adaptive: expected true or false, got 'yes'"):
         adapter.NgramProposer(vllm_config({"specdec_hal": {"adaptive": "yes"}}))

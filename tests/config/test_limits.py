@@ -67,15 +67,6 @@ def test_text(tmp_path: Path, registry: Registry, text: str, message: str) -> No
     assert len(str(caught.value).encode()) <= MESSAGE_LIMIT
 
 
-@pytest.mark.parametrize("name", ["alias bomb", "merge bomb", "5,000 digits", "bool", "escaped NUL", "surrogate"])
-def test_override(registry: Registry, name: str) -> None:
-    text, message = HOSTILE[name]
-    with bounded(), pytest.raises(ConfigError) as caught:
-        parse({}, [f"backend.options={text}"], registry=registry)
-    assert str(caught.value).startswith("--set:backend.options:")
-    assert message.partition(": ")[2] in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.plugin.backend import Backend
@@ -19,7 +17,6 @@ from tests.support.torch_history_model import TorchHistoryModel, UploadingHistor
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
     "penalised": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.2, "min_new_tokens": 5},
@@ -95,42 +92,3 @@ def test_a_captured_draft_model_has_read_what_the_target_has(chunk, blocks, stra
         plain.add_request(Request(request.request_id, request.prompt_token_ids, params))
         expected = plain.run()[request.request_id].token_ids
         assert strategy == "rejection" or output.token_ids == expected
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Any:
-    pytest.importorskip("safetensors", reason="safetensors is not installed")
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    from specdec_hal.models import load_model, load_tokenizer
-
-    folder = ROOT / "models/tiny-py-lm"
-    return load_model(folder, "torch", device="cuda:0", dtype="float32"), load_tokenizer(folder)
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("batch", "chunk"), [(1, 256), (3, 256), (8, 256), (3, 37)])
-def test_speculative_equals_plain(sampling, batch, chunk, loaded):
-    """The settings of tests/end_to_end, with the model and every op on the GPU."""
-    model, tokenizer = loaded
-    texts = [path.read_text().rstrip("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
-    requests = [
-        Request(str(i), tokenizer.encode(texts[i % len(texts)]), SamplingParams(max_new_tokens=48, seed=i, **sampling))
-        for i in range(batch)
-    ]
-    runtime = sd.load(
-        ROOT / "configs/cuda.yaml",
-        [f"runner.max_num_seqs={min(batch, 5)}", f"runner.prefill_chunk={chunk}", "model.framework=torch"],
-    )
-    runner = runtime.runner(model=model, tokenizer=tokenizer)
-    for request in requests:
-        runner.add_request(request)
-    together = runner.run()
-    assert runner.summary()["accepted_tokens"] > 0 and not runner.summary()["fallback_calls"]
-    for request in requests:
-        plain_runtime = sd.load(ROOT / "configs/cuda.yaml", ["runner.prefill_chunk=2048", "model.framework=torch"])
-        plain = plain_runtime.naive().runner(model=model, tokenizer=tokenizer)
-        plain.add_request(request)
-        expected = plain.run()[request.request_id]
-        actual = together[request.request_id]
-        assert actual.token_ids == expected.token_ids
-        assert (actual.text, actual.finish_reason) == (expected.text, expected.finish_reason)

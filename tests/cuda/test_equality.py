@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.cuda.backend import CudaBackend
-from specdec_hal.conformance.inputs.generate import cases, generate, hostile
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.conformance.subject import REFERENCE, written
 from specdec_hal.conformance.wide import WideCase, wide_cases
-from specdec_hal.ops import OPS, MatchPolicy
+from specdec_hal.ops import OPS
 from specdec_hal.ops.spec import FLOATS
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
@@ -147,62 +147,3 @@ def test_rows_beyond_32_bits(case, cuda):
     torch.cuda.empty_cache()
     getattr(REFERENCE, case.op)(**call)
     assert_same_bits(actual, {name: call[name][case.look.get(name, ...)] for name in names}, case.name)
-
-
-HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
-
-
-def indexed(op: str, options: dict[str, Any], backend: CudaBackend) -> tuple[dict[str, Any], np.ndarray]:
-    """Inputs of a look-up without its index, and the index that the kernels have built for them."""
-    inputs = generate(op, index=True, pre_ids=False, workspace=backend.workspace, **options)
-    sizes = {name: inputs[name] for name in ("min_ngram_size", "max_ngram_size")}
-    index = inputs.pop("index")
-    everywhere = {"index": index, "reset_slots": np.ones(len(index), np.bool_)}
-    index = run_on_gpu("ngram_index_reset", everywhere, backend)["index"]
-    update = {"index": index, **{name: inputs[name] for name in HISTORY}, **sizes}
-    return inputs, run_on_gpu("ngram_index_update", update, backend)["index"]
-
-
-@pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram"])
-def test_an_index_changes_nothing(op, cuda):
-    found = 0
-    for options in cases(op, 100):
-        inputs, index = indexed(op, options, cuda)
-        for policy in MatchPolicy:
-            call = {**inputs, "match_policy": policy}
-            expected = run(op, call)
-            actual = run_on_gpu(op, {**call, "index": index}, cuda)
-            actual.pop("index")
-            assert_same_bits(actual, expected, (options, policy))
-            found += int((expected["draft_tokens"] != inputs["draft_tokens"]).any())
-    assert found > 30
-
-
-@pytest.mark.parametrize("op", [*INDEX_OPS, "ngram_match", "hybrid_mtp_ngram"])
-def test_an_overflowed_index_stays_in_bounds(op, cuda):
-    """Results for random bits are undefined, but nothing outside the outputs is written."""
-    option = {} if op in INDEX_OPS else {"index": True}
-    for options in cases(op, 60):
-        inputs = hostile(op, workspace=cuda.workspace, **options, **option)
-        gpu = GpuCall(op, inputs)
-        getattr(cuda, op)(**gpu.call)
-        gpu.results()
-
-
-def test_a_reset_forgets_the_slots_it_names_and_no_others(cuda):
-    for seed in range(20):
-        options = {"seed": seed, "M": 6, "B": 6, "states": ("decode",), "S": 6, "L": 40, "V": 4}
-        inputs, index = indexed("ngram_match", options, cuda)
-        flags = np.random.default_rng(seed).random(6) < 0.5
-        kept = run_on_gpu("ngram_index_reset", {"index": index, "reset_slots": flags}, cuda)["index"]
-        assert (kept[~flags] == index[~flags]).all()
-        fresh = {"index": np.full_like(index, 0xA5), "reset_slots": np.ones(6, np.bool_)}
-        empty = run_on_gpu("ngram_index_reset", fresh, cuda)["index"]
-        sizes = {name: inputs[name] for name in ("min_ngram_size", "max_ngram_size")}
-        # A slot that was reset behaves as one that was never used.
-        for start in (kept, np.where(flags[:, None], empty, index)):
-            update = {"index": start, **{name: inputs[name] for name in HISTORY}, **sizes}
-            updated = run_on_gpu("ngram_index_update", update, cuda)["index"]
-            actual = run_on_gpu("ngram_match", {**inputs, "index": updated}, cuda)
-            actual.pop("index")
-            assert_same_bits(actual, run("ngram_match", inputs), seed)

@@ -39,11 +39,11 @@ def unsupported(backend, op, **call):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_a_missing_op_is_an_error(op):
-    message = unsupported(Recorder(), op)
-    assert message.startswith(f"{op} [recorder]: not supported: recorder: the op is missing; choose a backend")
-    assert "fallback: {allow: [...]}" in message
+def test_a_missing_op_is_an_error():
+    for op in OPS:
+        message = unsupported(Recorder(), op)
+        assert message.startswith(f"{op} [recorder]: not supported: recorder: the op is missing; choose a backend")
+        assert "fallback: {allow: [...]}" in message
 
 
 def test_wrong_arguments_come_before_what_is_unsupported():
@@ -231,8 +231,17 @@ BAD_VALUES = {
 RULED = [(op, o.name) for op, spec in OPS.items() for o in spec.operands if o.tensor.values and o.role.value != "out"]
 
 
-@pytest.mark.parametrize("op, name", RULED)
-def test_debug_mode_names_bad_values(op, name):
+@pytest.mark.parametrize("op", dict.fromkeys(op for op, _ in RULED))
+def test_debug_mode_names_bad_values(op):
+    for name in (name for other, name in RULED if other == op):
+        try:
+            bad_values_are_named(op, name)
+        except BaseException as error:
+            error.add_note(f"with a bad value in {name}")
+            raise
+
+
+def bad_values_are_named(op, name):
     backend = ReferenceBackend()
     call = valid_call(op, name, dtype="float32") if "logits" in OPS[op].by_name else valid_call(op, name)
     backend.debug = True

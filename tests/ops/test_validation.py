@@ -122,19 +122,19 @@ def test_wrong_shape(op):
                 assert str(shape) in error.got or "=" in error.got
 
 
-@pytest.mark.parametrize("op, name", WRITTEN)
-def test_aliases_of_a_written_tensor(op, name):
+def test_aliases_of_a_written_tensor():
     """The suite's cases share one element; these are views of every kind of the same tensor."""
-    call = valid_call(op, name)
-    array = call[name]
-    for other, value in call.items():
-        if other == name or not isinstance(value, np.ndarray):
-            continue
-        if value.shape == array.shape and value.dtype == array.dtype:
-            view, buffer = np.from_dlpack(array), np.frombuffer(array, array.dtype).reshape(array.shape)
-            for alias in (array, array[:], view, view[:], buffer, FakeTensor(array, (CPU, 0))):
-                refused(op, {**call, other: alias}, about="memory of its own")
-            refused(op, {**call, name: np.from_dlpack(array)[:], other: view[:]}, about="memory of its own")
+    for op, name in WRITTEN:
+        call = valid_call(op, name)
+        array = call[name]
+        for other, value in call.items():
+            if other == name or not isinstance(value, np.ndarray):
+                continue
+            if value.shape == array.shape and value.dtype == array.dtype:
+                view, buffer = np.from_dlpack(array), np.frombuffer(array, array.dtype).reshape(array.shape)
+                for alias in (array, array[:], view, view[:], buffer, FakeTensor(array, (CPU, 0))):
+                    refused(op, {**call, other: alias}, about="memory of its own")
+                refused(op, {**call, name: np.from_dlpack(array)[:], other: view[:]}, about="memory of its own")
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -217,41 +217,41 @@ def test_a_name_like_nothing_else():
     refused("ngram_index_reset", {**valid_call("ngram_index_reset"), "qqqqqq": 1}, argument="qqqqqq", hint="remove it")
 
 
-@pytest.mark.parametrize("op, name", ATTRIBUTES)
-def test_attributes(op, name):
-    call, attr = valid_call(op), OPS[op].attr_by_name[name]
-    for value in (None, 1.5, "nonsense", [1], np.float32(1)):
-        error = refused(op, {**call, name: value}, argument=name, got=repr(value))
-        assert error.expected == attr.allowed()
-    if issubclass(attr.kind, IntEnum):
-        refused(op, {**call, name: 0}, argument=name, got="0", expected=" | ".join(m.name for m in attr.kind))
-        for member in attr.kind:
-            spec = get_op(op)
-            mode = valid_call(op, **{name: member})
-            assert check_call(spec, (), {**mode, name: member.name.lower()}, backend="x").attrs[name] is member
-    elif attr.kind is bool:
-        refused(op, {**call, name: 1}, argument=name)
-        assert check_call(OPS[op], (), {**call, name: np.bool_(call[name])}, backend="x").attrs[name] is call[name]
-    else:
-        refused(op, {**call, name: True}, argument=name)
-        if attr.minimum is not None:
-            refused(op, {**call, name: attr.minimum - 1}, argument=name, got=str(attr.minimum - 1))
-        if attr.maximum is not None:
-            refused(op, {**call, name: attr.maximum + 1}, argument=name, got=str(attr.maximum + 1))
-        assert check_call(OPS[op], (), {**call, name: np.int64(call[name])}, backend="x").attrs[name] == call[name]
+def test_attributes():
+    for op, name in ATTRIBUTES:
+        call, attr = valid_call(op), OPS[op].attr_by_name[name]
+        for value in (None, 1.5, "nonsense", [1], np.float32(1)):
+            error = refused(op, {**call, name: value}, argument=name, got=repr(value))
+            assert error.expected == attr.allowed()
+        if issubclass(attr.kind, IntEnum):
+            refused(op, {**call, name: 0}, argument=name, got="0", expected=" | ".join(m.name for m in attr.kind))
+            for member in attr.kind:
+                spec = get_op(op)
+                mode = valid_call(op, **{name: member})
+                assert check_call(spec, (), {**mode, name: member.name.lower()}, backend="x").attrs[name] is member
+        elif attr.kind is bool:
+            refused(op, {**call, name: 1}, argument=name)
+            assert check_call(OPS[op], (), {**call, name: np.bool_(call[name])}, backend="x").attrs[name] is call[name]
+        else:
+            refused(op, {**call, name: True}, argument=name)
+            if attr.minimum is not None:
+                refused(op, {**call, name: attr.minimum - 1}, argument=name, got=str(attr.minimum - 1))
+            if attr.maximum is not None:
+                refused(op, {**call, name: attr.maximum + 1}, argument=name, got=str(attr.maximum + 1))
+            assert check_call(OPS[op], (), {**call, name: np.int64(call[name])}, backend="x").attrs[name] == call[name]
 
 
-@pytest.mark.parametrize("op, name", ATTRIBUTES)
-def test_missing_attributes(op, name):
-    attr = OPS[op].attr_by_name[name]
-    call = {n: v for n, v in valid_call(op).items() if n != name}
-    if attr.from_backend:
-        checked = check_call(OPS[op], (), call, backend="x", attr_defaults={name: list(attr.kind)[-1]})
-        assert checked.attrs[name] is list(attr.kind)[-1]
-    elif attr.default is not None:
-        assert check_call(OPS[op], (), call, backend="x").attrs[name] == attr.default
-    else:
-        refused(op, call, argument=name, got="nothing", expected=attr.allowed())
+def test_missing_attributes():
+    for op, name in ATTRIBUTES:
+        attr = OPS[op].attr_by_name[name]
+        call = {n: v for n, v in valid_call(op).items() if n != name}
+        if attr.from_backend:
+            checked = check_call(OPS[op], (), call, backend="x", attr_defaults={name: list(attr.kind)[-1]})
+            assert checked.attrs[name] is list(attr.kind)[-1]
+        elif attr.default is not None:
+            assert check_call(OPS[op], (), call, backend="x").attrs[name] == attr.default
+        else:
+            refused(op, call, argument=name, got="nothing", expected=attr.allowed())
 
 
 RELATIONS = [(op, r) for op, spec in OPS.items() for r in spec.relations]

@@ -17,8 +17,8 @@ from specdec_hal.serve.stream import FrameReader, FrameWriter, OutputDelta, Outp
 from specdec_hal.serve.stream.frame import FrameKind, PromptScores, StreamEnd, StreamStart
 from specdec_hal.serve.stream.writer import TOO_SLOW
 from tests.runner.conftest import make_runner
-from tests.runner.test_many_requests import check_drafts, expected, random_request
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
+from tests.support.random_requests import check_drafts, expected, random_request
 
 
 class Pair:

@@ -18,7 +18,6 @@ from specdec_hal.errors import (
 from specdec_hal.ops import OPS
 from specdec_hal.plugin.backend import API_VERSION, Probe
 from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec
-from specdec_hal.plugin.registry import BackendInfo
 
 ABSENT = {"probe": lambda: Probe(False, "no driver found", "install the driver")}
 
@@ -164,27 +163,6 @@ class TestFaultyAnnouncements:
         registry = fakes.registry(one=fakes.announcing(fakes.spec("x"), fakes.spec("x")))
         with pytest.raises(PluginError, match=r"'x' is announced by plug-in 'one'.* and plug-in 'one'"):
             registry.get_backend("x")
-
-
-def test_listing(machine: SimpleNamespace) -> None:
-    assert machine.registry().backends() == [
-        BackendInfo(
-            "absent", False, "no driver found", "install the driver", 99, API_VERSION, "first", "the absent backend", ""
-        ),
-        BackendInfo(
-            "cursed",
-            False,
-            "its probe raised OSError: libcuda.so: cannot open",
-            "",
-            50,
-            API_VERSION,
-            "second",
-            "the cursed backend",
-            "its probe raised OSError: libcuda.so: cannot open",
-        ),
-        BackendInfo("fast", True, "", "", 10, API_VERSION, "second", "the fast backend", ""),
-        BackendInfo("slow", True, "", "", 1, API_VERSION, "first", "the slow backend", ""),
-    ]
 
 
 class TestBuilding:

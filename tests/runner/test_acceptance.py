@@ -11,8 +11,8 @@ import pytest
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
 from specdec_hal.runner.metrics import acceptance
 from tests.runner.conftest import make_runner
-from tests.runner.test_many_requests import random_request
 from tests.support.history_model import HistoryModel
+from tests.support.random_requests import random_request
 
 PROMPT = [3, 5, 6, 5, 6]
 

@@ -10,8 +10,8 @@ from specdec_hal.ops import SlotAction
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import plain_decoding
-from tests.runner.test_many_requests import expected, random_request
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
+from tests.support.random_requests import expected, random_request
 
 
 def requests(count: int, new_tokens: int) -> list[Request]:

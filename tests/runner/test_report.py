@@ -11,7 +11,6 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.runner.report import StepReport
-from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.state import REPORT, ROW_SCORES
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
@@ -32,16 +31,6 @@ def values(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_tokens_and_which_of_them_were_drafts() -> None:
-    report = StepReport(values())
-    assert report.fed[:3] == [3, 1, 2]
-    assert [report.tokens(slot) for slot in range(4)] == [[5, 6], [7], [8, 9], []]
-    flags = [report.from_draft(slot, report.tokens(slot)) for slot in range(3)]
-    assert flags == [[True, False], [False], [True, False]]
-    assert report.matched == [1, 0, 1, 0]
-    assert report.limit_status(1) == 3 and report.largest == 9 and report.scores is None
-
-
 @pytest.mark.parametrize(("slot", "column", "counts"), [(0, 1, True), (1, 0, True), (1, 1, False), (3, 0, False)])
 def test_whether_a_request_may_have_ended(slot: int, column: int, counts: bool) -> None:
     """End tokens and what is no token, among those that the step emitted."""
@@ -50,48 +39,6 @@ def test_whether_a_request_may_have_ended(slot: int, column: int, counts: bool) 
         given["accept_tokens"][slot, column] = token
         assert StepReport(given).goes_on(3, np.array([20, 0]), 10) != counts
     assert StepReport(values()).goes_on(3, np.array([20, 0]), 10)
-
-
-ROW_LOGPROBS = np.array([-1.5, -0.25, TAIL, -2, -3, -0.125, TAIL, TAIL], np.float32)
-ROW_RANKS = np.array([2, 1, -1, 1, 4, 1, -1, -1])
-BY_SLOT = [[(-1.5, 2), (-0.25, 1)], [(-2.0, 1)], [(-3.0, 4), (-0.125, 1)]]
-
-
-def test_logprobs_of_rows() -> None:
-    """`sample_target` reports them for all rows, including rejected drafts."""
-    report = StepReport(values(row_logprobs=ROW_LOGPROBS, row_ranks=ROW_RANKS))
-    for slot, expected in enumerate(BY_SLOT):
-        entries = report.logprobs(slot, len(expected), 0)
-        assert entries == [(*pair, ()) for pair in expected]
-        assert {type(entry) for entry in entries} == {TokenLogprobs}
-    scores = report.scores
-    assert scores is not None
-    flat = [pair for pairs in BY_SLOT for pair in pairs]
-    assert list(zip(scores["logprobs"][:, 0].tolist(), scores["ranks"].tolist(), strict=True)) == flat
-    assert scores["ids"].tolist() == [[5], [6], [7], [8], [9]]
-    assert scores["cu_batch_token_offset"].tolist() == [0, 2, 3, 5, 5]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_logprobs_of_accepted_tokens(n: int) -> None:
-    """`token_logprobs` reports them for accepted tokens, with alternatives."""
-    rng = np.random.default_rng(n)
-    told = {
-        "ids": rng.integers(0, 90, (8, n)),
-        "logprobs": -rng.random((8, n)).astype(np.float32),
-        "ranks": rng.integers(1, 9, 8),
-        "cu_batch_token_offset": np.array([0, 2, 3, 5], np.int32),
-    }
-    report = StepReport(values(**told))
-    for slot, (start, end) in enumerate([(0, 2), (2, 3), (3, 5)]):
-        for top in range(n):
-            expected = list[TokenLogprobs]()
-            for row in range(start, end):
-                chosen, *others = told["logprobs"][row].tolist()
-                pairs = zip(told["ids"][row, 1:].tolist(), others, strict=True)
-                expected.append(TokenLogprobs(chosen, int(told["ranks"][row]), tuple(pairs)[:top]))
-            assert report.logprobs(slot, end - start, top) == expected
-    assert report.scores is not None and report.scores["ids"] is told["ids"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ LONG = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True}
 @pytest.mark.parametrize(
     ("body", "status", "message", "param"),
     [
-        ({"prompt": [1], "best_of": 2}, 400, "best_of: expected 1, as n, got 2", None),
         ({"prompt": [1], "prompt_logprobs": 21}, 400, "prompt_logprobs: Input should be less", "prompt_logprobs"),
         ({"prompt": [1], "prompt_logprobs": -1}, 400, "prompt_logprobs: Input should be greater", "prompt_logprobs"),
         ({"prompt": [1], "temperature": -1}, 400, "temperature: expected a number >= 0, got -1", None),

@@ -62,16 +62,16 @@ def same(line: table.Signature, values: dict[str, Any], wanted: tuple[list[Any],
         np.testing.assert_array_equal(tensors[name].numpy().reshape(-1)[: kept.size], kept, name)
 
 
-@pytest.mark.parametrize("line", LINES, ids=str)
-def test_arguments_stand_in_this_order(line: table.Signature) -> None:
-    names = [argument.name for argument in line.arguments]
-    (form,) = [form for form in ADAPTORS[line.platform][line.op].forms if form.names == names]
-    for argument, is_tensor, optional, is_int, kind in zip(
-        line.arguments, form.is_tensor, form.optional, form.is_int, form.kinds, strict=True
-    ):
-        assert is_tensor == (argument.kind == "T"), argument
-        assert is_int == (argument.kind == "int") and (kind is None) == is_tensor, argument
-        assert not is_tensor or optional == argument.optional, argument
+def test_arguments_stand_in_this_order() -> None:
+    for line in LINES:
+        names = [argument.name for argument in line.arguments]
+        forms = [form for form in ADAPTORS[line.platform][line.op].forms if form.names == names]
+        assert len(forms) == 1, line
+        columns = zip(forms[0].is_tensor, forms[0].optional, forms[0].is_int, forms[0].kinds, strict=True)
+        for argument, (is_tensor, optional, is_int, kind) in zip(line.arguments, columns, strict=True):
+            assert is_tensor == (argument.kind == "T"), (line, argument)
+            assert is_int == (argument.kind == "int") and (kind is None) == is_tensor, (line, argument)
+            assert not is_tensor or optional == argument.optional, (line, argument)
 
 
 def test_every_served_op_has_a_line() -> None:
