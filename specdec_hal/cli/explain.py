@@ -124,5 +124,5 @@ def _print_backend(explanation: Explanation, invariant: bool | None, output: Out
         rows.add_row("all" if alike else status.op, "yes" if status.available else "no", status.via, detail)
     rows.print(output.console)
     if invariant is not None:
-        how = "are the same whatever shares its step" if invariant else "may depend on what shares its step"
+        how = "do not depend on the rest of its step" if invariant else "may depend on the rest of its step"
         print(f"model: a token's bits {how}", file=output.stdout)

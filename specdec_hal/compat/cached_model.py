@@ -35,7 +35,7 @@ def check_keys_and_values(model: Any) -> str:
     names = [name for name in _CACHE_NAMES if name in inspect.signature(model.forward).parameters]
     if not names or getattr(model, "_is_stateful", False):
         raise UnsupportedError(
-            f"generate: {type(model).__name__} keeps a state that cannot go back to before a rejected draft, or none; "
+            f"generate: {type(model).__name__} has no cache, or one that cannot drop a rejected draft; "
             "expected keys and values of each token in every layer; leave custom_generate out"
         )
     return names[0]
@@ -148,7 +148,7 @@ class CachedModel:
             raise
         except Exception as error:
             raise UnsupportedError(
-                f"generate: {self._name} does not take a cache and a mask with a row of its own for each text: "
+                f"generate: {self._name} does not take a cache and a mask of one row per text: "
                 f"{describe(error)}; {self._hint()}"
             ) from error
         after = self._frequencies()
@@ -156,15 +156,14 @@ class CachedModel:
             self._model(input_ids=tokens[:1, :1], use_cache=False)  # a short text, for which they change back
             raise UnsupportedError(
                 f"generate: the rotary embedding of {self._name} ({', '.join(changed)}) changes with the length of the "
-                f"text between its tokens {self._prompt} and {self._end}, and so would what drafts are judged by; keep "
-                "the whole batch on one side of the switch (max_new_tokens), or leave custom_generate out"
+                f"text between its tokens {self._prompt} and {self._end}, which changes the logits of drafts; keep the "
+                "whole batch on one side of the switch (max_new_tokens), or leave custom_generate out"
             )
         if self._differ(logits, expected):
             needs = f", or needs {', '.join(self._extra)}" if self._extra else ""
             raise UnsupportedError(
-                f"generate: {self._name} gives other logits than in plain decoding where rows differ in length and "
-                f"tokens are taken back: it does not go by position_ids, mask and cache alone{needs}; "
-                f"{self._hint()}"
+                f"generate: {self._name} gives other logits than plain decoding if rows differ in length and tokens "
+                f"are rejected: they do not depend on position_ids, mask and cache alone{needs}; {self._hint()}"
             )
 
     def _hint(self) -> str:

@@ -153,7 +153,7 @@ def _check_types(request: Request) -> str:
     ):
         raise RequestError(f"{name}: prompt: expected a flat list of integers, got {short(prompt)}; pass token ids")
     if not isinstance(request.params, SamplingParams):
-        raise RequestError(f"{name}: params: expected SamplingParams, got {short(request.params)}; make them of it")
+        raise RequestError(f"{name}: params: expected SamplingParams, got {short(request.params)}; make one")
     if request.callback is not None and not callable(request.callback):
         raise RequestError(f"{name}: callback: expected a function, got {short(request.callback)}; leave it out")
     for key in ("timeout_s", "ttft_timeout_s"):

@@ -245,7 +245,7 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
         got = short(header.get(_MARK))
         raise JournalError(f"{path}: expected a journal of version {VERSION}, got {got}; give a file of runner.journal")
     if header.get("requests") != len(records):
-        raise JournalError(f"{path}: expected {short(header.get('requests'))} requests, got {len(records)}; it is cut")
+        raise JournalError(f"{path}: expected {short(header.get('requests'))} requests, got {len(records)}: truncated")
     return records
 
 
@@ -268,5 +268,5 @@ def _record(path: str | os.PathLike[str], at: int, line: bytes) -> Record:
         message = f"{path}:{at}: expected a line of a journal, got {short(line)} ({one_line(describe(error))})"
         raise JournalError(f"{message}; give a file of runner.journal") from error
     if zlib.crc32(_canonical(record).encode()) != crc:
-        raise JournalError(f"{path}:{at}: the checksum does not fit; the line was changed after it was written")
+        raise JournalError(f"{path}:{at}: wrong checksum; the line was changed after it was written")
     return record

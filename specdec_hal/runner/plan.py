@@ -530,7 +530,7 @@ class StepCompiler:
         if draft_probs is not None and not self.proposer.gives_draft_probs:
             raise PluginError(
                 f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = "
-                "False; let it say True"
+                "False; set it to True"
             )
         if draft_probs is self._draft_probs or self.settings.verify_strategy is not Strategy.REJECTION:
             return
@@ -543,7 +543,7 @@ class StepCompiler:
         lens = np.where(state.read("seq_lens_encoder") > 0, 0, state.read("seq_lens_this_time"))
         width = state.symbols["S"]
         for slot in np.flatnonzero(lens > width):
-            raise self._misbehaved(f"wants {lens[slot]} tokens fed to slot {slot}, of which at most {width} can be")
+            raise self._misbehaved(f"set {lens[slot]} input tokens for slot {slot}, expected at most {width}")
         ids = state.read("draft_tokens")
         wrong = ((ids < 0) | (ids >= vocabulary)) & (np.arange(width) < lens[:, None])
         wrong[:, 0] &= ids[:, 0] != -1  # a row without a distribution; its request ends when this step is read

@@ -43,7 +43,7 @@ class SlotWriter:
         if not 0 <= slot < self.state.symbols["M"]:
             raise RequestError(f"slot {slot}: expected one in [0, {self.state.symbols['M']}); raise max_num_seqs")
         if params.bad_words or params.forbids_sequences:
-            raise RequestError(f"slot {slot}: bad_words: a ModelRunner alone minds more than single bad_sequences")
+            raise RequestError(f"slot {slot}: bad_words and bad_sequences of several tokens need a ModelRunner")
         limit = room(self.state, f"slot {slot}", prompt, params)
         self.state.write("token_ids_all", (slot, slice(len(prompt))), np.asarray(prompt, np.int64))
         self.fill_request(slot, len(prompt), params, limit)

@@ -470,7 +470,7 @@ class Message(Body):
     @model_validator(mode="after")
     def _has_content(self) -> Message:
         if self.content is None and not self.tool_calls and self.refusal is None:
-            raise ValueError("content: expected text, got none; only tool_calls or a refusal may stand in its place")
+            raise ValueError("content: expected text, got none; only tool_calls or a refusal may replace it")
         return self
 
     def plain(self) -> dict[str, Any]:

@@ -349,7 +349,7 @@ class TestDeviceProposer:
 
         for proposer, what in (
             (Overwriting, r"left draft_tokens\[0, 0\] = 1099511627776"),
-            (Greedy, "wants 9 tokens fed to slot 0, of which at most 4 can be"),
+            (Greedy, "set 9 input tokens for slot 0, expected at most 4"),
         ):
             runner = runner_with(proposer)
             runner.backend.debug = True

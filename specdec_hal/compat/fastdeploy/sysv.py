@@ -39,7 +39,7 @@ class MessageQueue:
         self.key = key
         self._id = self._libc.msgget(ctypes.c_int(key), _IPC_CREAT | 0o666)
         if self._id < 0:
-            raise self._error("cannot be opened", "raise kernel.msgmni, or remove queues that nobody uses (ipcrm)")
+            raise self._error("cannot be opened", "raise kernel.msgmni, or remove unused queues (ipcrm)")
         status = ctypes.create_string_buffer(_STATUS_BYTES)
         if self._libc.msgctl(self._id, _IPC_STAT, status) < 0:
             raise self._error("cannot be asked for its capacity", "see its permissions (ipcs -q)")

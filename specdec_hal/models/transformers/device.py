@@ -62,8 +62,8 @@ class DeviceTransformers(FromHost):
         if batch_invariant and not self.batch_invariant:
             reason = "its operators give a row other bits in a larger step" if make_launcher else "Triton is not there"
             raise UnsupportedError(
-                f"{type(decoder.model).__name__}: expected the same bits whatever shares a token's step, got none of "
-                f"that: {reason}; leave batch_invariant out"
+                f"{type(decoder.model).__name__}: a token's bits may depend on the rest of its step: {reason}; "
+                "leave batch_invariant out"
             )
 
     def _use_kernels(self, make_launcher: Callable[[Any], Any], stable: bool) -> None:

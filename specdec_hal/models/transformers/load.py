@@ -86,12 +86,12 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     if whole.is_encoder_decoder:
         raise refused(
             (whole.architectures or [whole.model_type])[0],
-            "it is an encoder-decoder model, and drafts are verified by a decoder alone",
+            "it is an encoder-decoder model; only decoders are supported",
         )
     if architecture is None:
         raise UnsupportedError(
-            f"{whole.model_type}: transformers {transformers.__version__} has no decoder "
-            "alone for it (AutoModelForCausalLM); choose another model"
+            f"{whole.model_type}: transformers {transformers.__version__} has no separate "
+            "decoder for it (AutoModelForCausalLM); choose another model"
         )
     check_class(config, architecture)
     if unknown:

@@ -117,7 +117,7 @@ class _Recorder:
         for argument, value in arguments.items():
             known = argument in _HARMLESS or argument in _HONOURED
             if not known and value is not None and value is not False:
-                raise refused(self.model, f"its attention ({name}) wants '{argument}', which is not computed here")
+                raise refused(self.model, f"its attention ({name}) needs '{argument}', which is not supported")
 
     def _window(self, name: str, mask: Any, named: int | None) -> int:
         windows = {named} if named else set()
@@ -128,7 +128,7 @@ class _Recorder:
             if seen == _FUTURE:
                 raise refused(self.model, f"its attention ({name}) is not causal")
             if seen == _OTHER:
-                raise refused(self.model, f"its attention ({name}) sees neither all keys nor a sliding window of them")
+                raise refused(self.model, f"its attention ({name}) attends neither to all keys nor to a sliding window")
             windows |= {seen} if seen else set()
         return int(min(windows, default=0))
 

@@ -76,12 +76,10 @@ def divide(model: Any, group: Group) -> None:
     """
     config, plan = model.config.get_text_config(), model.tp_plan
     if getattr(model, "is_quantized", False):
-        raise refused(model, "its weights are quantised, which are not divided among ranks here")
+        raise refused(model, "its weights are quantised, which ranks do not support")
     if not config.base_model_tp_plan:
         if getattr(config, "base_model_ep_plan", None):
-            raise refused(
-                model, "its plan for ranks is expert parallelism (base_model_ep_plan), which is not done here"
-            )
+            raise refused(model, "its plan is expert parallelism (base_model_ep_plan), which is not supported")
         raise refused(model, "it has no plan for tensor parallelism (base_model_tp_plan)")
     _part(group, config.num_attention_heads, "num_attention_heads")
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -99,7 +97,7 @@ def divide(model: Any, group: Group) -> None:
         if kind == "moe_tp_experts" and is_experts(module):
             _divide_experts(model, name, module, group, style)
         elif type(module) is not torch.nn.Linear or kind not in _BY_OUTPUTS | _GATHERED | _BY_INPUTS:
-            raise refused(model, f"its plan for ranks has '{kind}' for {name}, which is not done here")
+            raise refused(model, f"its plan for ranks has '{kind}' for {name}, which is not supported")
         elif kind in _BY_OUTPUTS:
             count = len(module.weight)
             rows = torch.arange(count).view(1 if kind == "colwise" else 2, -1)
@@ -125,9 +123,9 @@ def _divide_experts(model: Any, name: str, module: Any, group: Group, style: Any
     up = "gate_up_proj" if module.has_gate else "up_proj"
     kinds = style(f"{name}.{up}"), style(f"{name}.down_proj")
     if kinds != ("packed_colwise" if module.has_gate else "colwise", "rowwise") or module.has_bias:
-        raise refused(model, f"its plan for ranks divides {name} in a way that is not done here")
+        raise refused(model, f"its plan for ranks divides {name} in an unsupported way")
     if module.is_transposed:
-        raise refused(model, f"the weights of {name} are transposed, which is not divided among ranks here")
+        raise refused(model, f"the weights of {name} are transposed, which ranks do not support")
     mine = _part(group, module.down_proj.shape[2], name)
     whole = getattr(module, up)
     packed = whole.view(len(whole), 1 + module.has_gate, -1, whole.shape[2])
