@@ -51,12 +51,12 @@ ALONE = {
     "Falcon": ("FalconForCausalLM", {**FALCON, "alibi": True}, "does not take a cache and a mask"),
 }
 REFUSED = {
-    "Mamba": ("MambaForCausalLM", {**NEOX, "state_size": 8}, "keeps a state"),
-    "Rwkv": ("RwkvForCausalLM", NEOX, "keeps a state"),
-    "OpenAIGPT": ("OpenAIGPTLMHeadModel", GPT2, "keeps a state that .*, or none"),
+    "Mamba": ("MambaForCausalLM", {**NEOX, "state_size": 8}, "has no cache"),
+    "Rwkv": ("RwkvForCausalLM", NEOX, "has no cache"),
+    "OpenAIGPT": ("OpenAIGPTLMHeadModel", GPT2, "has no cache"),
     "XLM": ("XLMWithLMHeadModel", {"vocab_size": V, "emb_dim": 32, "n_layers": 2, "n_heads": 4}, "returned no keys"),
     "Mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 8}, "DynamicSlidingWindowLayer"),
-    "MiniMax": ("MiniMaxForCausalLM", {**LLAMA, **EXPERTS}, "MiniMaxCache|keeps a state"),
+    "MiniMax": ("MiniMaxForCausalLM", {**LLAMA, **EXPERTS}, "MiniMaxCache|has no cache"),
 }
 
 
