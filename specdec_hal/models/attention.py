@@ -111,16 +111,27 @@ class HostAttention:
         window: int = 0,
         softcap: float = 0.0,
         sinks: Any = None,
+        rotary: Any = None,
     ) -> Any:
         """See Attention. `scale`: on scores, `window`: keys that a query sees, itself included (0: all of them).
 
         `softcap`: scores become softcap * tanh(score / softcap), unless it is 0. `sinks` float32 [heads]: one score per
-        head without a value, added to the softmax's sum.
+        head without a value, added to the softmax's sum. `rotary` takes the place of the object's.
         """
         spans, out = block
         sinks = self._no_sinks if sinks is None else sinks
         rule = scale, window, softcap, sinks
-        self._attention(qkv, self._rotary, spans, layer, *self._heads, *rule, self._threads, self._set, out)
+        self._attention(
+            qkv,
+            self._rotary if rotary is None else rotary,
+            spans,
+            layer,
+            *self._heads,
+            *rule,
+            self._threads,
+            self._set,
+            out,
+        )
         return out
 
     def _blocks(self, count: int) -> npt.NDArray[np.float32]:

@@ -120,6 +120,17 @@ def test_tokens(case: Models) -> None:
     assert accepted > 0
 
 
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+def test_layers_of_llama_run_without_the_library(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a step takes longer on a CPU, and nothing else would show it."""
+    import transformers
+
+    case = Models(write_model(tmp_path, kind))
+    model, expected = case.host, case.generated
+    monkeypatch.delattr(getattr(transformers, f"{kind}Model"), "forward")
+    assert case.decode(model, "ngram")[0] == expected
+
+
 def test_tokens_over_a_small_pool(case: Models) -> None:
     """The model for GPUs: requests lose their blocks and come back."""
     drafted, counted = case.decode(case.device, "ngram", block_size=4, num_kv_blocks=11)

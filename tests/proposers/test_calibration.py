@@ -39,7 +39,6 @@ def make_runner(target: Path, drafter: Path, framework: str = "auto", **speculat
         ("eagle3", "auto", (2, 3, 4), {}, "layers=[1, 2, 3]"),
         ("eagle3", "auto", (1, 2, 4), {"norm_output": True}, "norm_output=false"),
         ("eagle3", "auto", (1, 2, 4), {"norm_before_residual": True}, "norm_before_residual=false"),
-        pytest.param("eagle3", "device", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
         pytest.param("dflash", "torch", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
         pytest.param("dflash", "device", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
     ],
@@ -71,8 +70,9 @@ def test_a_right_head_passes_and_the_log_says_how_well(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("kind", ["eagle3", *(pytest.param(k, marks=pytest.mark.torch) for k in ("peagle", "dspark"))])
-def test_an_untrained_drafter_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_an_untrained_drafter_is_left_alone(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No variant of it is better beyond chance."""
+    monkeypatch.setattr(calibration, "LENGTH", 24)
     target, _ = perfect(tmp_path / "target", 131 - 4)
     keys: dict[str, Any] = {}
     if kind == "dspark":

@@ -23,6 +23,10 @@ class Silent:
         """See Store.attend."""
         return query[..., : layer.value_dim].contiguous()
 
+    def attend_joined(self, layer: Layer, qkv: Any) -> Any:
+        """See HostStore.attend_joined."""
+        return qkv[:, : layer.heads * layer.head_dim].contiguous()
+
 
 def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
     """Agreeing row counts of passes and of logits: see :mod:`..rows`."""

@@ -24,7 +24,7 @@ from specdec_hal.models.rows import RowSizes
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
-from specdec_hal.models.transformers.packed import Packed, can_pack
+from specdec_hal.models.transformers.packed import Packed, can_pack, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
@@ -81,6 +81,14 @@ class HostStore:
         ).view(len(query), layer.heads, layer.head_dim)  # fmt: skip
         return (out if layer.value_dim == layer.head_dim else out[..., : layer.value_dim]).to(query.dtype)
 
+    def attend_joined(self, layer: Layer, qkv: Any) -> Any:
+        """Attention [T, heads * head_dim] of rows that `packed.fuse` computes: float32, which it rotates."""
+        group, index = self._of[layer.index]
+        return group.attention.attend(
+            index, qkv, group.block, scale=layer.scale, window=layer.window, softcap=layer.softcap,
+            rotary=self._operators.rotary,
+        )  # fmt: skip
+
 
 def _buffer(width: int, rows: int) -> Any:
     return torch.empty((rows, width))
@@ -109,7 +117,7 @@ class HostTransformers:
         self._decoder, self.config, self._module = decoder, decoder.config, module
         exact, self._operators = decoder.dtype is torch.float32, Packed()
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
-        self.batch_invariant = False
+        self.batch_invariant = self._fused = False
         with torch.inference_mode():
             if exact and can_pack():
                 self._replace()
@@ -124,7 +132,15 @@ class HostTransformers:
             decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
 
         decoder.serve(Silent(), 8)
-        decoder.modify(lambda model: install(decoder, self._operators, run))
+        undo = fuse(decoder, decoder.modify(lambda model: install(decoder, self._operators, run)))
+        if undo is None:
+            return
+        self._fused, (text, wanted) = True, (decoder.survey.ids.numpy(), decoder.survey.hidden)
+        self.allocate(1, len(text))
+        got = self.forward(ForwardBatch(text, [Segment(0, 0, len(text), 0)]))[FINAL_NORM]
+        if not (got - wanted).norm() <= 1e-3 * wanted.norm():
+            self._fused = False
+            undo()
 
     @property
     def capabilities(self) -> ModelCapabilities:
@@ -147,6 +163,9 @@ class HostTransformers:
         layers, threads = self._decoder.survey.layers, torch.get_num_threads()
         self._store = HostStore(layers, max_num_seqs, max_model_len, threads, self._operators)
         self._decoder.serve(self._store, max_model_len)
+        if self._fused:
+            with torch.inference_mode():
+                self._operators.rotary = rotary_table(self._decoder.base, max_model_len)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
 
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:

@@ -15,6 +15,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rope import Rotation
+from specdec_hal.models.transformers.interface import STORE
+from specdec_hal.models.transformers.replace import Parts
 
 EXPERTS = "specdec_hal"
 """The name of our experts function."""
@@ -30,6 +32,8 @@ class Packed:
 
     pending: Rotation | None = None
     experts = EXPERTS
+    rotary: Any = None
+    """Rotations by position for the library of attention, where `fuse` lets it rotate; else None."""
 
     def __init__(self) -> None:
         self._angles: tuple[Any, Any, Any] = None, None, None
@@ -101,6 +105,68 @@ class Packed:
     def take_experts(self, module: Any) -> None:
         """See Operators."""
         module.__dict__["_specdec_weights"] = _pack_experts(module)
+
+
+def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
+    """Run a model of Llama's layers alone without the library's code: the native attention rotates queries and keys.
+
+    Rows of queries and keys go in pairs, as :mod:`specdec_hal.models.layout` has them. Returns a function that takes
+    this back; None, and nothing is changed, for other models. The caller compares results.
+    """
+    base, survey, layers = decoder.base, decoder.survey, [part for part in parts if part is not None]
+    plain = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
+    if not plain or len(layers) < len(parts) or not isinstance(base.rotary_emb.rope_type, str):
+        return None
+    if any(layer.value_dim != layer.head_dim for layer in survey.layers):
+        return None
+    before = [(module, module.__dict__.get("forward")) for module in (base, *survey.blocks)]
+    for block, layer, part in zip(survey.blocks, survey.layers, layers, strict=True):
+        block.forward = _fused(layer, part)
+
+    def forward(input_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> tuple[Any]:
+        x = base.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        for block in survey.blocks:
+            x = block(x)
+        return (base.norm(x),)
+
+    base.forward = forward
+
+    def undo() -> None:
+        for module, old in before:
+            del module.forward
+            if old is not None:
+                module.forward = old
+
+    return undo
+
+
+def _fused(layer: Layer, part: Parts) -> Callable[..., Any]:
+    rotated = (layer.heads + layer.kv_heads) * layer.head_dim
+
+    def paired(rows: Any) -> Any:
+        pairs = rows[:rotated].unflatten(0, (-1, 2, layer.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+        return torch.cat([pairs, rows[rotated:]])
+
+    weight = _pack(paired(part.qkv.weight.to_dense()))
+    bias = None if part.qkv.bias is None else paired(part.qkv.bias)
+    state, out, down, first, second, middle = (
+        part.attention.__dict__, part.out, part.down, part.first, part.second, part.middle,
+    )  # fmt: skip
+
+    def forward(hidden_states: Any, **kwargs: Any) -> Any:
+        qkv = _multiply(first(hidden_states)[0], weight, bias)
+        attended = out.product(state[STORE].attend_joined(layer, qkv)[None]).add_(hidden_states)
+        return down.product(middle(second(attended))).add_(attended)
+
+    return forward
+
+
+def rotary_table(base: Any, positions: int) -> Any:
+    """Rotations of positions, float32 [positions, head_dim]: cosine and sine of each pair."""
+    like = base.embed_tokens.weight[:1, None]
+    cos, sin = (x[0] for x in base.rotary_emb(like, position_ids=torch.arange(positions)[None]))
+    half = cos.shape[1] // 2
+    return torch.stack([cos[:, :half], sin[:, :half]], -1).flatten(1).float().contiguous()
 
 
 def _side_by_side(*parts: Any) -> Any | None:

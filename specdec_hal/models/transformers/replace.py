@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Protocol
@@ -159,8 +159,24 @@ def holds_experts(module: Any) -> bool:
     return isinstance(experts, torch.nn.ModuleList)
 
 
-def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> None:
-    """Replace modules; `run`: a pass of two rows or more through all layers and the head."""
+@dataclass(frozen=True)
+class Parts:
+    """A layer that is Llama's: its attention, norms, products, and the function between the MLP's products."""
+
+    attention: Any
+    first: Callable[[Any], Any]
+    qkv: Linear
+    out: Linear
+    second: Callable[[Any], Any]
+    middle: Callable[[Any], Any]
+    down: Linear
+
+
+def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[Parts | None]:
+    """Replace modules; `run`: a pass of two rows or more through all layers and the head.
+
+    Returns the parts of each layer, None for one that is not Llama's.
+    """
     model, blocks = decoder.model, list(decoder.survey.blocks)
     groups = same_inputs(model, model.get_input_embeddings().weight.dtype, run)
     norms, calls = _trace(model, blocks, run)
@@ -197,8 +213,10 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> None:
         norm.seen = None
     for rotary in rotaries.values():
         rotary.settle(watch)
-    for block, (args, kwargs) in zip(blocks, calls, strict=True):
+    return [
         _replace_block(block, args, kwargs, operators, watch)
+        for block, (args, kwargs) in zip(blocks, calls, strict=True)
+    ]
 
 
 def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
@@ -377,7 +395,7 @@ class _Watch(Silent):
         return super().attend(layer, query, key, value, sinks)
 
 
-def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, watch: _Watch) -> None:
+def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, watch: _Watch) -> Parts | None:
     """Run a layer that is h + attention(norm(h)), then h + MLP(norm(h)), without the library's code between our parts.
 
     `args`, `kwargs`: its arguments. Where more than that stands between the products of attention, only its last one
@@ -386,16 +404,18 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
     names = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
     parts: list[Any] = [getattr(block, name, None) for name in names]
     attention, mlp, first, second = parts
-    out, down = getattr(attention, "o_proj", None), getattr(mlp, "down_proj", None)
+    out: Any = getattr(attention, "o_proj", None)
+    down: Any = getattr(mlp, "down_proj", None)
     if {name for name, _ in block.named_children()} != {*names} or not isinstance(out, Linear):
-        return
-    inner: Any = _attention(attention, operators)
-    middle = mlp.forward.args[1] if isinstance(mlp.forward, partial) else None
+        return None
+    inner, qkv = _attention(attention, operators)
+    first, second = first.forward, second.forward  # without what calls of modules cost on a CPU
+    middle: Any = mlp.forward.args[1] if isinstance(mlp.forward, partial) else None
 
     def feed(attended: Any) -> Any:
         if isinstance(down, Linear):
             down.add(attended)
-            return down(middle(second(attended))) if middle is not None else mlp(second(attended))
+            return down.product(middle(second(attended))) if middle is not None else mlp(second(attended))
         result = mlp(second(attended))
         return attended + (result[0] if isinstance(result, tuple) else result)
 
@@ -407,11 +427,11 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
     def within(hidden_states: Any, position_embeddings: Any, **kwargs: Any) -> Any:
         attended = inner(first(hidden_states), position_embeddings)
         out.add(hidden_states)
-        return feed(out(attended))
+        return feed(out.product(attended))
 
     expected, given = block(*args, **kwargs), watch.given
     if not isinstance(expected, torch.Tensor):
-        return
+        return None
     for forward in (within, around) if inner is not None and isinstance(down, Linear) else (around,):
         try:
             got = forward(*args, **kwargs)
@@ -422,22 +442,25 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
                 part.add(None)
         if got is not None and got.shape == expected.shape and _close(expected, got) and _same(given, watch.given):
             block.forward = forward
-            return
+            whole = forward is within and qkv is not None and middle is not None
+            return Parts(attention, first, qkv, out, second, middle, down) if whole else None
+    return None
 
 
-def _attention(attention: Any, operators: Operators) -> Callable[..., Any] | None:
-    """What is between a norm and the last product, if it is one product, a late rotary embedding and attention."""
+def _attention(attention: Any, operators: Operators) -> tuple[Any, Any]:
+    """What is between a norm and the last product, if it is one product, a late rotary embedding and attention; and
+    that product, if there are no norms of heads."""
     parts: list[Any] = [getattr(attention, f"{name}_proj", None) for name in "qkv"]
     rotary = getattr(attention.forward, "__globals__", {}).get(_ROTATE)
     if not isinstance(rotary, _Rotary) or not rotary.late or not all(isinstance(part, Part) for part in parts):
-        return None
+        return None, None
     whole: Linear = parts[0].whole
     if [(part.whole, part.part) for part in parts] != [(whole, i) for i in range(3)] or len(whole.sizes) != 3:
-        return None
+        return None, None
     norms: list[Any] = [getattr(getattr(attention, f"{name}_norm", None), "forward", None) for name in "qk"]
     late = all(isinstance(norm, _Norm) and norm.later is not None for norm in norms)
     if not late and any(norm is not None for norm in norms):
-        return None
+        return None, None
     before = (norms[0].weight, norms[1].weight, norms[0].epsilon) if late else None
     state = attention.__dict__
 
@@ -454,7 +477,7 @@ def _attention(attention: Any, operators: Operators) -> Callable[..., Any] | Non
         operators.pending = Rotation(q, k, cos, sin, before)
         return state[STORE].attend(layer, q, k, v, None).flatten(1)[None]
 
-    return forward
+    return forward, None if late else whole
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -60,13 +60,14 @@ def check_class(config: Any, architecture: Any) -> None:
 class Survey:
     """`blocks`: the decoder layers, containing `attentions`; `tappable`: they return hidden states.
 
-    `hidden`: the trial text's, after the final norm.
+    `hidden`: of the trial's text `ids`, after the final norm.
     """
 
     layers: tuple[Layer, ...]
     attentions: tuple[Any, ...]
     blocks: Any
     tappable: bool
+    ids: Any
     hidden: Any
     hidden_size: int
     vocab_size: int
@@ -234,7 +235,7 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
             "keys and values, or mixes the rows of a step",
         )  # fmt: skip
     tappable = len(tapped) == len(layers) and all(x.shape == hidden.shape for x in tapped)
-    return Survey(layers, attentions, blocks, tappable, hidden[0], hidden.shape[-1], vocabulary)
+    return Survey(layers, attentions, blocks, tappable, first[0], hidden[0], hidden.shape[-1], vocabulary)
 
 
 def compare(model: Any, expected: Any, got: Any, reason: str) -> None:
