@@ -19,7 +19,7 @@ from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.ops import OPS, TokenOrder
 from specdec_hal.ops.vocabulary import SERVED
 from specdec_hal.tensors.native import library_path
-from tests.support.dlpack import CPU, CUDA, FakeTensor
+from tests.support.dlpack import CUDA, FakeTensor
 
 pytestmark = [
     pytest.mark.usefixtures("little_garbage"),
@@ -46,29 +46,6 @@ def test_calls_on_device_tensors_are_accepted(op, cuda):
         inputs = generate(op, seed, workspace=cuda.workspace, dtype="float16", M=5, S=3)
         cuda.bind(op, **faked(inputs))
         gc.collect()
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_a_tensor_elsewhere_is_refused(op, cuda):
-    inputs = generate(op, 1, workspace=cuda.workspace, dtype="float32")
-    names = [name for name, value in inputs.items() if isinstance(value, np.ndarray)]
-    for name in names:
-        for device, where in (((CPU, 0), "cpu"), ((CUDA, 1), "cuda:1")):
-            call = {**faked(inputs), name: FakeTensor(inputs[name], device)}
-            if name == names[0] and where == "cuda:1":  # the first tensor decides; the next one is wrong
-                expected = rf"{op} \[cuda\]: argument '\w+': expected a tensor on cuda:1, got one on cuda:0"
-            else:
-                expected = (
-                    rf"{op} \[cuda\]: argument '{name}': expected a tensor on cuda(:0)?, got one on {where}; move"
-                )
-            if len(names) > 1 or where == "cpu":
-                with pytest.raises(ArgumentError, match=expected):
-                    cuda.bind(op, **call)
-
-
-def test_numpy_arrays_are_refused(cuda):
-    with pytest.raises(ArgumentError, match=r"'index': expected a tensor on cuda, got one on cpu; move it"):
-        cuda.ngram_index_reset(np.zeros((2, 64), np.uint8), np.ones(2, np.bool_))
 
 
 @pytest.mark.parametrize(
@@ -104,27 +81,6 @@ def _exported(tensor: FakeTensor) -> Any:
     import tvm_ffi
 
     return tvm_ffi.from_dlpack(tensor)
-
-
-@pytest.mark.parametrize(
-    ("index", "flags", "message"),
-    [
-        ((2, CUDA, 0), (3, CUDA, 0), "'reset_slots': expected bool [2] contiguous on cuda:0, got bool [3] contiguous"),
-        ((2, CUDA, 1), (2, CUDA, 0), "'reset_slots': expected bool [2] contiguous on cuda:1, got bool [2] contiguous"),
-        (
-            (2, CPU, 0),
-            (2, CPU, 0),
-            "'index': expected uint8 [2, 64] contiguous on cuda, got uint8 [2, 64] contiguous on",
-        ),
-    ],
-)
-def test_exports_check_their_operands(index, flags, message, cuda):
-    tensors = [
-        FakeTensor(np.zeros((index[0], 64), np.uint8), index[1:]),
-        FakeTensor(np.zeros(flags[0], np.bool_), flags[1:]),
-    ]
-    with pytest.raises(ValueError, match=re.escape(f"ngram_index_reset: argument {message}")):
-        cuda.exports["ngram_index_reset"](*map(_exported, tensors))
 
 
 def test_an_index_for_shorter_histories_is_refused(cuda):

@@ -22,18 +22,24 @@ from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec
 ABSENT = {"probe": lambda: Probe(False, "no driver found", "install the driver")}
 
 
-def broken_probe() -> Any:
-    raise OSError("libcuda.so: cannot open")
+def raising(error: Exception) -> Any:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    return fails
 
 
 @pytest.fixture
 def machine(fakes: SimpleNamespace) -> SimpleNamespace:
-    """slow (1) and fast (10) work, absent (99) lacks its driver, cursed (50) has a probe that raises."""
+    """slow (1) and fast (10) work, absent (99) lacks its driver, and others have probes that are wrong."""
 
     def registry(**environ: str) -> Any:
         first = fakes.announcing(fakes.spec("slow", priority=1), fakes.spec("absent", priority=99, **ABSENT))
         second = fakes.announcing(
-            fakes.spec("fast", priority=10), fakes.spec("cursed", priority=50, probe=broken_probe)
+            fakes.spec("fast", priority=10),
+            fakes.spec("cursed", priority=50, probe=raising(OSError("libcuda.so: cannot open"))),
+            fakes.spec("odd", probe=lambda: True),
+            fakes.spec("silent", probe=lambda: Probe(False)),
         )
         return fakes.registry(environ, first=first, second=second)
 
@@ -44,31 +50,27 @@ class TestByName:
     def test_unknown_name(self, machine: SimpleNamespace) -> None:
         with pytest.raises(UnknownBackendError) as caught:
             machine.registry().get_backend("Fsat")
-        assert str(caught.value) == ("unknown backend 'Fsat'; did you mean 'fast'?; known: absent, cursed, fast, slow")
+        assert str(caught.value) == (
+            "unknown backend 'Fsat'; did you mean 'fast'?; known: absent, cursed, fast, odd, silent, slow"
+        )
 
     def test_unknown_name_mentions_plugins_that_failed(self, fakes: SimpleNamespace) -> None:
         registry = fakes.registry(cuda=ImportError("no libfoo"))
         with pytest.raises(UnknownBackendError, match=r"known: none .*plug-in 'cuda'.*no libfoo"):
             registry.get_backend("cuda")
 
-    def test_unavailable_says_reason_and_hint(self, machine: SimpleNamespace) -> None:
-        with pytest.raises(BackendUnavailableError) as caught:
-            machine.registry().get_backend("absent")
-        assert str(caught.value) == "backend 'absent' cannot run here: no driver found; install the driver"
-
-    def test_probe_that_raises_means_unavailable(self, machine: SimpleNamespace) -> None:
-        with pytest.raises(BackendUnavailableError, match=r"its probe raised OSError: libcuda.so: cannot open"):
-            machine.registry().get_backend("cursed")
-
-    def test_probe_that_returns_something_else(self, fakes: SimpleNamespace) -> None:
-        registry = fakes.registry(p=fakes.announcing(fakes.spec("x", probe=lambda: True)))
-        with pytest.raises(BackendUnavailableError, match="its probe returned True instead of a Probe"):
-            registry.get_backend("x")
-
-    def test_probe_without_a_reason(self, fakes: SimpleNamespace) -> None:
-        registry = fakes.registry(p=fakes.announcing(fakes.spec("x", probe=lambda: Probe(False))))
-        with pytest.raises(BackendUnavailableError, match="its probe gave no reason"):
-            registry.get_backend("x")
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("absent", "^backend 'absent' cannot run here: no driver found; install the driver$"),
+            ("cursed", "its probe raised OSError: libcuda.so: cannot open"),
+            ("odd", "its probe returned True instead of a Probe"),
+            ("silent", "its probe gave no reason"),
+        ],
+    )
+    def test_unavailable(self, machine: SimpleNamespace, name: str, message: str) -> None:
+        with pytest.raises(BackendUnavailableError, match=message):
+            machine.registry().get_backend(name)
 
     def test_check_backend_name_probes_nothing(self, machine: SimpleNamespace) -> None:
         registry = machine.registry()
@@ -78,21 +80,19 @@ class TestByName:
 
 
 class TestAutomatic:
-    @pytest.mark.parametrize("name", [None, "auto"])
-    def test_highest_priority_that_is_available(self, machine: SimpleNamespace, name: str | None) -> None:
-        assert machine.registry().get_backend(name).name == "fast"
-        assert machine.registry().choose(name) == "fast"
-
-    @pytest.mark.parametrize("name", [None, "auto"])
-    def test_environment_decides_before_priority(self, machine: SimpleNamespace, name: str | None) -> None:
-        assert machine.registry(SPECDEC_HAL_BACKEND="slow").get_backend(name).name == "slow"
-
-    def test_a_name_decides_before_the_environment(self, machine: SimpleNamespace) -> None:
-        assert machine.registry(SPECDEC_HAL_BACKEND="slow").get_backend("fast").name == "fast"
-
-    @pytest.mark.parametrize("value", ["", "  ", "auto"])
-    def test_empty_environment(self, machine: SimpleNamespace, value: str) -> None:
-        assert machine.registry(SPECDEC_HAL_BACKEND=value).get_backend().name == "fast"
+    @pytest.mark.parametrize(
+        ("environment", "name", "chosen"),
+        [
+            *(("", None, "fast"), ("  ", "auto", "fast"), ("auto", None, "fast")),
+            *(("slow", None, "slow"), ("slow", "auto", "slow"), ("slow", "fast", "fast")),
+        ],
+    )
+    def test_a_name_then_the_environment_then_the_highest_priority_that_is_available(
+        self, machine: SimpleNamespace, environment: str, name: str | None, chosen: str
+    ) -> None:
+        registry = machine.registry(SPECDEC_HAL_BACKEND=environment)
+        assert registry.get_backend(name).name == registry.choose(name) == chosen
+        assert machine.registry().get_backend().name == "fast"
 
     def test_bad_environment_is_named(self, machine: SimpleNamespace) -> None:
         with pytest.raises(UnknownBackendError, match=r"unknown backend 'sloww' \(from SPECDEC_HAL_BACKEND\)"):
@@ -169,25 +169,19 @@ class TestBuilding:
     def test_options_reach_the_factory(self, machine: SimpleNamespace) -> None:
         assert machine.registry().get_backend("slow", options={"threads": 2}).options == {"threads": 2}
 
-    def test_factory_that_raises(self, fakes: SimpleNamespace) -> None:
-        def factory(options: Any) -> Any:
-            raise RuntimeError("out of luck")
-
+    @pytest.mark.parametrize(
+        ("factory", "error", "message"),
+        [
+            (raising(RuntimeError("oh")), PluginError, "backend 'x' of plug-in 'p'.*factory raised RuntimeError: oh"),
+            (raising(ConfigError("backend.options: no such option")), ConfigError, "^backend.options: no such option$"),
+            (lambda options: "a backend", PluginError, "its factory returned 'a backend' instead of a Backend"),
+        ],
+    )
+    def test_factories_that_give_no_backend(
+        self, fakes: SimpleNamespace, factory: Any, error: type[Exception], message: str
+    ) -> None:
         registry = fakes.registry(p=fakes.announcing(fakes.spec("x", factory=factory)))
-        with pytest.raises(PluginError, match=r"backend 'x' of plug-in 'p'.*factory raised RuntimeError: out of luck"):
-            registry.get_backend("x")
-
-    def test_factory_errors_of_this_project_pass(self, fakes: SimpleNamespace) -> None:
-        def factory(options: Any) -> Any:
-            raise ConfigError("backend.options: no such option")
-
-        registry = fakes.registry(p=fakes.announcing(fakes.spec("x", factory=factory)))
-        with pytest.raises(ConfigError, match=r"^backend.options: no such option$"):
-            registry.get_backend("x")
-
-    def test_factory_that_returns_something_else(self, fakes: SimpleNamespace) -> None:
-        registry = fakes.registry(p=fakes.announcing(fakes.spec("x", factory=lambda options: "a backend")))
-        with pytest.raises(PluginError, match="its factory returned 'a backend' instead of a Backend"):
+        with pytest.raises(error, match=message):
             registry.get_backend("x")
 
 
