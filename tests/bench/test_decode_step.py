@@ -76,17 +76,6 @@ def test_the_suites_give_the_ops_what_they_take(suite):
         Prepared(case, BACKEND, device, seed=1).check()
 
 
-@pytest.mark.parametrize("suite", ["verify", "step", "sampling", "logprobs"])
-def test_every_case_is_there_once(suite):
-    labels = [case.label for case in cases_of(suite)]
-    assert len(set(labels)) == len(labels) > 10
-
-
-@pytest.mark.parametrize("suite", ["verify", "step"])
-def test_the_quick_cases_are_among_all(suite):
-    assert {case.label for case in cases_of(suite, quick=True)} & {case.label for case in cases_of(suite)}
-
-
 def test_every_target_and_peer_of_sampling_has_its_case():
     labels = {case.label for case in cases_of("sampling")}
     for setting, size in [*sampling.TARGETS, *sampling.PEERS]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -133,10 +131,3 @@ def test_the_page_has_every_op_once_and_every_symbol():
     for block in page.split("\n\n"):
         if block.startswith("|"):
             assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1, block
-
-
-def test_the_module_prints_the_page():
-    printed = subprocess.run(
-        [sys.executable, "-m", "specdec_hal.conformance.contract_page"], capture_output=True, text=True, check=True
-    )
-    assert printed.stdout == render_contracts()

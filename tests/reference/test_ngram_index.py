@@ -87,22 +87,6 @@ def test_kept_up_to_date(text, seed, largest, smallest):
                 assert_index_changes_nothing(op, {**state, "match_policy": policy}, index)
 
 
-def test_slots_that_do_not_decode_are_untouched():
-    inputs = generate("ngram_index_update", 1, M=8, L=8, workspace=BACKEND.workspace)
-    out = run("ngram_index_update", inputs)["index"]
-    decoding = (inputs["seq_lens_encoder"] <= 0) & (inputs["seq_lens_decoder"] > 0)
-    assert decoding.any() and not decoding.all()
-    np.testing.assert_array_equal(out[~decoding], inputs["index"][~decoding])
-
-
-def test_reset_touches_no_other_slot():
-    inputs = generate("ngram_index_reset", 5, M=8, workspace=BACKEND.workspace)
-    inputs["index"][:] = np.random.default_rng(0).integers(0, 256, inputs["index"].shape)
-    kept = ~inputs["reset_slots"]
-    assert kept.any() and not kept.all()
-    np.testing.assert_array_equal(run("ngram_index_reset", inputs)["index"][kept], inputs["index"][kept])
-
-
 @pytest.mark.parametrize("op", [*MATCHERS, "ngram_index_update"])
 def test_an_index_full_of_anything_stays_inside_its_arrays(op):
     """A stale index (a history changed, no reset) may give other drafts, but only ever tokens of the text."""

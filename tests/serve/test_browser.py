@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,13 +228,3 @@ def test_a_phone_shows_all_of_it(page: Any) -> None:
             page.get_by_label(tab).check()
             assert page.evaluate("document.documentElement.scrollWidth") == 390, "nothing is beside the screen"
             assert not page.evaluate(APART), "labels are beside their fields"
-
-
-def test_nothing_is_loaded_from_elsewhere(running: Running, page: Any, tmp_path: Path) -> None:
-    asked = list[str]()
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(running.url)
-    playwright.expect(page.locator("#model")).to_have_text(re.compile("letters"))
-    page.get_by_label("Chat").check()
-    say(page, "a")
-    assert len(asked) > 2 and all(url.startswith(running.url) for url in asked)
