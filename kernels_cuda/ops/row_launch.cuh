@@ -78,7 +78,7 @@ template <class L, class KernelOf, typename... A>
 void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, KernelOf kernel_of,
                  const A&... args) {
   if (rows == 0) return;
-  constexpr int64_t kMinShare = 4 * 1024, kElement = sizeof(typename L::Bits);
+  constexpr int64_t kElement = sizeof(typename L::Bits);
   static OfDevices allowed;
   const RowDevice device = row_device(op);
   const auto resident = kernel_of(std::true_type{}), streaming = kernel_of(std::false_type{});
@@ -89,7 +89,9 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   int at = device.major >= 9 ? 0 : kRowShapeCount - 1;
   for (; at + 1 < kRowShapeCount; ++at) {
     const RowShape& shape = kRowShapes[at];
-    if (rows * shape.blocks > 2 * device.sms || size * kElement <= kMinShare * shape.blocks) continue;
+    // Half as many are enough if a third of their warps has no chunk.
+    const bool spare = size <= kChunkIds * kRowWarps * shape.blocks / 3;
+    if (rows * shape.blocks > 2 * device.sms || spare) continue;
     if (rows <= rows_at_once(op, device, at, reinterpret_cast<const void*>(fitting(shape)))) break;
   }
   const RowShape& shape = kRowShapes[at];
