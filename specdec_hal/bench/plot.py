@@ -15,6 +15,8 @@ from specdec_hal.errors import BackendUnavailableError, RequestError
 Row = Mapping[str, Any]
 _MACHINE = "H200"
 """The GPU of targets and of other implementations' figures."""
+_WIDE = 30
+"""Ratio of times from which their axis is logarithmic."""
 _FEWEST = 3
 """Points of a line."""
 _STEPS = (1.0, 2.0, 5.0)
@@ -155,6 +157,8 @@ def _draw_points(axes: Any, title: str, rows: Sequence[Row], comparable: bool) -
         axes.xaxis.get_major_locator().set_params(subs=_STEPS)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.minorticks_off()
+    elif max(_medians(rows, "warm")) > _WIDE * min(_medians(rows, "warm")):
+        axes.set_xscale("log")
     else:
         axes.set_xlim(left=0)
     axes.set_yticks(at, [row["label"] for row in rows], fontsize=7)

@@ -127,8 +127,10 @@ def _print(document: dict[str, Any], output: Output) -> None:
             output.console.print(
                 f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()), soft_wrap=True
             )
-    columns = ("suite", "group", "case", "warm", "floor", "target", "cold", "floor", "target")
-    rows = Rows("microseconds, median", columns, spare=(1, 0, 8, 5, 7, 6))
+    columns = ["suite", "group", "case", "warm"]
+    if "floor" in document:  # on a GPU, for which the targets are
+        columns += ["floor", "target", "cold", "floor", "target"]
+    rows = Rows("microseconds, median", columns, [n for n in (1, 0, 8, 5, 7, 6) if n < len(columns)])
     for row in document["rows"]:
         cells = [row["suite"], row["group"], row["label"]]
         if "error" in row:
@@ -137,7 +139,7 @@ def _print(document: dict[str, Any], output: Output) -> None:
         for name in ("warm", "cold"):
             time = row.get(f"{name}_us", {}).get("median")
             cells += [_text(time), _text(row.get(f"{name}_floor_us")), _text(row["target_us"][name])]
-        rows.add_row(*cells)
+        rows.add_row(*cells[: len(columns)])
     rows.print(output.console)
     for row in document["rows"]:
         if "error" in row:

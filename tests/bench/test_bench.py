@@ -133,7 +133,7 @@ def test_the_command(suite, capsys, tmp_path):
     assert document["command"] == f"specdec-hal bench --suite {suite} --backend reference --quick"
     assert main(["bench", "--suite", suite, "--backend", "reference"]) == 0
     printed = capsys.readouterr().out
-    assert "six slots" in printed and "2.50" in printed
+    assert "six slots" in printed and "target" not in printed  # on a CPU
     assert main(["bench", "--read", str(out)]) == 0
     assert "six slots" in capsys.readouterr().out
     out.write_text("[]")
