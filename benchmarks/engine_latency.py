@@ -55,7 +55,7 @@ class Observed:
         self._registry = registry
         self._records: list[StepRecord] = []
         self.ended = 0.0
-        """When the last call ended, or what the next one is to be counted from."""
+        """End of the last call, from which the next one counts."""
 
     @hookimpl
     def specdec_step_finished(self, record: StepRecord) -> None:

@@ -1,8 +1,8 @@
 """The path of a step's tokens from the engine to a client, by stage: no model, one thread, microseconds of work.
 
-Each stage runs the processes' code on the previous stage's output: `frame` (collected and encoded), `zeromq`,
-`processor` (decoding, detokenization, stop strings), `update` (deltas encoded and decoded), `stream` (HTTP's side, up
-to a client's stream), `event` (the bytes of an event), `http` (ASGI and HTTP/1.1, without the kernel).
+Each stage runs the processes' code on the previous stage's output. `frame`: collected and encoded. `zeromq`.
+`processor`: decoding, detokenization, stop strings. `update`: deltas encoded and decoded. `stream`: HTTP's side, up to
+a client's stream. `event`: the bytes of an event. `http`: ASGI and HTTP/1.1, without the kernel.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Structured output on a CPU: the cost of a step with grammars, and answers compared with vLLM's CPU build.
 
 ``python benchmarks/structured.py --vllm PYTHON --out benchmarks/results/cpu-structured.json``. PYTHON is that of an
-environment with vLLM (`make engine-test` makes one: build/engine-venv); it may be left out.
+environment with vLLM, such as build/engine-venv of `make engine-test`; it is optional.
 
-`steps`: 8 requests at once with a JSON schema and without, in turns in one process, plain and drafted: microseconds of
-a decode step (a round's median; of all rounds the median), and of CPU time, which depends less on other processes; of
-that, what the grammars and their masks took, and what a token took. Drafted steps differ in their drafts, so compare
-tokens there. `forced`: tokens per step of three schemas, one request after the other, with the
-drafts that the grammar forces, with those of n-grams, and with both. `answers`: greedy, 8 prompts at once, the same
-schemas, every engine in a process of its own, in turns: how many answers are JSON by their schema, how many have the
-tokens of our plain decoding, and tokens per second and per second of CPU time, the median of the turns, prefill
-included. Loading, compiling grammars and one turn to warm up are not.
+`steps`: 8 concurrent requests with and without a JSON schema, in turns in one process, plain and drafted. Microseconds
+of a decode step, in clock and CPU time (median over rounds of each round's median), and of that the time of grammars
+and masks, and the time per token. Drafted steps differ in their drafts, so compare their tokens. `forced`: tokens per
+step of three schemas, one request at a time, with forced drafts, n-grams, and both. `answers`: greedy, 8 concurrent
+prompts, the same schemas, every engine in a separate process, in turns. It counts valid answers and answers with the
+tokens of our plain decoding. Tokens per second, in clock and CPU time, are medians of the turns, with prefill and
+without loading, compiling grammars and a turn to warm up.
 """
 
 from __future__ import annotations

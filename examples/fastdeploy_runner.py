@@ -129,9 +129,9 @@ class Runner:
         )  # fmt: skip
 
     def run(self, prompts: list[list[int]], max_new_tokens: int) -> tuple[list[list[int]], int]:
-        """Decode prompts together, one a slot: their tokens, and in how many steps.
+        """Decode prompts together, one per slot; returns their tokens and the number of steps.
 
-        FastDeploy ends a request by an end token in the place of the last one, so one more is asked for.
+        FastDeploy replaces the last token of a request by an end token, so one more is requested.
         """
         for slot, prompt in enumerate(prompts):
             self.insert(slot, prompt, max_new_tokens + 1)

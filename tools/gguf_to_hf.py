@@ -97,7 +97,7 @@ def configuration(fields: Fields, tensors: dict[str, NDArray[Any]], dtype: str) 
 
 
 def _shortest(value: float) -> float:
-    """The number that somebody wrote down who meant this float32."""
+    """The shortest decimal number with this float32."""
     return float(str(np.float32(value)))
 
 

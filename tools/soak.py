@@ -1,9 +1,9 @@
 """Random requests under injected faults, for as long as you like: ``python tools/soak.py --seconds 3600``.
 
 Each round makes a runner with a random configuration and a seed of its own, and gives it random requests while the
-model, ops, proposer, callbacks, clock and disk fail at random. After every step the invariants are checked: slots and
-KV blocks are conserved, every request ends exactly once, its tokens are those of plain decoding (a beginning of them if
-it was cut short), and its stream adds up to its output. A failure prints the round's seed; ``--seed`` runs it again.
+model, ops, proposer, callbacks, clock and disk fail at random. Invariants are checked after every step: slots and KV
+blocks are conserved, and every request ends exactly once. Its tokens are those of plain decoding, up to its end, and
+its stream adds up to its output. A failure prints the round's seed; ``--seed`` runs it again.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 The target is frozen, and the drafter shares its embedding and head. The text is cut into windows. A share of them keeps
 only its beginning and is continued by the target (`--generated`), since the target's own text is what will be drafted.
 
-EAGLE-3 (Li et al., arXiv:2503.01840) trains with its training-time test: the head runs `--steps` times over each
-window, from the second time on with its own states in place of the target's; each time it is compared with the target's
+EAGLE-3 (Li et al., arXiv:2503.01840) trains with its training-time test. The head runs `--steps` times over each
+window, from the second time on with its own states instead of the target's. Each time it is compared with the target's
 distribution over the draft vocabulary. The third feature is the target's last residual stream, with `fc_norm`, and
 normed states are recycled (`norm_output`). A target with a multi-token-prediction module (DeepSeek-V3's tensor names)
 gives the head its first weights; `--random` starts without.

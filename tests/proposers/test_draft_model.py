@@ -37,7 +37,7 @@ class Imitator(HistoryModel):
 
 
 class DeviceImitator(DeviceHistoryModel):
-    """The same over device tensors, where it is the target that tells of such a position by NaN."""
+    """The same over device tensors, where the target marks such a position by NaN."""
 
     def forward_device(self, batch: DeviceBatch, out: Any) -> None:
         super().forward_device(batch, out)

@@ -114,7 +114,7 @@ class Drafter:
     # ---- computed
 
     def chain(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> Any:
-        """Greedy drafts of DSpark, each after the one before, and the confidences in them. Arguments as `logits`."""
+        """Greedy drafts of DSpark, each after the previous one, and their confidences. Arguments as `logits`."""
         w, ids, found = self.tensors, list[int](), list[float]()
         from_anchor = self.markov.get("sample_from_anchor", True)
         base, rows = self.logits(features, token, drafts, embedding, head, from_anchor, with_rows=True)
@@ -209,8 +209,8 @@ def _sigmoid(x: Any) -> Any:
 def perfect(head: Head, drafts: int) -> Drafter:
     """A drafter for the target of :func:`tests.support.drafters.perfect`, whose greedy drafts are all the target's.
 
-    A layer takes the token of the row before, and puts the one in its place that the target says after it: so the first
-    row is the emitted token again if the last row of the context is right, and each layer has one more row right.
+    A layer replaces the token of a row by the one that the target says after the previous row's token. So the first row
+    is the emitted token again if the last row of the context is right, and each layer makes one more row right.
     """
     size, vocabulary = head.hidden_size, head.vocab_size
     made = Drafter(

@@ -240,9 +240,9 @@ def perfect(folder: Path, vocabulary: int = 12, seed: int = 0) -> tuple[Path, He
     """A target whose next token depends on the last alone, and a head with its logits: (the target's folder, the head).
 
     The target's residuals are a constant and a place for each token, which its second and its third layer permute; the
-    others add nothing. The head's state is that of the token before, as the second layer left it. Its first attention
-    head looks at its own row and adds the embedding of the row's token, the second looks at the row before and takes
-    the embedding of that token away: rotary embeddings, turned by a row's distance, choose the row. So a wrong feature,
+    others add nothing. The head's state is that of the previous token, as the second layer left it. Its first attention
+    head reads its own row and adds the embedding of the row's token. The second reads the previous row and subtracts
+    the embedding of that token: rotary embeddings, turned by a row's distance, choose the row. So a wrong feature,
     row or position, or a row of the cache that is missing, gives other logits.
     """
     from safetensors.numpy import save_file
