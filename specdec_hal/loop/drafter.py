@@ -33,7 +33,7 @@ _DECIDED = ("token_ids_all", "step_idx", "seq_lens_decoder", "draft_token_num")
 
 
 class Drafter:
-    """Proposes drafts for histories that live elsewhere: flat token ids, one sequence a request.
+    """Proposes drafts for histories of another engine: flat token ids, one sequence per request.
 
     `method` is a registered proposer that needs no model, `backend` a backend or the name of one,
     `num_speculative_tokens` K, the most drafts per request and call (0..31). `settings` are the keys of the method's

@@ -96,7 +96,7 @@ def verify(
     `draft_lens` [B] (None: all K count), or B lists such as `Drafter.propose` returns. Rows after the drafts of a
     request are ignored.
 
-    `positions` [B], needed for sampling: how many tokens stand before the first one emitted. They and `seeds` determine
+    `positions` [B], needed for sampling: number of tokens before the first emitted one. They and `seeds` determine
     the random numbers: under `strategy` "target_match" and "greedy", tokens equal those of :func:`sample` called token
     by token. "rejection" takes `draft_probs` [B, K, V] (None: one-hot drafts), "topp" `verify_window` and `candidates`.
     Nothing is emitted after one of `end_tokens`, or beyond `max_new_tokens`. The other arguments are those of

@@ -23,10 +23,10 @@ _REASONED = 3
 
 
 class SlotWriter:
-    """Writes what requests ask for and what a scheduler decides into a state, which `schedule_slots` carries out.
+    """Writes parameters of requests and decisions of a scheduler into a state, for `schedule_slots`.
 
     It fills `request`, `request_lists` and `schedule` of the state (NumPy) and uploads them as a whole: the lists only
-    where a request has such, or the slot's last one had.
+    if a request has lists, or its slot's previous request had.
     """
 
     def __init__(self, state: DecodeState) -> None:

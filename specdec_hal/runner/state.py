@@ -121,10 +121,10 @@ class DecodeState(OpTensors):
 
     M = `max_num_seqs`, S = `num_speculative_tokens` + 1, L = `max_model_len`, I_cap = `prefill_chunk`, T_cap =
     `max_num_batched_tokens`, W = `max_bad_tokens`. Q and Z = `max_stop_sequences` (how many, how long), J and H =
-    the lengths of `think_end_text` and `answer_start_ids`, G = `max_blocks` (KV blocks a slot; 0 where the model
-    keeps no block tables). Outside the vocabulary: :attr:`bias` on logits (`max_logit_bias` tokens per slot), and
-    :attr:`slot_masks` (allowed tokens of `vocab_size`). `ids_remove_padding` is a column [T_cap, 1], which ops take for
-    [T_cap] as well as for rows of width 1.
+    the lengths of `think_end_text` and `answer_start_ids`, G = `max_blocks` (KV blocks per slot; 0 without block
+    tables). Outside the vocabulary: :attr:`bias` on logits (`max_logit_bias` tokens per slot), and :attr:`slot_masks`
+    (allowed tokens of `vocab_size`). `ids_remove_padding` is a column [T_cap, 1], which ops accept for [T_cap] and for
+    rows of width 1.
     """
 
     def __init__(
