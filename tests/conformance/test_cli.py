@@ -94,15 +94,14 @@ def test_what_is_not_claimed_is_refused(faulty: str, capsys: pytest.CaptureFixtu
     assert not any(rule.startswith("ngram") for rule in report["coverage"]["untouched"])
 
 
-@pytest.mark.parametrize("fault, how", [("abort", "was killed by SIGABRT"), ("exit", "ended with status 3")])
 def test_a_crash_is_a_failure_with_its_inputs_saved(
-    faulty: str, fault: str, how: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    args = ("--backend", faulty, "--option", f"fault={fault}", "--op", OP, "--op", "prepare_inputs")
+    args = ("--backend", faulty, "--option", "fault=abort", "--op", OP, "--op", "prepare_inputs")
     status, report = document(capsys, *args, "--save", str(tmp_path), "--jobs", "2")
     assert status == 1
     crashes = [result for result in report["results"] if result["check"] == "survival"]
-    assert {result["op"] for result in crashes} == {OP} and how in crashes[0]["detail"]
+    assert {result["op"] for result in crashes} == {OP} and "was killed by SIGABRT" in crashes[0]["detail"]
     saved = sorted(tmp_path.glob("conformance-crash-*.npz"))
     assert saved and len(np.load(saved[0])["index"]) == 4
     assert str(saved[0]) in "".join(result["detail"] for result in crashes)

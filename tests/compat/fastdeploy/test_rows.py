@@ -109,21 +109,6 @@ DEC = np.array([0, 5, 0, 25, 64, 0, 128])
 LENS = np.array([100, 2, 0, 1, 120, 140, 3])
 
 
-def test_the_worked_example_of_get_infer_param(xpu: Any) -> None:
-    made = infer_param(xpu, ENC, DEC, LENS)
-    wanted = {
-        "encoder_batch_map": [0, 4, 5], "encoder_batch_idx": [0, 3, 4], "encoder_seq_lod": [0, 100, 220, 360],
-        "encoder_kv_lod": [0, 100, 284, 424], "prefix_len": [0, 64, 0], "decoder_batch_map": [1, 3, 6],
-        "decoder_batch_idx": [1, 2, 5], "decoder_seq_lod": [0, 2, 3, 6, 6, 6, 6, 6],
-        "decoder_context_len": [7, 26, 131], "decoder_context_len_cache": [5, 25, 128],
-    }  # fmt: skip
-    for name, array in wanted.items():
-        tail = [0] * (made[name].shape[0] - len(array))
-        equal(made[name], array + tail)
-        equal(made[f"{name}_cpu"], array + tail)
-    equal(made["len_info_cpu"], [3, 3, 360, 140, 184, 3, 131])
-
-
 def test_where_tokens_go_in_the_cache(xpu: Any) -> None:
     """Two prompts, one of which has 64 tokens cached; blocks of 64, of which slot b has 4 b .. 4 b + 3."""
     made = infer_param(xpu, *(np.array(a) for a in ([100, 0, 0, 0, 140], [0, 5, 0, 25, 64], [100, 2, 0, 1, 140])))
