@@ -19,9 +19,6 @@ _LEAVE_S = 3.0
 """Time limit to leave a group."""
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """Keep PyTorch from ending the process after a failed collective, so that callers are notified."""
-_gpu_memory_of: str | None = None
-"""`rendezvous` of the group that has shared GPU memory in this process. PyTorch keeps a group's store under its name,
-which the next group has too, and would wait in the store of the first."""
 
 
 class Shared(NamedTuple):
@@ -139,20 +136,13 @@ class ProcessGroup:
         """
         if self.size > 2 if self._device == "cpu" else not self.capturable:
             return None
-        global _gpu_memory_of
-        make, shared, error = self._share_files, None, ""
-        if self._device != "cpu":
-            make = self._share_gpus
-            _gpu_memory_of = _gpu_memory_of or self._rendezvous
-            if _gpu_memory_of != self._rendezvous:
-                error = "PyTorch shares it in one group of a process, and this is another"
+        make = self._share_files if self._device == "cpu" else self._share_gpus
+        shared, error = None, ""
+        try:
+            shared = make(count, dtype)
+        except (RuntimeError, OSError, ImportError, AttributeError) as refused:
+            error = describe(refused)
         refusals = [other for other in self.gather_objects(error) if other]
-        if not refusals:
-            try:
-                shared = make(count, dtype)
-            except (RuntimeError, OSError, ImportError, AttributeError) as refused:
-                error = describe(refused)
-            refusals = [other for other in self.gather_objects(error) if other]
         if refusals or shared is None:
             _log.warning("tensor-parallel ranks exchange by NCCL: no memory of all GPUs (%s)", refusals[0])
             return None
@@ -175,9 +165,21 @@ class ProcessGroup:
     def _share_gpus(self, count: int, dtype: Any) -> Shared:
         import torch
         import torch.distributed._symmetric_memory as symmetric
+        from torch._C import _distributed_c10d as c10d
 
+        from specdec_hal.tensors.memory_store import MemoryStore
+
+        # Not the default group's name: PyTorch keeps the store of the first group with a name.
+        memory, name = symmetric._SymmetricMemory, self._rendezvous
+        self._shared += 1
+        if self._shared == 1:
+            store = MemoryStore(self._distributed.distributed_c10d._get_default_store())
+            memory.set_group_info(name, self.rank, self.size, store)
+            group = c10d.ProcessGroup(store, self.rank, self.size)
+            c10d._register_process_group(name, group)  # where PyTorch 2.11 looks for it
+            self._kept += [group, store]  # PyTorch keeps neither Python object
         mine = symmetric.empty(count, dtype=dtype, device=torch.device(self._device)).zero_()
-        handle = symmetric.rendezvous(mine, self._distributed.group.WORLD)
+        handle = memory.rendezvous(mine, name)
         parts = [handle.get_buffer(rank, (count,), dtype) for rank in range(self.size)]
         self._kept.append((handle, parts))
         places = torch.tensor([part.data_ptr() for part in parts], device=self._device)

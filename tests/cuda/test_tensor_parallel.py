@@ -90,8 +90,11 @@ def decode(runner: Any) -> dict[str, tuple[int, ...]]:
     [("false", signal.SIGKILL), ("true", signal.SIGKILL), ("false", signal.SIGSTOP)],
     ids=["gathered, killed", "parts, killed", "stopped"],
 )
-def test_a_team_until_a_rank_fails(devices: list[int], parts: str, how: int) -> None:
-    """As the command line starts it; the end of a rank, or its silence, ends the others, and one error says so."""
+def test_a_team_until_a_rank_fails(devices: list[int], parts: str, how: int, caplog: pytest.LogCaptureFixture) -> None:
+    """As the command line starts it; the end of a rank, or its silence, ends the others, and one error says so.
+
+    Every team of this process shares memory between GPUs, not only the first.
+    """
     if gpus() <= max(devices):
         pytest.skip(f"needs {max(devices) + 1} GPUs, has {gpus()}")
     silence_s = 10  # longer than one rank takes to compile what the other has compiled already
@@ -103,6 +106,7 @@ def test_a_team_until_a_rank_fails(devices: list[int], parts: str, how: int) -> 
         assert len(once) == 4 and all(once.values())
         assert decode(runner) == once
         captured = len(set(devices)) > 1
+        assert "exchange by NCCL" not in caplog.text
         assert (runner.summary()["graphs"] > 0) == captured and not runner.summary()["graph_failures"]
         for request in requests(400):
             runner.add_request(request)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from specdec_hal.errors import ConfigError, EngineDeadError, RankMismatchError, 
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.tensors import group
 from tests.models.conftest import Shape, write_checkpoint
 from tests.parallel.ranks import Threads
 from tests.support.dflash import Drafter
@@ -335,17 +335,25 @@ def test_sizes_that_cannot_be_divided(checkpoint: Path) -> None:
         load_model(checkpoint, "paddle", group=Threads(2).rank(0))
 
 
-def test_one_group_of_a_process_shares_gpu_memory(monkeypatch, caplog):
-    """PyTorch looks for a group's store under a name that the next group has too: its ranks would wait for ever."""
-    monkeypatch.setattr(group, "_gpu_memory_of", None)
+def test_store_of_shared_memory_numbers_exchanges_per_group(tmp_path: Path) -> None:
+    """A process that has shared memory before, and one that has not: PyTorch counts exchanges per process."""
+    distributed = pytest.importorskip("torch.distributed")
+    from specdec_hal.tensors.memory_store import MemoryStore
 
-    def share(rendezvous: str, other: str = "") -> object:
-        made: Any = object.__new__(group.ProcessGroup)
-        made.size, made.capturable, made._device, made._rendezvous, made._stops = 2, True, "cuda:0", rendezvous, []
-        made.gather_objects = lambda value: [value, other]
-        made._share_gpus = lambda count, dtype: group.Shared(count, dtype)
-        return made.share(8, "float32")
-
-    assert share("first") and share("first")
-    assert share("second") is None and "one group of a process" in caplog.text
-    assert share("first", other="the other rank has had one") is None
+    files = [distributed.FileStore(str(tmp_path / "store"), 2) for _ in range(2)]
+    for file in files:
+        file.set_timeout(timedelta(seconds=1))
+    stores = [MemoryStore(file) for file in files]
+    for exchange in range(2):
+        # PrefixStore is PyTorch's, and calls from C++ as shared memory does.
+        ranks = [
+            distributed.PrefixStore(f"CUDASymmetricMemory/{first + exchange}", store)
+            for first, store in zip((7, 0), stores, strict=True)
+        ]
+        for rank, store in enumerate(ranks):
+            store.set(str(rank), f"{rank} of {exchange}")
+        for store in ranks:
+            assert store.multi_get(["0", "1"]) == [f"{rank} of {exchange}".encode() for rank in range(2)]
+            assert store.get("0") == f"0 of {exchange}".encode()
+        assert [store.add("members", 1) for store in ranks] == [1, 2]
+        ranks[0].wait(["members"], timedelta(seconds=1))
