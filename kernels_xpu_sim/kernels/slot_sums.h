@@ -1,7 +1,8 @@
-// Prefix sums over slots: before a core's slots, and in all. There is no barrier across clusters, so every cluster sums
-// all slots itself.
+// What depends on all slots: prefix sums, before a core's slots and in all, and whether any slot runs. There is no
+// barrier across clusters, so every cluster sums all slots itself.
 #pragma once
 
+#include "specdec/flag.h"
 #include "tiles.h"
 
 namespace specdec {
@@ -67,6 +68,17 @@ static __device__ void slot_part(Source& source, int64_t slots, SlotPart<N>* par
     part->total.add(own[k]);
     part->total.add(after[k]);
   }
+}
+
+// Whether any core of the cluster says yes. All cores call this; the first one writes it.
+static inline __device__ void set_running(bool mine, Flag* has_running) {
+  __shared__ bool running[kMaxClusterCores];
+  running[core_id()] = mine;
+  mfence_sm();
+  sync_cluster();
+  if (core_id() != 0) return;
+  for (int k = 1; k < core_num(); ++k) mine = mine || running[k];
+  gm_put(has_running, Flag{mine});
 }
 
 }  // namespace specdec

@@ -2,6 +2,8 @@
 // may be zero. A core's local memory holds 8 KB with its stack, so tiles are chosen by the kernel.
 #pragma once
 
+#include <type_traits>
+
 #include "xpu/kernel/cluster.h"
 #include "xpu/kernel/cluster_partition.h"
 #include "xpu/kernel/cluster_primitive.h"
@@ -98,6 +100,28 @@ struct GmTile {
   }
   __device__ void store_async(T* gm, int64_t count) { LM2GM_ASYNC(cells, gm, count * static_cast<int64_t>(sizeof(T))); }
 };
+
+constexpr int kSlotTile = 16;  // neighbouring slots of a core, at a time
+
+// One tensor's cells of neighbouring slots. `T` is const where the kernel only reads them.
+template <typename T>
+struct SlotTile {
+  T* gm;
+  std::remove_const_t<T> cells[kSlotTile];
+
+  explicit __device__ SlotTile(T* gm) : gm(gm) {}
+  __device__ std::remove_const_t<T>& operator[](int64_t i) { return cells[i]; }
+};
+
+// Both move `count` cells of each tile, and complete at a fence.
+template <typename... T>
+static inline __device__ void load_async(int64_t count, SlotTile<T>&... tiles) {
+  (GM2LM_ASYNC(tiles.gm, tiles.cells, count * static_cast<int64_t>(sizeof(T))), ...);
+}
+template <typename... T>
+static inline __device__ void store_async(int64_t count, SlotTile<T>&... tiles) {
+  (LM2GM_ASYNC(tiles.cells, tiles.gm, count * static_cast<int64_t>(sizeof(T))), ...);
+}
 
 // Sets `count` cells to `value`. Not inlined, like gm_copy, to keep its tile out of callers' frames.
 template <typename T>
