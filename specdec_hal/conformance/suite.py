@@ -73,7 +73,11 @@ def units(ops: Iterable[str] | None = None, level: str = "quick") -> list[Unit]:
     """The units of some ops (None: all). Raises UnsupportedError for an op that the contract lacks."""
     chosen = list(OPS) if ops is None else [get_op(op).name for op in ops]
     groups = [group for group in GROUPS if not (level == "soak" and group in ("edges", "wide", "traces", "arguments"))]
-    own = {"wide": wide_cases, "statistics": distributions.distribution_tests}  # not every op has them
+    own: dict[str, Callable[[str], Iterable[object]]] = {  # not every op has them
+        "wide": wide_cases,
+        "traces": lambda op: traces.trace_cases(op, 1),
+        "statistics": distributions.distribution_tests,
+    }
     return [Unit(op, group) for op in chosen for group in groups if group not in own or any(own[group](op))]
 
 
