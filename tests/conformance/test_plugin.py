@@ -18,10 +18,11 @@ def pytest_of(tmp_path: Path, *args: str) -> tuple[int, str]:
 
 
 def test_one_test_per_op_and_group_in_parallel(tmp_path: Path) -> None:
-    status, out = pytest_of(tmp_path, "--specdec-backend", "xpu_sim", *OP, "--specdec-seed", "3", "-n", "2", "-v")
+    quickest = ("--specdec-op", "ngram_index_reset")
+    status, out = pytest_of(tmp_path, "--specdec-backend", "xpu_sim", *quickest, "--specdec-seed", "3", "-n", "2", "-v")
     assert status == 0, out
     for group in ("edges", "generated", "hostile", "traces", "arguments"):
-        assert f"test_conformance[gather_accepted:{group}]" in out
+        assert f"test_conformance[ngram_index_reset:{group}]" in out
 
 
 def test_it_says_what_it_needs(tmp_path: Path) -> None:
