@@ -120,8 +120,8 @@ def test_tokens(case: Models) -> None:
     assert accepted > 0
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
-def test_layers_of_llama_run_without_the_library(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_layers_like_llamas_run_without_the_library(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a step takes longer on a CPU, and nothing else would show it."""
     import transformers
 

@@ -132,7 +132,8 @@ class HostTransformers:
             decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
 
         decoder.serve(Silent(), 8)
-        undo = fuse(decoder, decoder.modify(lambda model: install(decoder, self._operators, run)))
+        parts = decoder.modify(lambda model: install(decoder, self._operators, run))
+        undo = fuse(decoder, parts)
         if undo is None:
             return
         self._fused, (text, wanted) = True, (decoder.survey.ids.numpy(), decoder.survey.hidden)
@@ -140,7 +141,9 @@ class HostTransformers:
         got = self.forward(ForwardBatch(text, [Segment(0, 0, len(text), 0)]))[FINAL_NORM]
         if not (got - wanted).norm() <= 1e-3 * wanted.norm():
             self._fused = False
-            undo()
+            return undo()
+        for part in filter(None, parts):
+            part.qkv.weight = None  # its rows are there in another order
 
     @property
     def capabilities(self) -> ModelCapabilities:

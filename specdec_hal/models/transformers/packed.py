@@ -108,10 +108,10 @@ class Packed:
 
 
 def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
-    """Run a model of Llama's layers alone without the library's code: the native attention rotates queries and keys.
+    """Run a model of Llama's or Qwen3's layers alone without the library's code between their parts.
 
-    Rows of queries and keys go in pairs, as :mod:`specdec_hal.models.layout` has them. Returns a function that takes
-    this back; None, and nothing is changed, for other models. The caller compares results.
+    The native attention rotates queries and keys, whose rows go in pairs, as :mod:`specdec_hal.models.layout` has them.
+    Returns a function that takes this back; None for other models, which stay. The caller compares results.
     """
     base, survey, layers = decoder.base, decoder.survey, [part for part in parts if part is not None]
     plain = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -141,7 +141,7 @@ def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
 
 
 def _fused(layer: Layer, part: Parts) -> Callable[..., Any]:
-    rotated = (layer.heads + layer.kv_heads) * layer.head_dim
+    queries, rotated = (heads * layer.head_dim for heads in (layer.heads, layer.heads + layer.kv_heads))
 
     def paired(rows: Any) -> Any:
         pairs = rows[:rotated].unflatten(0, (-1, 2, layer.head_dim // 2)).transpose(1, 2).flatten(0, 2)
@@ -149,12 +149,20 @@ def _fused(layer: Layer, part: Parts) -> Callable[..., Any]:
 
     weight = _pack(paired(part.qkv.weight.to_dense()))
     bias = None if part.qkv.bias is None else paired(part.qkv.bias)
+    norms: list[tuple[slice, Any]] = []
+    if part.head_norms is not None:
+        *scales, epsilon = part.head_norms
+        columns = slice(0, queries), slice(queries, rotated)
+        norms = [(mine, paired(scale)) for mine, scale in zip(columns, scales, strict=True)]
     state, out, down, first, second, middle = (
         part.attention.__dict__, part.out, part.down, part.first, part.second, part.middle,
     )  # fmt: skip
 
     def forward(hidden_states: Any, **kwargs: Any) -> Any:
         qkv = _multiply(first(hidden_states)[0], weight, bias)
+        for mine, scale in norms:
+            heads = qkv[:, mine].unflatten(1, (-1, layer.head_dim))
+            heads.copy_(F.rms_norm(heads, scale.shape, scale, epsilon))
         attended = out.product(state[STORE].attend_joined(layer, qkv)[None]).add_(hidden_states)
         return down.product(middle(second(attended))).add_(attended)
 

@@ -17,7 +17,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from specdec_hal.models.paged import Layer
-from specdec_hal.models.rope import Rotation
+from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.transformers.bits import Silent
 from specdec_hal.models.transformers.interface import LAYER, STORE
 
@@ -161,7 +161,8 @@ def holds_experts(module: Any) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """A layer that is Llama's: its attention, norms, products, and the function between the MLP's products."""
+    """A layer that is Llama's or Qwen3's: its attention, norms, products, the function between the MLP's products, and
+    norms of heads or None."""
 
     attention: Any
     first: Callable[[Any], Any]
@@ -170,12 +171,13 @@ class Parts:
     second: Callable[[Any], Any]
     middle: Callable[[Any], Any]
     down: Linear
+    head_norms: Norms | None
 
 
 def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[Parts | None]:
     """Replace modules; `run`: a pass of two rows or more through all layers and the head.
 
-    Returns the parts of each layer, None for one that is not Llama's.
+    Returns the parts of each layer, None for one that is another.
     """
     model, blocks = decoder.model, list(decoder.survey.blocks)
     groups = same_inputs(model, model.get_input_embeddings().weight.dtype, run)
@@ -408,7 +410,7 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
     down: Any = getattr(mlp, "down_proj", None)
     if {name for name, _ in block.named_children()} != {*names} or not isinstance(out, Linear):
         return None
-    inner, qkv = _attention(attention, operators)
+    inner, qkv, norms = _attention(attention, operators)
     first, second = first.forward, second.forward  # without what calls of modules cost on a CPU
     middle: Any = mlp.forward.args[1] if isinstance(mlp.forward, partial) else None
 
@@ -442,25 +444,25 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
                 part.add(None)
         if got is not None and got.shape == expected.shape and _close(expected, got) and _same(given, watch.given):
             block.forward = forward
-            whole = forward is within and qkv is not None and middle is not None
-            return Parts(attention, first, qkv, out, second, middle, down) if whole else None
+            whole = forward is within and middle is not None
+            return Parts(attention, first, qkv, out, second, middle, down, norms) if whole else None
     return None
 
 
-def _attention(attention: Any, operators: Operators) -> tuple[Any, Any]:
-    """What is between a norm and the last product, if it is one product, a late rotary embedding and attention; and
-    that product, if there are no norms of heads."""
+def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | None]:
+    """What is between a norm and the last product, if it is one product, a late rotary embedding and attention; that
+    product, and norms of heads."""
     parts: list[Any] = [getattr(attention, f"{name}_proj", None) for name in "qkv"]
     rotary = getattr(attention.forward, "__globals__", {}).get(_ROTATE)
     if not isinstance(rotary, _Rotary) or not rotary.late or not all(isinstance(part, Part) for part in parts):
-        return None, None
+        return None, None, None
     whole: Linear = parts[0].whole
     if [(part.whole, part.part) for part in parts] != [(whole, i) for i in range(3)] or len(whole.sizes) != 3:
-        return None, None
+        return None, None, None
     norms: list[Any] = [getattr(getattr(attention, f"{name}_norm", None), "forward", None) for name in "qk"]
     late = all(isinstance(norm, _Norm) and norm.later is not None for norm in norms)
     if not late and any(norm is not None for norm in norms):
-        return None, None
+        return None, None, None
     before = (norms[0].weight, norms[1].weight, norms[0].epsilon) if late else None
     state = attention.__dict__
 
@@ -477,7 +479,7 @@ def _attention(attention: Any, operators: Operators) -> tuple[Any, Any]:
         operators.pending = Rotation(q, k, cos, sin, before)
         return state[STORE].attend(layer, q, k, v, None).flatten(1)[None]
 
-    return forward, None if late else whole
+    return forward, whole, before
 
 
 def _same(one: Any, two: Any) -> bool:
