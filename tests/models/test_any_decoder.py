@@ -190,7 +190,7 @@ def test_memory(kind: str, tmp_path: Path) -> None:
 def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command says whether bits are promised."""
     folder = write_model(tmp_path, "Llama")
-    for setting, how in (("null", "are the same"), ("false", "may depend")):
+    for setting, how in (("null", "do not depend"), ("false", "may depend")):
         settings = (f"model.path={folder}", "model.framework=transformers", f"engine.batch_invariant={setting}")
         assert main(["explain", *(word for setting in settings for word in ("--set", setting))]) == 0
         assert f"a token's bits {how}" in capsys.readouterr().out
