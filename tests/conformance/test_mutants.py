@@ -26,7 +26,7 @@ OF_AN_INDEX = {
 }  # fmt: skip
 """Whose layout is a backend's own."""
 BY_COMPARISON = {
-    "ratio-by-reciprocal", "acceptance-shares-the-draw", "candidate-draw-shares-the-sampler's", "end-token-replaced",
+    "ratio-by-reciprocal", "acceptance-shares-the-draw", "candidate-draw-shares-the-sampler's",
     "depends-on-the-batch-size", *(f"{op}-in-32-bits" for op in (
         "gather_next_token", "sample_target", "token_logprobs", "apply_penalties", "top_p_candidates",
         "verify_draft_tokens", "ngram_index_update",

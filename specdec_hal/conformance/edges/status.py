@@ -38,15 +38,15 @@ def edges() -> Iterator[Case]:
     yield edge(
         OP, "tokens end at the first end token or the limit", "cut end-at-limit stop count",
         {
-            "accept_tokens": [[5, 9, 6], [5, 9, 6], [5, 6, 7], [5, 6, 7], [9, 6, 7], [9, 6, 7]],
+            "accept_tokens": [[5, 9, 6], [5, 8, 6], [5, 6, 7], [5, 6, 7], [8, 6, 7], [8, 6, 7]],
             "accept_num": [2, 2, 3, 2, 1, 1], "step_idx": [3, 3, 4, 3, 4, 9],
-            "stop_flags": [True, True, False, False, True, True], "draft_tokens": [[9, 0, 0]] * 2
-            + [[7, 0, 0], [6, 0, 0], [9, 0, 0], [9, 0, 0]],
+            "stop_flags": [True, True, False, False, True, True],
+            "draft_tokens": [[9, 0, 0], [8, 0, 0], [7, 0, 0], [6, 0, 0], [8, 0, 0], [8, 0, 0]],
         },
         {"L": 20}, end_at_limit=True,
         seq_lens_this_time=[3] * 6, seq_lens_decoder=[3] * 6, step_idx=[1, 1, 1, 1, 3, 8],
         accept_tokens=[[5, 9, 6], [5, 6, 6], [5, 6, 7], [5, 6, 7], [5, 6, 7], [5, 6, 7]],
-        accept_num=[3, 3, 3, 2, 2, 3], max_dec_len=[100, 3, 5, 4, 4, 2], end_tokens=[9, 8],
+        accept_num=[3, 3, 3, 2, 2, 3], max_dec_len=[100, 3, 5, 4, 4, 2], end_tokens=[8, 9],
         draft_tokens=[[0, 0, 0]] * 6,
     )  # fmt: skip
     yield edge(
