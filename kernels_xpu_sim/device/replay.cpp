@@ -170,8 +170,8 @@ std::vector<char> arguments(const OpSignature& op, Case* c, std::string* wrong) 
 // What the exported function of an op calls (kernels/op.h), in place of the emulator backend's: `given` is a case.
 namespace specdec::xpu {
 
-int bind_op(const OpSignature& op, List<Limit>, void (*launch)(const void* args, const LaunchOptions& options),
-            const void* given, int, void*) {
+int bind_op(const OpSignature& op, void (*launch)(const void* args, const LaunchOptions& options), const void* given,
+            int, void*) {
   Case& c = *static_cast<Case*>(const_cast<void*>(given));
   const std::vector<char> args = arguments(op, &c, &c.wrong);
   if (!c.wrong.empty()) return 0;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from typing import Any
 
 import numpy as np
@@ -66,21 +65,6 @@ def test_more_than_the_kernels_take(op, sizes, symbol, cuda):
         UnsupportedError, match=rf"{op} \[cuda\].*{symbol} = {sizes[symbol]} \(largest: {SERVED[symbol]}\)"
     ):
         cuda.bind(op, **faked(inputs))
-
-
-def test_the_library_knows_the_same_limits(cuda):
-    """Exports refuse the same calls as the package."""
-    inputs = generate("ngram_match", 0, M=1, S=33, L=64, index=False)
-    tensors = [FakeTensor(inputs[o.name]) if o.name in inputs else None for o in OPS["ngram_match"].operands]
-    attrs = [int(inputs[a.name]) for a in OPS["ngram_match"].attrs]
-    with pytest.raises(ValueError, match=re.escape("ngram_match: argument 'draft_tokens': expected S <= 32, got 33")):
-        cuda.exports["ngram_match"](*(None if t is None else _exported(t) for t in tensors), *attrs)
-
-
-def _exported(tensor: FakeTensor) -> Any:
-    import tvm_ffi
-
-    return tvm_ffi.from_dlpack(tensor)
 
 
 def test_an_index_for_shorter_histories_is_refused(cuda):
