@@ -300,7 +300,7 @@ def decoded(case: Case, runner: Any) -> list[list[int]]:
     ("kind", "reason"),
     [
         ("GPT2", "it has no plan for tensor parallelism (base_model_tp_plan);"),
-        ("GptOss", "its plan for ranks is expert parallelism (base_model_ep_plan)"),
+        ("GptOss", "its plan is expert parallelism (base_model_ep_plan)"),
         ("Llama", "its plan for ranks has 'sequence_parallel' for model.layers.0.mlp.down_proj"),
     ],
 )
