@@ -18,7 +18,7 @@ cmake = -C build-dir=$(abspath $(VENV))/build/cuda-$(or $(subst ;,-,$1),all) -C 
 EDITABLE := $(call cmake,$(CUDA_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=ON --no-build-isolation --editable
 # For the demo: the reference backend and the emulator, as it runs fast. Warnings of a compiler unknown to us are no errors.
 DEMO := -C build-dir=$(abspath $(VENV))/build/demo -C cmake.define.SPECDEC_CUDA=OFF \
-  -C cmake.define.SPECDEC_XPU_SIM_STRICT=OFF --no-build-isolation --editable ".[paddle,models]"
+  -C cmake.define.SPECDEC_XPU_SIM_STRICT=OFF --no-build-isolation --editable ".[paddle,models,conformance]"
 TEST := $(EDITABLE) ".[paddle,models,test]"
 DEV := $(EDITABLE) ".[dev,docs]"
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet

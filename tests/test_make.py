@@ -22,7 +22,8 @@ def plan(target: str, environment: Path) -> str:
 
 def test_the_demo_builds_what_it_runs(tmp_path: Path) -> None:
     demo, test = (plan(target, tmp_path / "none") for target in ("demo", "test"))
-    assert "SPECDEC_CUDA=OFF" in demo and "SPECDEC_XPU_SIM_STRICT=OFF" in demo and '".[paddle,models]"' in demo
+    assert "SPECDEC_CUDA=OFF" in demo and "SPECDEC_XPU_SIM_STRICT=OFF" in demo
+    assert '".[paddle,models,conformance]"' in demo  # README runs conformance after the demo
     assert "SPECDEC_CUDA_HOST" not in demo
     assert (
         "SPECDEC_CUDA_HOST=ON" in test and '".[paddle,models,test]"' in test and ".demo" not in test.split("touch")[0]
