@@ -9,11 +9,8 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 - `output_path`: 8 requests at once in the engine alone (without text or frames), in one process with HTTP, and in three
 processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
   --client-processes 8 --http-workers 6``, and ``--large`` for a model that a GPU has to work for.
-- `stages`: the cost of each stage of that path (`serving_stages.py`), for as many requests.
 - `gpus`: one server on a GPU, a server on each of two, which share the clients as replicas would, and one server over
   two ranks (`--large --load-clients 1 8 64 --client-processes 8`; on a machine without GPUs the embedded model).
-- `frames`: encoding and decoding of one step's output for 256 slots, in microseconds; `frame_writer`: what making the
-  frame takes of the engine's step, encoding included.
 """
 
 from __future__ import annotations
@@ -29,23 +26,20 @@ import subprocess
 import sys
 import tempfile
 import time
-import timeit
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import record
 from serving_load import ROOT, Answer, Clients, closed_loop, server
-from serving_stages import Stub, stages
 
 CLIENTS = (1, 4, 16)
 SETTLE_S = 1.5
 """Between loads: vLLM's processes poll for a second after their last message, on cores that the next server needs."""
 TOGETHER = 8
-PARTS = ("load", "logprobs", "output_path", "stages", "frames", "gpus")
+PARTS = ("load", "logprobs", "output_path", "gpus")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
 NAIVE = ("--set", "speculative.method=naive")
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
@@ -244,84 +238,6 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
     return {"tokens_per_second": figures}
 
 
-# ---- frames
-
-
-def frames(repeats: int) -> dict[str, Any]:
-    """Microseconds to encode and decode a step of 256 slots with three drafts, half of them accepted."""
-    from specdec_hal.serve.stream import FrameKind, OutputFrame
-    from specdec_hal.serve.stream.frame import NOTHING
-
-    rng, slots, most = np.random.default_rng(0), 256, 4
-    counts = rng.integers(1, most + 1, slots)
-    total = int(counts.sum())
-    emitted, mask = rng.integers(0, 1 << 20, (slots, most)), np.arange(most) < counts[:, None]
-    numbers, starts, drafted, listed = list(range(slots)), [40] * slots, [3] * slots, counts.tolist()
-    flags = bytes(total)
-    found = {}
-    for top in (None, 0, 5, 20):
-        n = 1 + (top or 0)
-        ids, scores = rng.integers(0, 1 << 20, (total, n)), rng.normal(size=(total, n)).astype("<f4")
-        ranks = rng.integers(1, 99, total)
-
-        def encode(
-            top: int | None = top, n: int = n, ids: Any = ids, scores: Any = scores, ranks: Any = ranks
-        ) -> bytes:
-            tokens = emitted[mask] if top is None else ids
-            more = (NOTHING, NOTHING) if top is None else (scores.data, ranks.data)
-            frame = OutputFrame(
-                1, 1, FrameKind.TARGET, n, most, numbers, starts, listed, drafted, flags, tokens.data, *more
-            )
-            return frame.encode()
-
-        data = encode()
-
-        def receive(data: bytes = data) -> Any:
-            frame = OutputFrame.decode(data)
-            return frame.emitted
-
-        times = {
-            name: statistics.median(timeit.repeat(call, number=100, repeat=repeats)) * 1e4
-            for name, call in (("encode_us", encode), ("decode_us", receive))
-        }
-        found["none" if top is None else f"top_{top}"] = {**times, "bytes": len(data)}
-    return found
-
-
-def writing(repeats: int) -> dict[str, Any]:
-    """Microseconds of an engine's step that a frame writer takes with 256 slots: given slot by slot, then sent."""
-    from specdec_hal.serve.stream import FrameWriter
-
-    rng, slots, most = np.random.default_rng(0), 256, 4
-    requests = [Stub(str(slot)) for slot in range(slots)]
-    sizes = SimpleNamespace(symbols={"S": most, "M": slots})
-    runner: Any = SimpleNamespace(state=sizes, streams=requests, end_tokens=[0])
-    writer = FrameWriter(runner, lambda data: True)
-    writer.flush()
-    counts = rng.integers(1, most + 1, slots, dtype=np.int32)
-    flags = [[True] * count for count in counts.tolist()]
-    found = {}
-    for top in (None, 0, 5):
-        shape = (slots * most, 1 + (top or 0))
-        scores = None if top is None else {
-            "cu_batch_token_offset": np.concatenate([[0], np.cumsum(counts)]), "ids": rng.integers(0, 99, shape),
-            "logprobs": rng.normal(size=shape).astype("<f4"), "ranks": rng.integers(1, 99, len(shape) * slots * 2),
-        }  # fmt: skip
-        report: Any = SimpleNamespace(emitted=rng.integers(0, 99, (slots, most)), counts=counts, scores=scores)
-        given, sent = list[float](), list[float]()
-        for _ in range(20 * repeats):
-            start = time.perf_counter()
-            for slot, request in enumerate(requests):
-                writer.gained(request, slot, flags[slot], 3)  # type: ignore[arg-type]
-            middle = time.perf_counter()
-            writer.stepped(report)
-            given.append(1e6 * (middle - start))
-            sent.append(1e6 * (time.perf_counter() - middle))
-        name = "none" if top is None else f"top_{top}"
-        found[name] = {"given_us": statistics.median(given), "sent_us": statistics.median(sent)}
-    return found
-
-
 # ---- vLLM
 
 
@@ -376,11 +292,6 @@ def main() -> None:
         engine_alone(args.new_tokens, args.together, args.turns, args.model)
         return
     figures: dict[str, Any] = {"new_tokens": args.new_tokens}
-    if "frames" in args.only:
-        figures["frames"] = frames(7 * args.rounds)
-        figures["frame_writer"] = writing(7 * args.rounds)
-    if "stages" in args.only:
-        figures["stages"] = stages(args.together, 5)
     if "output_path" in args.only:
         figures["output_path"] = output_path(args)
     if "gpus" in args.only:

@@ -113,7 +113,7 @@ def ranks_under_load(args: argparse.Namespace) -> tuple[dict[str, Any], list[str
         findings.append(f"{len(done)} of {len(signals)} signals were sent in {args.limit_s:g} s")
     outcomes = sum((Counter(found.get("outcomes")) for found in done), Counter[str]())
     return {
-        "place": device,
+        "device": device,
         "ranks": args.ranks,
         "rank_timeout_s": RANK_TIMEOUT_S[device],
         "lanes": args.lanes,

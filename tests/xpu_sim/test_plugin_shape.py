@@ -5,11 +5,7 @@ The public sources themselves are not in this repository: these have their inclu
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,53 +103,3 @@ def test_the_type_of_a_checked_pointer_is_compared(tmp_path, capfd):
     }
     required = {int(line) for line in re.findall(r"f\.cpp:(\d+):\d+:\s+required from here", err)}
     assert required == {10, 11, 12}
-
-
-INPUTS = """\
-import numpy as np
-WRAPPER = "baidu::xpu::api::plugin::gather_steps"
-SOURCES = ["src/wrapper/gather_steps.cpp", "src/kernel/kunlun3cpp/gather_steps.xpu"]
-def arguments(rng):
-    n = int(rng.integers(1, 90))
-    steps, stops = rng.integers(0, 99, size=n), rng.integers(0, 2, size=n).astype(bool)
-    out = {"out": np.zeros_like(steps), "running": np.zeros(n, np.int32), "batch": n}
-    return {"step_idx": steps, "stop_flags": stops, **out}
-"""
-VECTOR_ASSEMBLY = """\
-#include "xpu/kernel/cluster_simd.h"
-__global__ void quant(float* x) {
-  int8x64_t q;
-  asm volatile("vfloat2fix8.rn %0, %1" : "=v"(q) : "v"(float32x16_t(x[0])));
-}
-"""
-
-
-def test_the_script_for_a_folder_of_sources(tmp_path):
-    """It counts what compiles, names what does not, and runs what has inputs."""
-    folder = tmp_path / "plugin"
-    (folder / "src" / "wrapper").mkdir(parents=True)
-    (folder / "src" / "kernel" / "kunlun3cpp").mkdir(parents=True)
-    shutil.copytree(FOLDER / "plugin", folder / "plugin")
-    for name in ("src/wrapper/gather_steps.cpp", "src/kernel/kunlun3cpp/gather_steps.xpu"):
-        text = (FOLDER / name).read_text()
-        (folder / name).write_text(text.replace("    mfence();\n", ""))  # which production builds do not need
-    (folder / "src" / "kernel" / "quant.xpu").write_text(VECTOR_ASSEMBLY)
-    (folder / "src" / "helper.cpp").write_text("int helper() { return 0; }\n")  # no wrapper
-    (tmp_path / "inputs").mkdir()
-    (tmp_path / "inputs" / "gather_steps_inputs.py").write_text(INPUTS)
-    script = Path(__file__).parents[2] / "benchmarks" / "xpu_public.py"
-    command = [sys.executable, str(script), str(folder), "--inputs", str(tmp_path / "inputs"), "--cases", "1"]
-    command += ["--seeds", "1", "--out", str(tmp_path / "xpu-public.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads((tmp_path / "xpu-public.json").read_text())["figures"]
-    assert figures["wrappers"] == {"of": 1, "compile": 1, "stopped": {}}
-    assert (figures["kernels"]["of"], figures["kernels"]["compile"]) == (2, 1)
-    why = (
-        "fast: quant.xpu:4: note: vector assembly, here 'vfloat2fix8.rn', is not modelled; use the builtins of vectors"
-    )
-    assert figures["kernels"]["stopped"] == {"src/kernel/quant.xpu": why}
-    ran = figures["runs"]["baidu::xpu::api::plugin::gather_steps"]
-    assert ran["production"] == {"runs": 6, "failed": 0, "differ": 0, "findings": {}}
-    assert ran["portable"] == {"runs": 6, "failed": 3, "differ": 0, "findings": {"missing_fence (depends)": 2}}
-    assert "kernels: 1 of 2 compile\n  src/kernel/quant.xpu: fast: quant.xpu:4: note:" in done.stderr
