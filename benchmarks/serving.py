@@ -109,10 +109,19 @@ def loaded(urls: dict[str, str], clients: int, wanted: dict[str, list[dict[str, 
 @contextmanager
 def large_model() -> Iterator[Path]:
     """A checkpoint of 1 B random parameters, with the embedded model's tokenizer."""
-    from engine import write_large
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
+        bos_token_id=4094, eos_token_id=4095,
+    )  # fmt: skip
+    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        write_large(Path(folder), 4096)
+        with torch.device("cuda"):
+            LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+        torch.cuda.empty_cache()
         shutil.copy(ROOT / "models/tiny-py-lm/tokenizer.json", folder)
         yield Path(folder)
 

@@ -22,7 +22,7 @@ from specdec_hal.ops import Strategy
 Array = NDArray[Any]
 
 SAMPLES = 73_728
-"""Requests per test: enough to detect a total variation of 0.02 (see `statistics`)."""
+"""Requests per test: enough to detect a total variation of 0.02 (`tests/conformance/test_statistics.py`)."""
 BATCH = 8192
 V = 3
 # Multiples of 1/16 and the like are exact in float32.
