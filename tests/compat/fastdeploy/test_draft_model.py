@@ -1,4 +1,4 @@
-"""The state of an MTP proposer's slots in buffers of any widths; chains run it through whole decodes."""
+"""The state of an MTP proposer's slots in buffers of any widths."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import ArgumentError
+from tests.compat.fastdeploy import kernels_drafts
 from tests.compat.fastdeploy.batches import Batch, tensor
-from tests.compat.fastdeploy.chains import kernels_drafts
-from tests.compat.fastdeploy.chains.lockstep import Buffer, Lockstep
+from tests.compat.fastdeploy.lockstep import Buffer, Lockstep
 
 STATE = ("draft_tokens", "input_ids", "stop_flags", "tt", "enc", "dec", "step_idx", "running", "pre_ids")
 TARGET = (
@@ -41,7 +41,7 @@ def slots_after_a_step(rng: Any, width: int, widths: tuple[int, int, int]) -> di
 @pytest.mark.parametrize("split", [False, True])
 def test_buffers_of_any_widths(gpu: Any, rng: Any, split: bool, widths: tuple[int, int, int]) -> None:
     """Each has its own stride, and what no column of a step is stays as it was."""
-    ops, steps = Lockstep(vars(kernels_drafts), {}, gpu), min(widths[2] - 1, 3)
+    ops, steps = Lockstep(vars(kernels_drafts), gpu), min(widths[2] - 1, 3)
     for _ in range(4):
         arrays = slots_after_a_step(rng, min(*widths[:2], 6), widths)
         slots = {name: Buffer(array) for name, array in arrays.items()}

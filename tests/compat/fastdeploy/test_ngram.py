@@ -1,4 +1,4 @@
-"""N-gram look-up at its edges and of older versions; chains compare it with FastDeploy's."""
+"""N-gram look-up at its edges and of older versions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.compat.fastdeploy import kernels_drafts
 from tests.compat.fastdeploy.batches import Batch, equal, tensors
-from tests.compat.fastdeploy.chains import kernels_drafts
-from tests.compat.fastdeploy.chains.lockstep import Buffer, Lockstep
+from tests.compat.fastdeploy.lockstep import Buffer, Lockstep
 
 
 def test_whole_buffers_of_more_slots_than_drafts(gpu: Any) -> None:
@@ -53,13 +53,15 @@ def test_a_budget_that_is_no_number_is_refused(gpu: Any, rng: Any, monkeypatch: 
 
 def test_hybrid_drafts_in_a_wider_buffer(gpu: Any, rng: Any) -> None:
     """The number of drafts is the call's: a chain's buffers are as wide as it drafts."""
-    ops, drafted = Lockstep(vars(kernels_drafts), {}, gpu), 0
+    ops, drafted = Lockstep(vars(kernels_drafts), gpu), 0
     for most in (3, 4, 5) * 6:
         b = Batch(rng, slots=5, width=6)
         lens = Buffer(np.where(b.enc > 0, 0, np.minimum(b.slt, 2)).astype(np.int32))
         before, column = int(lens.array.sum()), rng.integers(-1, 20, (5, 1))
         text, own = rng.integers(0, 3, (5, 40)), rng.integers(0, 3, (5, 30))
         state = (text, b.prompt, own, column, np.zeros(5, np.int32), rng.integers(0, 3, (5, 6)))
-        ops.run("hybrid_mtp_ngram", *map(Buffer, state), lens, Buffer(b.dec), Buffer(column + 9), 3, 1, most, False)
+        args = (*map(Buffer, state), lens, Buffer(b.dec), Buffer(column + 9), 3, 1, most)
+        op, pad = [("hybrid_mtp_ngram", (False,)), ("hybird_mtp_ngram", ()), ("hybrid_mtp_ngram", (True,))][most - 3]
+        ops.run(op, *args, *pad)
         drafted += int(lens.array.sum()) - before
     assert drafted > 30

@@ -1,4 +1,4 @@
-"""Ops on emitted tokens by example, and those that no runner of the chains calls against NumPy."""
+"""Ops on emitted tokens by example, and those without a kernel in `kernels_tokens` against NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing and gathering at their edges; chains compare them with FastDeploy's."""
+"""Packing and gathering at their edges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
-from tests.compat.fastdeploy.chains.kernels_rows import rebuild_padding
+from tests.compat.fastdeploy.kernels_rows import rebuild_padding
 
 ROUNDS = range(12)
 

@@ -10,7 +10,7 @@ import pytest
 
 from specdec_hal.errors import ArgumentError
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
-from tests.compat.fastdeploy.chains.kernels_rows import speculate_pre_process
+from tests.compat.fastdeploy.kernels_rows import speculate_pre_process
 
 ROUNDS = range(12)
 

@@ -10,34 +10,9 @@ import pytest
 
 from specdec_hal.errors import ArgumentError
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
-from tests.compat.fastdeploy.chains.kernels_rows import prefix_sums
+from tests.compat.fastdeploy.kernels_rows import prefix_sums
 
 ROUNDS = range(10)
-
-
-@pytest.mark.parametrize("platform", ["gpu", "xpu"])
-def test_accepted_rows_in_buffers_of_all_slots(layer: Any, rng: Any, platform: str) -> None:
-    """Shapes of FastDeploy's runner: columns, offsets and counts of more slots than are in use, memory as it comes."""
-    op = layer.ADAPTORS[platform]["speculate_get_accept_tokens_and_logits"]
-    for _ in ROUNDS:
-        b = Batch(rng)
-        num = np.array([rng.integers(0, rows + 1) for rows in b.rows_per_slot], np.int32)
-        more = 12 - b.slots
-        accepted = rng.integers(0, 9, (12, b.width))
-        logits = rng.normal(size=(max(b.rows, 1), 7)).astype(np.float32)
-
-        ids, target = np.zeros(b.slots * b.width, np.int64), np.full((b.slots * b.width, 7), np.nan, np.float32)
-        cu_out = np.pad(b.cu_out, (0, more), constant_values=b.rows).reshape(-1, 1)
-        given = tensors(ids, target, logits, np.full(13, 9, np.int32), cu_out, b.slt)
-        given += tensors(np.pad(b.enc, (0, more)), np.pad(num, (0, more), constant_values=3), accepted)
-        op(*given)
-        cu = prefix_sums(num)
-        equal(given[3], [*cu, *[9] * more])
-        for slot, count in enumerate(num):
-            ids[cu[slot] : cu[slot + 1]] = accepted[slot, :count]
-            target[cu[slot] : cu[slot + 1]] = logits[b.cu_out[slot] : b.cu_out[slot] + count]
-        equal(given[0], ids)
-        equal(given[1], target)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])

@@ -1,4 +1,4 @@
-"""Verification by FastDeploy's worked examples and at its edges; chains compare it with FastDeploy's."""
+"""Verification by FastDeploy's worked examples and at its edges."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tests.compat.fastdeploy.chains.kernels_tokens import flat
-from tests.compat.fastdeploy.chains.lockstep import ANY
+from tests.compat.fastdeploy.kernels_tokens import flat
+from tests.compat.fastdeploy.lockstep import ANY
 
 Array = NDArray[Any]
 

@@ -45,10 +45,6 @@ class Buffer:
         """A view of the first rows."""
         return self if count == self.array.shape[0] else Buffer(self.array[:count], self.tensor[:count])
 
-    def shaped(self, shape: list[int]) -> Buffer:
-        """A view of another shape."""
-        return Buffer(self.array.reshape(shape), self.tensor.reshape(shape))
-
     def values(self) -> Array:
         """The tensor's."""
         return self.tensor.numpy() if self._memory is None else self._memory  # type: ignore[no-any-return]
@@ -67,16 +63,13 @@ class Buffer:
 
 
 class Lockstep:
-    """Calls ops by FastDeploy's names: those that the layer serves on both sides, its own by the model alone."""
+    """Calls ops by FastDeploy's names on both sides."""
 
-    def __init__(self, kernels: Mapping[str, Callable[..., Any]], own: Mapping[str, Callable[..., Any]], layer: Any):
-        self.kernels, self.own, self.layer = kernels, own, layer
-        self.called: set[str] = set()
-        """Ops that the layer has run."""
+    def __init__(self, kernels: Mapping[str, Callable[..., Any]], layer: Any) -> None:
+        self.kernels, self.layer = kernels, layer
 
     def run(self, op: str, *args: Any) -> Any:
         """Run an op with FastDeploy's positional arguments; gives its result as a buffer, or several."""
-        self.called.add(op)
         wanted = self.kernels[op](*(arg.array if isinstance(arg, Buffer) else arg for arg in args))
         got = getattr(self.layer, op)(*(arg.tensor if isinstance(arg, Buffer) else arg for arg in args))
         for i, arg in enumerate(args):
@@ -93,15 +86,6 @@ class Lockstep:
         for i, buffer in enumerate(buffers):
             agree(f"{op}, result {i}", buffer)
         return buffers if several else buffers[0]
-
-    def fastdeploy(self, op: str, *args: Any) -> None:
-        """Run an op that is left to FastDeploy."""
-        buffers = [arg for arg in args if isinstance(arg, Buffer)]
-        before = [buffer.array.copy() for buffer in buffers]
-        self.own[op](*(arg.array if isinstance(arg, Buffer) else arg for arg in args))
-        for buffer, array in zip(buffers, before, strict=True):
-            if not np.array_equal(buffer.array, array):
-                buffer.flush()
 
 
 def agree(what: str, buffer: Buffer) -> None:

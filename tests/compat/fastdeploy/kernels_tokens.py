@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.compat.fastdeploy.chains.kernels_rows import output_rows, prefix_sums, undefined
-from tests.compat.fastdeploy.chains.lockstep import ANY
+from tests.compat.fastdeploy.kernels_rows import output_rows, prefix_sums, undefined
+from tests.compat.fastdeploy.lockstep import ANY
 
 Array = NDArray[Any]
 
@@ -116,7 +116,7 @@ def naive_update_model_status(ids: Array, lens: Array, tt: Array, next_tokens: A
         lens[b] = tt[b] = int(runs)
 
 
-# ---- parameters, candidates, penalties
+# ---- parameters, candidates
 
 
 def _sampling_params(top_p: Array, top_k: Array, seeds: Array, rows: Array, total: int, increment: int,
@@ -161,53 +161,6 @@ def top_p_candidates(probs: Array, top_p: Array, owners: Array, count: int, max_
         if np.abs(total - wanted).min() < 1e-5:  # a matter of rounding
             lens[r], ids[r, 1:], scores[r, 1:] = ANY, ANY, np.nan
     return [scores, ids, lens]
-
-
-def _penalties(history: Array, prompts: Array, logits: Array, repetition: Array, frequency: Array, presence: Array,
-               temperatures: Array, bad: list[list[int]], cur_len: Array, min_len: Array, ends: Array, owners: Array,
-               cu: Array) -> None:  # fmt: skip
-    prompts, repetition, frequency, presence, temperatures, cur_len, min_len, ends, owners, cu = flat(
-        prompts, repetition, frequency, presence, temperatures, cur_len, min_len, ends, owners, cu
-    )
-    for r in range(len(logits)):
-        b = int(owners[r])
-        assert repetition[b] == 1, "whether it counts the prompt differs by version"
-        if cur_len[b] + r - cu[b] < min_len[b]:
-            logits[r, ends] = _NEVER
-        generated = history[b, prompts[b] : prompts[b] + max(cur_len[b], 0)]
-        for token, times in zip(*np.unique(generated[generated >= 0], return_counts=True), strict=True):
-            logits[r, token] -= times * frequency[b] + presence[b]
-        logits[r] /= temperatures[b]
-        logits[r, bad[b]] = _NEVER
-
-
-def speculate_get_token_penalty_multi_scores(
-    history: Array, prompts: Array, logits: Array, repetition: Array, frequency: Array, presence: Array,
-    temperatures: Array, bad: Array, bad_lens: Array, cur_len: Array, min_len: Array, ends: Array, tt: Array,
-    owners: Array, cu: Array, max_seq_len: int,
-) -> None:  # fmt: skip
-    listed = [row[:n].tolist() for row, n in zip(bad, bad_lens.reshape(-1), strict=True)]
-    _penalties(history, prompts, logits, repetition, frequency, presence, temperatures, listed, cur_len, min_len, ends,
-               owners, cu)  # fmt: skip
-
-
-def speculate_get_token_penalty_multi_scores_xpu(
-    pre_ids: Array, logits: Array, repetition: Array, frequency: Array, presence: Array, temperatures: Array,
-    bad: Array, cur_len: Array, min_len: Array, ends: Array, tt: Array, owners: Array, cu: Array, max_seq_len: int,
-) -> None:  # fmt: skip
-    slots = len(pre_ids)
-    listed = [[int(token) for token in bad.reshape(-1) if token >= 0]] * slots
-    _penalties(pre_ids, np.zeros(slots, np.int64), logits, repetition, frequency, presence, temperatures, listed,
-               cur_len, min_len, ends, owners, cu)  # fmt: skip
-
-
-def get_token_penalty_multi_scores_xpu(
-    pre_ids: Array, logits: Array, repetition: Array, frequency: Array, presence: Array, temperatures: Array,
-    bad: Array, cur_len: Array, min_len: Array, ends: Array,
-) -> None:  # fmt: skip
-    slots = np.arange(len(logits) + 1)
-    speculate_get_token_penalty_multi_scores_xpu(pre_ids, logits, repetition, frequency, presence, temperatures, bad,
-                                                 cur_len, min_len, ends, slots[:-1], slots[:-1], slots, 0)  # fmt: skip
 
 
 # ---- emitted tokens
@@ -310,10 +263,6 @@ def next_phase(status: int, last: list[int], enabled: bool, first: bool, step: i
         if end not in last:
             return 3
     return status
-
-
-def speculate_save_output(*args: Any) -> None:
-    """A message, which changes no buffer."""
 
 
 def speculate_clear_accept_nums(counts: Array, dec: Array) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.compat.fastdeploy.chains.lockstep import ANY
+from tests.compat.fastdeploy.lockstep import ANY
 
 Array = NDArray[Any]
 
