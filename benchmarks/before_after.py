@@ -51,9 +51,9 @@ def by_torch(case: Case) -> Callable[[int], None] | None:
         return None
     rows, width = case.params["rows"], case.params["D"]
     x = torch.randint(0, 99, (rows * (1 if case.params["is_speculative"] else 2), width), device="cuda").to(torch.int16)
-    places = torch.arange(rows, device="cuda") * (x.shape[0] // rows)
+    at = torch.arange(rows, device="cuda") * (x.shape[0] // rows)
     out = torch.empty((rows, width), dtype=torch.int16, device="cuda")
-    return lambda stream: torch.index_select(x, 0, places, out=out)  # type: ignore[return-value]
+    return lambda stream: torch.index_select(x, 0, at, out=out)  # type: ignore[return-value]
 
 
 def measure(case: Case, backends: dict[str, CudaBackend], timer: GraphTimer) -> dict[str, Any]:

@@ -47,10 +47,10 @@ def child(start: float) -> None:
 def measure(caches: str) -> dict[str, Any]:
     """One process."""
     names = {"TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda", "PYTHONPYCACHEPREFIX": "python"}
-    places = {name: f"{caches}/{folder}" for name, folder in names.items()}
+    folders = {name: f"{caches}/{folder}" for name, folder in names.items()}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, __file__, "--child", repr(time.time())]
-    done = subprocess.run(command, env={**environment, **places}, text=True, capture_output=True)
+    done = subprocess.run(command, env={**environment, **folders}, text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

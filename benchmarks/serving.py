@@ -211,8 +211,8 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
 
 def gpus(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second by clients, of one GPU, two replicas and two ranks, plain and with n-gram drafts, in turns."""
-    places = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
-    first, second = places.split(",")[:2]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")
+    first, second = devices.split(",")[:2]
     most = max(args.load_clients)
     figures: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -222,9 +222,9 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
         asking = stack.enter_context(Clients(args.client_processes))
         servers: dict[str, list[str]] = {}
 
-        def start(name: str, place: str, *more: str) -> None:
+        def start(name: str, device: str, *more: str) -> None:
             words = [word for key in (*keys, *more) for word in ("--set", key)]
-            url = stack.enter_context(server(*words, environment={"CUDA_VISIBLE_DEVICES": place}))[1]
+            url = stack.enter_context(server(*words, environment={"CUDA_VISIBLE_DEVICES": device}))[1]
             servers.setdefault(name, []).append(url)
             began = time.perf_counter()
             asyncio.run(closed_loop(url, bodies(1, 1), 1))  # what it compiles, the next ones find
@@ -234,7 +234,7 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
             start(f"{kind}, one GPU", first, method)
             servers[f"{kind}, two replicas"] = servers[f"{kind}, one GPU"].copy()
             start(f"{kind}, two replicas", second, method)
-            start(f"{kind}, two ranks", places, method, "engine.tensor_parallel=2")
+            start(f"{kind}, two ranks", devices, method, "engine.tensor_parallel=2")
         for clients, at in itertools.product(args.load_clients, range(args.rounds + 1)):
             wanted = bodies(max(4, 3 * clients), args.new_tokens)
             for name, urls in servers.items():

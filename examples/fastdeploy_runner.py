@@ -117,13 +117,13 @@ class Runner:
             drawn = probs.argmax(-1, keepdim=True)
             ops.naive_update_model_status(*accepted, share["seq_lens_this_time"], drawn, cu_seqlens_q_output)
             return
-        judged: list[Any] = [probs.argmax(-1), None, None, None]
+        compared: list[Any] = [probs.argmax(-1), None, None, None]
         if self.method == "TOPP":  # one candidate: with a second one, TOPP may keep drafts that are not the likeliest
             scores, ids, lens = ops.top_p_candidates(probs, share["top_p"], row_slots, 1, self.max_model_len)
-            judged = [None, ids, scores, lens]
+            compared = [None, ids, scores, lens]
         names = ("stop_flags", "seq_lens_encoder", "seq_lens_this_time", "eos_token_id", "is_block_step")
         ops.verify_draft_tokens(
-            *accepted, share["draft_tokens"], *judged, share["top_p"], *(share[name] for name in names),
+            *accepted, share["draft_tokens"], *compared, share["top_p"], *(share[name] for name in names),
             cu_seqlens_q_output, share["reasoning_status"], share["max_dec_len"], share["step_idx"],
             self.max_model_len, 2, STRATEGIES[self.method], False, False,
         )  # fmt: skip

@@ -101,7 +101,7 @@ class DecodeStep:
             "batch_id_per_token_output": slots,
         }
 
-    def judged(self, state: Arrays, rows: Arrays) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def verified(self, state: Arrays, rows: Arrays) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """For every output row the draft that it verifies (-1: none), and whether to accept it."""
         rng = np.random.default_rng([self.seed, 2])
         slot = rows["batch_id_per_token_output"]
@@ -113,14 +113,14 @@ class DecodeStep:
     def target_tokens(self, state: Arrays, rows: Arrays) -> NDArray[np.int64]:
         """The target model's token of each row."""
         rng = np.random.default_rng([self.seed, 3])
-        drafts, accepted = self.judged(state, rows)
+        drafts, accepted = self.verified(state, rows)
         others = rng.integers(0, self.vocabulary, len(drafts))
         return np.where(accepted, drafts, np.where(others == drafts, (others + 1) % self.vocabulary, others))
 
     def candidate_lists(self, state: Arrays, rows: Arrays) -> Arrays:
         """Candidates of each row: an accepted draft is among those within top_p."""
         rng = np.random.default_rng([self.seed, 4])
-        drafts, accepted = self.judged(state, rows)
+        drafts, accepted = self.verified(state, rows)
         r, c = len(drafts), self.candidates
         ids = rng.integers(0, self.vocabulary, (r, c))
         ids[ids == drafts[:, None]] += 1
@@ -136,7 +136,7 @@ class DecodeStep:
     def target_probs(self, state: Arrays, rows: Arrays) -> NDArray[np.float32]:
         """The target's probabilities of each row: a draft has the probability of being accepted."""
         rng = np.random.default_rng([self.seed, 5])
-        drafts, _ = self.judged(state, rows)
+        drafts, _ = self.verified(state, rows)
         probs = rng.random((len(drafts), self.vocabulary), np.float32)
         tested = np.flatnonzero(drafts >= 0)
         for row in probs:

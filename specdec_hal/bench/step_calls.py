@@ -29,7 +29,7 @@ class StepCalls:
         rows = step.rows(state)
         self.step = step
         self.tensors: dict[str, Array] = {**state, **rows}
-        self._judged = {"state": state, "rows": rows}
+        self._batch = {"state": state, "rows": rows}
         self.size = sizes(step, max(int(state["seq_lens_this_time"].sum()), 1))
 
     def call(self, op: str, **given: Any) -> OpCall:
@@ -50,11 +50,11 @@ class StepCalls:
     def verify(self, strategy: str, **given: Any) -> OpCall:
         """verify_draft_tokens, with what the strategy compares drafts with."""
         if strategy in ("GREEDY", "TARGET_MATCH") and "target_tokens" not in self.tensors:
-            self.tensors["target_tokens"] = self.step.target_tokens(**self._judged)
+            self.tensors["target_tokens"] = self.step.target_tokens(**self._batch)
         if strategy == "TOPP" and "candidate_ids" not in self.tensors:
-            self.tensors.update(self.step.candidate_lists(**self._judged))
+            self.tensors.update(self.step.candidate_lists(**self._batch))
         if strategy == "REJECTION" and "target_probs" not in self.tensors:
-            self.tensors["target_probs"] = self.step.target_probs(**self._judged)
+            self.tensors["target_probs"] = self.step.target_probs(**self._batch)
         return self.call("verify_draft_tokens", strategy=strategy, **given)
 
     def accepted(self) -> None:

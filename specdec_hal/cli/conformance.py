@@ -145,10 +145,10 @@ def _round(report: Report, job: Job, tasks: list[Task], jobs: int, expected: Exp
     with Progress(*columns, console=console, transient=job.level != "soak") as progress:
         bar = progress.add_task(title, total=len(tasks))
         for result in run_tasks(job, tasks, min(jobs, len(tasks)), lambda task: progress.advance(bar)):
-            judged = expected.judge(result)
-            report.results.append(judged)
-            if judged.status in ("failed", "unexpected pass") and job.level == "soak":
-                progress.console.print(f"FAILED {judged.id}: {judged.detail}", markup=False, soft_wrap=True)
+            result = expected.apply(result)
+            report.results.append(result)
+            if result.status in ("failed", "unexpected pass") and job.level == "soak":
+                progress.console.print(f"FAILED {result.id}: {result.detail}", markup=False, soft_wrap=True)
 
 
 def _finish(report: Report, args: argparse.Namespace, output: Output) -> int:

@@ -25,7 +25,7 @@ class Known:
     drafted: int | None = None
 
     def continues_in(self, text: NDArray[Any]) -> bool:
-        """Whether `text` continues this request, judged by its end."""
+        """Whether `text` continues this request, by its end."""
         start = self.length - len(self.tail)
         return len(text) >= self.length and np.array_equal(text[start : self.length], self.tail)
 

@@ -98,13 +98,13 @@ class _Proposer:
     def _measure(self, known: Mapping[int, Any], lengths: Sequence[int], seconds: float) -> None:
         """Time a step whose requests were all in the previous call."""
         assert self._lengths is not None
-        judged = [
+        decoded = [
             Drafted(one, one.drafted, min(lengths[row] - one.length - 1, one.drafted))
             for row, one in known.items()
             if one.drafted is not None
         ]
-        if len(judged) == len(known):
-            self._lengths.stepped(judged, seconds)
+        if len(decoded) == len(known):
+            self._lengths.stepped(decoded, seconds)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load."""

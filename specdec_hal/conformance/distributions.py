@@ -55,7 +55,7 @@ def distribution_tests(op: str) -> list[DistributionTest]:
     return [test for test in _TESTS if test.op == op]
 
 
-def _verify(strategy: Strategy, drafts: Array, seed: Array, step: int, **judged_by: Any) -> dict[str, Any]:
+def _verify(strategy: Strategy, drafts: Array, seed: Array, step: int, **inputs: Any) -> dict[str, Any]:
     m, s = drafts.shape
     return build(
         "verify_draft_tokens",
@@ -68,7 +68,7 @@ def _verify(strategy: Strategy, drafts: Array, seed: Array, step: int, **judged_
         end_tokens=np.zeros(0, np.int64),
         cu_seqlens_q_output=np.arange(m + 1, dtype=np.int32) * s,
         strategy=strategy,
-        **judged_by,
+        **inputs,
     )
 
 
@@ -164,11 +164,11 @@ def _match(subject: Subject, drafts: Array, seed: Array, step: int, rows: Array)
 def _rejection(dense: bool) -> Step:
     def step(subject: Subject, drafts: Array, seed: Array, done: int, rows: Array) -> tuple[Array, Array]:
         m, s, _ = rows.shape
-        judged: dict[str, Any] = {"target_probs": rows.reshape(-1, V).astype(np.float32)}
+        inputs: dict[str, Any] = {"target_probs": rows.reshape(-1, V).astype(np.float32)}
         if dense:
             both = np.stack([DRAFT_FIRST, DRAFT_THEN])[: s - 1]
-            judged["draft_probs"] = np.tile(both, (m, 1, 1)).astype(np.float32).reshape(m, s - 1, V)
-        return _accepted(subject, _verify(Strategy.REJECTION, drafts, seed, done, **judged))
+            inputs["draft_probs"] = np.tile(both, (m, 1, 1)).astype(np.float32).reshape(m, s - 1, V)
+        return _accepted(subject, _verify(Strategy.REJECTION, drafts, seed, done, **inputs))
 
     return step
 
@@ -195,24 +195,24 @@ def _topp(subject: Subject, samples: int) -> str | None:
     for seed, _ in _batches(subject, samples):
         m = len(seed)
         impossible = np.full((m, 2), V)
-        judged = {
+        inputs = {
             "candidate_ids": np.tile(CANDIDATES[:2], (m, 1)),
             "candidate_scores": np.tile(SCORES[:2], (m, 1)).astype(np.float32),
             "candidate_lens": np.tile(LENGTHS[:2], m).astype(np.int32),
             "top_p": np.full(m, TOP_P[0], np.float32),
         }
-        tokens, _ = _accepted(subject, _verify(Strategy.TOPP, impossible, seed, 0, **judged))
+        tokens, _ = _accepted(subject, _verify(Strategy.TOPP, impossible, seed, 0, **inputs))
         first = tokens[:, 0]
         if wrong := _outside(first, V, seed):
             return wrong
         k: Array = np.where(first == 0, 1, 2)
-        judged = {
+        inputs = {
             "candidate_ids": CANDIDATES[k],
             "candidate_scores": SCORES[k].astype(np.float32),
             "candidate_lens": LENGTHS[k].astype(np.int32),
             "top_p": np.ones(m, np.float32),
         }
-        more, _ = _accepted(subject, _verify(Strategy.TOPP, first[:, None], seed, 1, **judged))
+        more, _ = _accepted(subject, _verify(Strategy.TOPP, first[:, None], seed, 1, **inputs))
         if wrong := _outside(more[:, 0], V, seed):
             return wrong
         np.add.at(counts, (first, more[:, 0]), 1)
@@ -292,7 +292,7 @@ def _streams(subject: Subject, samples: int) -> str | None:
 def _refusal(
     strategy: Strategy | None, *, dense: bool = False, samples: bool = False
 ) -> Callable[[Subject], str | None]:
-    """Whether the backend claims the test's calls, judged by small ones."""
+    """Whether the backend claims the test's calls, by small ones."""
 
     def refusal(subject: Subject) -> str | None:
         if samples:
@@ -303,18 +303,18 @@ def _refusal(
         if strategy is None:
             return None
         drafts = np.zeros((1, 3), np.int64)
-        judged: dict[str, Any] = {"target_tokens": np.zeros(3, np.int64)}
+        inputs: dict[str, Any] = {"target_tokens": np.zeros(3, np.int64)}
         if strategy is Strategy.REJECTION:
-            judged = {"target_probs": np.zeros((3, V), np.float32)}
+            inputs = {"target_probs": np.zeros((3, V), np.float32)}
         elif strategy is Strategy.TOPP:
-            judged = {
+            inputs = {
                 "candidate_ids": np.zeros((3, V), np.int64), "candidate_scores": np.zeros((3, V), np.float32),
                 "candidate_lens": np.ones(3, np.int32), "top_p": np.ones(1, np.float32),
             }  # fmt: skip
         if dense:
-            judged["draft_probs"] = np.zeros((1, 2, V), np.float32)
+            inputs["draft_probs"] = np.zeros((1, 2, V), np.float32)
         return _claims(
-            subject, "verify_draft_tokens", lambda: _verify(strategy, drafts, np.zeros(1, np.int64), 0, **judged)
+            subject, "verify_draft_tokens", lambda: _verify(strategy, drafts, np.zeros(1, np.int64), 0, **inputs)
         )
 
     return refusal

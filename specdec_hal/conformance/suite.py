@@ -271,11 +271,11 @@ def run(
     subject = Subject(backend, device_for(backend, device))
     settings = Settings(level, seed, {}, shrink_failures, stop_at_failure, samples)
     report = Report(backend.name, device or backend.device, level, seed)
-    judge = (expected_failures or ExpectedFailures([])).judge
+    expected = expected_failures or ExpectedFailures([])
     began = time.perf_counter()
     for unit in units(ops, level):
         for result in run_unit(subject, unit, settings):
-            report.results.append(judge(result))
+            report.results.append(expected.apply(result))
         if stop_at_failure and not report.ok:
             break
     if expected_failures is not None and ops is None:

@@ -20,7 +20,7 @@ def test_conformance(
 ) -> None:
     """Every check of every case of one op and group; skipped if the backend refuses all of them."""
     found = run_unit(conformance_subject, conformance_unit, conformance_settings)
-    results = [conformance_expected.judge(result) for result in found]
+    results = [conformance_expected.apply(result) for result in found]
     wrong = [result for result in results if result.status in (FAILED, UNEXPECTED)]
     if wrong:
         lines = [f"{len(wrong)} of {len(results)} results are wrong"]

@@ -58,7 +58,7 @@ class ExpectedFailures:
             entries.append(Entry(pattern.strip(), reason.strip(), number))
         return cls(entries, str(path))
 
-    def judge(self, result: Result) -> Result:
+    def apply(self, result: Result) -> Result:
         """The result with the status according to the file."""
         for entry in self.entries:
             if result.status != REFUSED and entry.matches(result.id):

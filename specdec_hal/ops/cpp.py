@@ -236,7 +236,7 @@ def _operand(spec: OpSpec, operand: Operand) -> str:
             raise ValueError(f"{spec.name}: the shape of {operand.name} may depend on a bool attribute only")
         shapes = [operand.dims({attr: value}) for value in (False, True)]
     head = f'OperandInfo{{"{operand.name}", Cell::{cell}, Access::{access},'
-    place = f"offsetof(Args, {operand.name}), {_extents(shapes[0])}}}"
+    fields = f"offsetof(Args, {operand.name}), {_extents(shapes[0])}}}"
     more = []
     if operand.shape_by is not None:
         more.append(f".shaped({operand.shape_by[0]}, {_extents(shapes[1])})")
@@ -244,7 +244,7 @@ def _operand(spec: OpSpec, operand: Operand) -> str:
         more.append(f".like({list(spec.by_name).index(operand.tensor.dtype_of)})")
     if _extra(operand):
         more.append(f".with(offsetof(Args, {_extra(operand)}))")
-    return _wrapped(6, head, place, *more)
+    return _wrapped(6, head, fields, *more)
 
 
 def _extents(dims: tuple[Dim, ...]) -> str:
@@ -252,16 +252,16 @@ def _extents(dims: tuple[Dim, ...]) -> str:
     return f"{{{', '.join(f'{{{extent}}}' for extent in extents)}}}"
 
 
-def _wrapped(indent: int, head: str, place: str, *more: str) -> str:
+def _wrapped(indent: int, head: str, fields: str, *more: str) -> str:
     """On one line if it fits; else one line per part."""
-    line = f"{head} {place}{''.join(more)}"
+    line = f"{head} {fields}{''.join(more)}"
     if indent + len(line) < _WIDEST:
         return line
     if more:
-        first = head if indent + len(head) + 1 + len(place) > _WIDEST else f"{head} {place}"
-        rest = [] if first != head else [f"            {place}"]
+        first = head if indent + len(head) + 1 + len(fields) > _WIDEST else f"{head} {fields}"
+        rest = [] if first != head else [f"            {fields}"]
         return "\n".join([first, *rest, *(f"          {part}" for part in more)])
-    return f"{head}\n                  {place}"
+    return f"{head}\n                  {fields}"
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ class PartModel(Protocol):
         """This rank's columns of `compute_logits_device`."""
 
 
-class Work(NamedTuple):
-    """The work of a step's rows: candidates for top_k, draws by chunks, and min_p."""
+class RowFeatures(NamedTuple):
+    """The features of a step's rows: candidates for top_k, draws by chunks, and min_p."""
 
     listed: bool = False
     drawn: bool = False
@@ -79,17 +79,17 @@ class ShardedLogitsHead:
         able = hasattr(backend, "bind_part") and hasattr(model, "compute_logits_part_device") and not alone
         return cls(group, vocab_size, backend, model) if able else None
 
-    def work_of(self, requests: Iterable[SamplingParams]) -> Work | None:
-        """The work of a step of these requests; None if it needs whole rows."""
+    def features_of(self, requests: Iterable[SamplingParams]) -> RowFeatures | None:
+        """The features of a step of these requests; None if it needs whole rows."""
         kinds = {(one.temperature, one.top_p, one.top_k, one.min_p) for one in requests}
-        works = [_work_of(self.vocab_size, *kind) for kind in kinds]
-        known = [work for work in works if work is not None]
-        return Work(*map(any, zip(Work(), *known, strict=True))) if len(known) == len(works) else None
+        each = [_features_of(self.vocab_size, *kind) for kind in kinds]
+        known = [features for features in each if features is not None]
+        return RowFeatures(*map(any, zip(RowFeatures(), *known, strict=True))) if len(known) == len(each) else None
 
     def sample_target(
         self,
         logits: Any,
-        work: Work,
+        features: RowFeatures,
         *,
         target_tokens: Any,
         position: Any,
@@ -104,8 +104,8 @@ class ShardedLogitsHead:
 
         drawing = {**filters, "row_seed": row_seed, "purpose": purpose}
         rows, part = {"logits": logits, "position": position}, {"first_token": self.first}
-        found: dict[str, Any] = {"first": empty(LISTED if work.listed else 1)}
-        if work.drawn:
+        found: dict[str, Any] = {"first": empty(LISTED if features.listed else 1)}
+        if features.drawn:
             chunks = -(-self.width // CHUNK)
             found |= {"chunk_tops": empty(chunks, dtype=torch.float32), "chunk_masses": empty(chunks)}
         self._run("part_chunks", **rows, **part, row_temperature=filters["row_temperature"], **found)
@@ -113,11 +113,11 @@ class ShardedLogitsHead:
         first = sort_key = lists[:, :, 0].amax(0)
 
         whole = {"first_of_ranks": lists, "vocab_size": self.vocab_size}
-        if work.listed:
+        if features.listed:
             drawn = empty()
             self._run("part_listed", position=position, **drawing, **whole, drawn=drawn)
             sort_key = torch.where(drawn > _NOWHERE, drawn, sort_key)
-        if work.drawn:
+        if features.drawn:
             tops, shares, sums, drawn = {"chunk_tops": found["chunk_tops"]}, empty(chunks), empty(), empty()
             self._run(
                 "part_shares",
@@ -129,7 +129,7 @@ class ShardedLogitsHead:
                 shares=shares,
                 sums=sums,
             )
-            if work.kept:
+            if features.kept:
                 self._run("part_kept", **rows, **filters, **tops, **whole, shares=shares)
                 sums = shares.sum(1)
             total = {"shares": shares, "sums_of_ranks": self._group.gather(sums), "rank": self._group.rank}
@@ -146,10 +146,10 @@ class ShardedLogitsHead:
 
 
 @lru_cache(4096)
-def _work_of(vocab_size: int, temperature: float, top_p: float, top_k: int, min_p: float) -> Work | None:
-    """The work of a row with these parameters."""
+def _features_of(vocab_size: int, temperature: float, top_p: float, top_k: int, min_p: float) -> RowFeatures | None:
+    """The features of a row with these parameters."""
     if not np.float32(temperature) > 0:
-        return Work()
+        return RowFeatures()
     if 0 < top_k < vocab_size:
-        return Work(listed=True) if top_k <= LISTED else None
-    return None if np.float32(top_p) < 1 else Work(drawn=True, kept=bool(np.float32(min_p) > 0))
+        return RowFeatures(listed=True) if top_k <= LISTED else None
+    return None if np.float32(top_p) < 1 else RowFeatures(drawn=True, kept=bool(np.float32(min_p) > 0))

@@ -96,7 +96,7 @@ class Explanation(tuple[OpStatus, ...]):
 
 
 class Registry:
-    """The plug-ins of one place: `builtins` (module names) and `entry_points` (None: those installed).
+    """Plug-ins: `builtins` (module names) and `entry_points` (None: those installed).
 
     `environ` has SPECDEC_HAL_BACKEND and SPECDEC_HAL_PLUGINS (None: the process's environment). A third-party plug-in
     that claims a built-in name is refused entirely.

@@ -52,7 +52,7 @@ class ShardedLogitsHead(Protocol):
     width: int
     least_rows: int
 
-    def work_of(self, requests: Iterable[SamplingParams]) -> Hashable:
+    def features_of(self, requests: Iterable[SamplingParams]) -> Hashable:
         """The work of a step of these requests; None if it needs whole rows."""
 
     def compute_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
@@ -60,7 +60,7 @@ class ShardedLogitsHead(Protocol):
 
     @property
     def sample_target(self) -> Callable[..., None]:
-        """The op over these columns with the work of :meth:`work_of`, on the current stream."""
+        """The op over these columns with the features of :meth:`features_of`, on the current stream."""
 
 
 class Features(NamedTuple):
@@ -277,7 +277,7 @@ class StepCompiler:
         features = Features.of(sequences, self.model.config.vocab_size, masked)
         if self._parts is None or features.takes_whole_rows:
             return features
-        return features._replace(parts=self._parts.work_of(one.request.params for one in sequences))
+        return features._replace(parts=self._parts.features_of(one.request.params for one in sequences))
 
     def bucket(self, slots: int, tokens: int, context: int, chunked: bool, features: Features) -> Bucket:
         """The smallest bucket for a step; sizes are powers of two, for few buckets."""

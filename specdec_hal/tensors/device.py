@@ -43,7 +43,7 @@ def _refuse_released() -> None:
 
 
 class Device(ABC):
-    """Memory of one place ("cpu", "cuda:0") in one framework. Dtypes are the contract's; NumPy's bfloat16 is uint16.
+    """Memory of one device ("cpu", "cuda:0") in one framework. Dtypes are the contract's; NumPy's bfloat16 is uint16.
 
     Everything is ordered by the framework's current stream; only `download` waits for it.
     """
@@ -84,7 +84,7 @@ class Device(ABC):
 
     @abstractmethod
     def assign(self, tensor: Any, source: Any) -> None:
-        """``tensor[...] = source`` with a tensor of the same shape in memory of this place; waits for nothing."""
+        """``tensor[...] = source`` with a tensor of the same shape in memory of this device; waits for nothing."""
 
     @abstractmethod
     def copy(self, tensor: Any) -> Any:
@@ -161,7 +161,7 @@ class TensorOutputs(Outputs):
 
 
 def get_device(name: str, held_by: str) -> Device:
-    """The device of a place in a framework; UnsupportedError if the framework does not support it."""
+    """A device by its name, in a framework; UnsupportedError if the framework does not support it."""
     if name != "cpu" and not (name.startswith("cuda:") and held_by in ON_CUDA):
         raise UnsupportedError(
             f"expected a framework that holds memory on {name} ({', '.join(ON_CUDA)}), got '{held_by}'; choose "

@@ -25,31 +25,31 @@ def listed(tmp_path: Path, text: str) -> ExpectedFailures:
 )  # fmt: skip
 def test_a_listed_failure_is_expected(tmp_path: Path, pattern: str) -> None:
     expected = listed(tmp_path, f"# known defects\n\n{pattern}   # issue 12\n")
-    judged = expected.judge(FAILURE)
+    judged = expected.apply(FAILURE)
     assert judged.status == EXPECTED and judged.detail == "issue 12 (off by one)"
     assert expected.stale() == []
 
 
 def test_others_fail_as_before(tmp_path: Path) -> None:
     expected = listed(tmp_path, "hybrid_mtp_ngram/*  # issue 12\n")
-    assert expected.judge(FAILURE) is FAILURE
+    assert expected.apply(FAILURE) is FAILURE
     assert expected.stale() == [f"{tmp_path}/xfail.txt:1: 'hybrid_mtp_ngram/*' matches no result; delete the line"]
 
 
 def test_a_listed_case_that_passes_fails_the_run(tmp_path: Path) -> None:
     passing = Result("ngram_match", "", "edge:x", "equality", PASSED)
     expected = listed(tmp_path, "ngram_match/edge:x::equality # issue 12\n")
-    judged = expected.judge(passing)
+    judged = expected.apply(passing)
     assert judged.status == UNEXPECTED and "xfail.txt:1 expects a failure (issue 12); delete the line" in judged.detail
     wildcard = listed(tmp_path, "ngram_match/edge:* # issue 12\n")
-    assert wildcard.judge(passing) is passing
+    assert wildcard.apply(passing) is passing
     assert "lists only what passes" in wildcard.stale()[0]
 
 
 def test_what_was_refused_is_no_pass(tmp_path: Path) -> None:
     refused = Result("ngram_match", "", "edge:x", "equality", REFUSED)
     expected = listed(tmp_path, "ngram_match/edge:x::equality # issue 12\n")
-    assert expected.judge(refused) is refused
+    assert expected.apply(refused) is refused
 
 
 @pytest.mark.parametrize("line", ["ngram_match/*", "ngram_match/* #", "ngram_match/*# no blank before the mark"])

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specdec_hal.parallel.vocabulary import ShardedLogitsHead  # noqa: E402
-from tests.parallel.part_rows import KINDS, TYPES, on_part, on_whole_rows, params_of, rows_of, work_of  # noqa: E402
+from tests.parallel.part_rows import KINDS, TYPES, features_of, on_part, on_whole_rows, params_of, rows_of  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -59,7 +59,7 @@ def test_captured(cuda: Any) -> None:
     logits, tokens = torch.zeros(count, vocab, device="cuda"), torch.full((count,), -7, device="cuda")
 
     def launch() -> None:
-        part.sample_target(logits, work_of(part, kinds), target_tokens=tokens, **given)
+        part.sample_target(logits, features_of(part, kinds), target_tokens=tokens, **given)
 
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

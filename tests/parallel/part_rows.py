@@ -9,7 +9,7 @@ import torch
 
 from specdec_hal.backends.reference import sampling
 from specdec_hal.ops import LogprobMode, Purpose
-from specdec_hal.parallel.vocabulary import ShardedLogitsHead, Work
+from specdec_hal.parallel.vocabulary import RowFeatures, ShardedLogitsHead
 from specdec_hal.runner import SamplingParams
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -62,8 +62,8 @@ def requests(kinds: list[str]) -> list[SamplingParams]:
     return [SamplingParams.model_construct(**dict(zip(names, KINDS[kind], strict=True))) for kind in kinds]
 
 
-def work_of(part: ShardedLogitsHead, kinds: list[str]) -> Work:
-    work = part.work_of(requests(kinds))
+def features_of(part: ShardedLogitsHead, kinds: list[str]) -> RowFeatures:
+    work = part.features_of(requests(kinds))
     assert work is not None
     return work
 
@@ -77,7 +77,7 @@ def on_part(part: ShardedLogitsHead, logits: Any, kinds: list[str], params: dict
     held = torch.full((len(mine) + 2,), -7, device=mine.device)
     given = {name: torch.from_numpy(array).to(mine.device) for name, array in params.items()}
     mine = flat[offset : offset + mine.numel()].view(mine.shape)
-    part.sample_target(mine, work_of(part, kinds), target_tokens=held[1:-1], **given, **options)
+    part.sample_target(mine, features_of(part, kinds), target_tokens=held[1:-1], **given, **options)
     assert held[[0, -1]].tolist() == [-7, -7]
     return held[1:-1].cpu().numpy()
 

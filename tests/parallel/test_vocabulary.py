@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from specdec_hal.parallel.vocabulary import ShardedLogitsHead, Work  # noqa: E402
+from specdec_hal.parallel.vocabulary import RowFeatures, ShardedLogitsHead  # noqa: E402
 from specdec_hal.runner import SamplingParams  # noqa: E402
-from tests.parallel.part_rows import KINDS, TYPES, on_part, on_whole_rows, params_of, rows_of, work_of  # noqa: E402
+from tests.parallel.part_rows import KINDS, TYPES, features_of, on_part, on_whole_rows, params_of, rows_of  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")]
 
@@ -110,12 +110,12 @@ def test_bytes_that_a_rank_sends_for_a_row(kind: str) -> None:
 
 def test_what_rows_are_sampled_from_parts() -> None:
     part = parted(Threads(2).rank(0), 5000, OneAtATime())
-    assert work_of(part, list(KINDS)) == Work(listed=True, drawn=True, kept=True)
-    assert work_of(part, ["greedy", "top_k"]) == Work(listed=True)
-    assert work_of(part, []) == Work()
+    assert features_of(part, list(KINDS)) == RowFeatures(listed=True, drawn=True, kept=True)
+    assert features_of(part, ["greedy", "top_k"]) == RowFeatures(listed=True)
+    assert features_of(part, []) == RowFeatures()
     for whole in ({"top_p": 0.9}, {"top_k": 33}, {"top_k": 200, "min_p": 0.1}):
-        assert part.work_of([SamplingParams(temperature=1), SamplingParams(temperature=1, **whole)]) is None
-        assert part.work_of([SamplingParams(temperature=0, **whole)]) == Work()
+        assert part.features_of([SamplingParams(temperature=1), SamplingParams(temperature=1, **whole)]) is None
+        assert part.features_of([SamplingParams(temperature=0, **whole)]) == RowFeatures()
 
 
 def test_where_logits_are_gathered() -> None:
@@ -149,7 +149,7 @@ def test_a_captured_step_reads_nothing() -> None:
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         given = {name: mode.from_tensor(torch.from_numpy(array)) for name, array in params.items()}
         tokens = torch.zeros(len(kinds), dtype=torch.int64)
-        part.sample_target(torch.zeros(len(kinds), part.width), work_of(part, kinds), target_tokens=tokens, **given)
+        part.sample_target(torch.zeros(len(kinds), part.width), features_of(part, kinds), target_tokens=tokens, **given)
 
 
 def test_wrong_extents_are_refused() -> None:

@@ -96,8 +96,8 @@ class GuidedDecoding:
         for slot, slt in enumerate(lens.reshape(-1).tolist()):
             prompt = enc.reshape(-1)[slot] > 0
             if slt > 0 and slot in self._states:
-                judged = [] if prompt else drafts[slot, 1:slt].tolist()
-                self._states[slot].fill(judged, lambda at, first=first: masks.row(first + at))  # type: ignore[misc]
+                verified = [] if prompt else drafts[slot, 1:slt].tolist()
+                self._states[slot].fill(verified, lambda at, first=first: masks.row(first + at))  # type: ignore[misc]
                 self._masked = True
             first += min(slt, 1) if prompt else max(slt, 0)
         if self._masked:

@@ -51,7 +51,7 @@ def verify_draft_tokens(
     zeros = plan.constant(0, [slots], "int64")
     emitted, write = (step_output_ids, None) if plan.platform == "gpu" else _beside(plan, step_output_ids)
     plan.run("verify_draft_tokens", **{
-        **_judged(plan, slots, verify_strategy, target_tokens, zeros), "draft_tokens": step_input_ids,
+        **_compared(plan, slots, verify_strategy, target_tokens, zeros), "draft_tokens": step_input_ids,
         "accept_tokens": emitted, "accept_num": step_output_len, "seq_lens_this_time": seq_lens_this_time,
         "end_tokens": end_tokens, "step_idx": first(slots, step_idx), "max_dec_len": first(slots, max_dec_len),
         "stop_flags": first(slots, stop_flags), "is_block_step": first(slots, is_block_step), "prompt_lens": zeros,
@@ -79,7 +79,7 @@ def _beside(plan: Plan, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
     return emitted, write
 
 
-def _judged(plan: Plan, slots: int, number: int, targets: Tensor | None, zeros: Tensor) -> dict[str, Any]:
+def _compared(plan: Plan, slots: int, number: int, targets: Tensor | None, zeros: Tensor) -> dict[str, Any]:
     """A strategy's inputs and seeds: FastDeploy's seeds differ by slot and call, not by request."""
     if not 0 <= number < len(_STRATEGIES):
         plan.fail("verify_strategy", "0 TOPP | 1 GREEDY | 2 TARGET_MATCH", str(number), "pass one of them")

@@ -32,9 +32,9 @@ def in_other_modes(case: Case) -> Iterator[Case]:
         given = case.make(REFERENCE.workspace)
         if given["strategy"] in _BY_TOKEN:
             for other in Strategy:
-                judged = _judged(given, other)
-                if other is not given["strategy"] and judged is not None:
-                    yield _variant(case, other.name, judged)
+                changes = _accepting(given, other)
+                if other is not given["strategy"] and changes is not None:
+                    yield _variant(case, other.name, changes)
 
 
 def _variant(case: Case, mode: str, changes: dict[str, Any]) -> Case:
@@ -53,7 +53,7 @@ def _changed(case: Case, changes: dict[str, Any], workspace: Workspace) -> Input
     return {name: value for name, value in inputs.items() if value is not None}
 
 
-def _judged(given: Inputs, strategy: Strategy) -> dict[str, Any] | None:
+def _accepting(given: Inputs, strategy: Strategy) -> dict[str, Any] | None:
     """What makes `strategy` accept the target tokens and nothing else; None where that cannot be written."""
     tokens = given["target_tokens"].reshape(-1)
     if strategy in _BY_TOKEN:

@@ -219,7 +219,7 @@ def _rejection() -> Iterator[Case]:
         seed=list(range(64)),
     )  # fmt: skip
     bonus: dict[str, Any] = {"target_probs": [[0.0, 1.0], [1.0, 0.0]], "draft_probs": [[[0.0, 1.0]]]}
-    # Under these the draft is never judged, so nothing is taken away from p, though p - q would be empty.
+    # Under these the draft is never verified, so nothing is taken away from p, though p - q would be empty.
     policy = {"accept_policy": AcceptPolicy.REJECT_ALL}
     yield emits("reject all draws from p", "bonus reject-all", [[0, 1]], [[1]], strategy, **bonus, **policy)
     yield emits(

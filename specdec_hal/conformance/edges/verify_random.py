@@ -18,7 +18,7 @@ SLOTS = 200
 
 
 def drawn(name: str, rules: str, drafts: list[int], says: str, holds: Any, strategy: Strategy, **given: Any) -> Case:
-    """The same slot with 200 seeds; `holds` judges their accept_tokens."""
+    """The same slot with 200 seeds; `holds` checks their accept_tokens."""
     per_slot = ("top_p", "draft_probs", "max_dec_len")
     repeated = {n: np.concatenate([np.array(v)] * SLOTS) if n not in per_slot else v * SLOTS for n, v in given.items()}
     typed = {n: _typed(n, v) for n, v in repeated.items()}
