@@ -37,6 +37,8 @@ HELP = "serve a model over HTTP, with OpenAI's API"
 API_KEY = "SPECDEC_HAL_API_KEY"
 EMBEDDED = Path(specdec_hal.__file__).parents[1] / "configs" / "serve.yaml"
 _KEYS = ("host", "port", "served_model_name", "chat_template", "reasoning_parser", "tool_call_parser")
+_MORE = ("allowed_hosts", "allowed_origins", "log_format", "access_log", "split", "http_workers")
+"""Keys of the section `serve` with an option each."""
 _PART = ("part", "directory", "alive-fd", "listener-fd", "resume")
 
 
@@ -58,12 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="web pages of other servers that may use this one, as in serve.allowed_origins: https://example.com, '*'",
     )
-    parser.add_argument("--split", action="store_true", help="same as --set serve.split=true")
+    parser.add_argument("--split", action="store_true", default=None, help="same as --set serve.split=true")
     parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; with --split")
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="same as --set serve.log_format=...; logs go to stderr"
     )
-    parser.add_argument("--no-access-log", action="store_true", help="same as --set serve.access_log=false")
+    quiet = "same as --set serve.access_log=false"
+    parser.add_argument("--no-access-log", dest="access_log", action="store_false", default=None, help=quiet)
     parser.add_argument(
         "--replicas",
         type=_replicas,
@@ -97,19 +100,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise ConfigError("--api-key: expected a key, got an empty one; leave it out to allow all clients")
     if args.config is None and EMBEDDED.is_file():
         args.config = str(EMBEDDED)
-    given = {key: value for key in _KEYS if (value := getattr(args, key)) is not None}
-    args.overrides += [f"serve.{key}={value if key == 'port' else json.dumps(value)}" for key, value in given.items()]
-    for key in ("allowed_hosts", "allowed_origins"):
-        if (names := getattr(args, key)) is not None:
-            args.overrides.append(f"serve.{key}={json.dumps(names)}")
-    if args.log_format is not None:
-        args.overrides.append(f"serve.log_format={args.log_format}")
-    if args.no_access_log:
-        args.overrides.append("serve.access_log=false")
-    if args.split:
-        args.overrides.append("serve.split=true")
-    if args.http_workers is not None:
-        args.overrides.append(f"serve.http_workers={args.http_workers}")
+    given = {key: value for key in (*_KEYS, *_MORE) if (value := getattr(args, key)) is not None}
+    numbers = ("port", "http_workers")
+    args.overrides += [f"serve.{key}={value if key in numbers else json.dumps(value)}" for key, value in given.items()]
     runtime = read_runtime(args)
     logs.configure(runtime.config.serve)
     if args.part is not None:

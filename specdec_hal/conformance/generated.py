@@ -55,13 +55,6 @@ def op_options(draw: st.DrawFn, /, op: str, **fixed: Any) -> dict[str, Any]:
     return options
 
 
-@st.composite
-def op_inputs(draw: st.DrawFn, /, op: str, **fixed: Any) -> dict[str, Any]:
-    """Arguments of one call of `op`."""
-    options = draw(op_options(op, **fixed))
-    return generate(op, options.pop("seed"), **options)
-
-
 def draw_options(op: str, count: int, base_seed: int) -> list[dict[str, Any]]:
     """`count` sets of options, the same for the same seed."""
     drawn: list[dict[str, Any]] = []
