@@ -6,10 +6,9 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,7 @@ from specdec_hal.bench.plot import plot  # noqa: E402
 from specdec_hal.bench.plot_methods import plot_methods  # noqa: E402
 from specdec_hal.config.sections import config_class  # noqa: E402
 from specdec_hal.conformance import matrix  # noqa: E402
-from specdec_hal.conformance.contract_page import render_contracts  # noqa: E402
+from specdec_hal.conformance.contract_page import render_contracts, table  # noqa: E402
 from specdec_hal.errors import ConfigError  # noqa: E402
 from specdec_hal.plugin.registry import or_default  # noqa: E402
 from specdec_hal.runner import Counts  # noqa: E402
@@ -44,13 +43,6 @@ def write(path: str, text: str) -> None:
     """A page."""
     with mkdocs_gen_files.open(path, "w") as file:
         file.write(text)
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    lines = [list(head), *([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def included(path: str) -> str:
@@ -114,7 +106,7 @@ def _section(name: str, schema: Mapping[str, Any], known: Mapping[str, Any]) -> 
             for key, value in keys.items()
             if key not in sections
         )
-        yield table(("key", "meaning", "values", "default"), rows)
+        yield table(("key", "meaning", "values", "default"), rows) + "\n"
     for key, value in sections.items():
         yield from _section(f"{name}.{key}" if name else key, value, known)
 
@@ -183,7 +175,7 @@ def results() -> str:
         if _drawn(path):
             plots.append(f"## {path.stem}\n\n{command}\n\n![{path.stem}]({path.stem}.png)\n")
     head = "# Recorded results\n\nEach file has command, commit, machine, versions and figures.\n"
-    return "\n".join([head, table(("file", "command", "machine", "date", "commit"), rows), *plots])
+    return "\n".join([head, table(("file", "command", "machine", "date", "commit"), rows) + "\n", *plots])
 
 
 def _drawn(path: Path) -> bool:
@@ -200,11 +192,45 @@ def _drawn(path: Path) -> bool:
     return True
 
 
+_GPU_HEAD = """# Performance on a GPU
+
+Microseconds, medians of 60 replays (15 with `--quick`), of an op inside a CUDA graph: 20 copies for *warm*, one for
+*cold*, before which 512 MB are rewritten so that the L2 cache holds nothing of its tensors. The *floor* is what the
+bytes that must move take at the copy bandwidth of the same run, plus an empty kernel. Before and after it is timed,
+each op's outputs are poisoned and compared with the reference: a wrong kernel gets no figure. *Targets* are what the
+project set out to reach; a **bold** figure misses its own. All rows, with minimum and percentiles, are in the JSON
+files, the documents of `benchmarks/gpu_bench.sh`.
+"""
+
+
 def gpu() -> str:
-    """The tables of the suites on GPUs."""
-    files = map(str, sorted(RESULTS.glob("h200-*.json")))
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_summary.py")]
-    return subprocess.run([*command, *files], check=True, capture_output=True, text=True).stdout
+    """The rows with a target of the suites on GPUs."""
+    documents = ((path, json.loads(path.read_text())) for path in sorted(RESULTS.glob("h200-*.json")))
+    parts = [_suites(path, found) for path, found in documents if "rows" in found]  # others have another form
+    return "\n".join([_GPU_HEAD, *parts])
+
+
+def _suites(path: Path, document: Mapping[str, Any]) -> str:
+    """A document: where it was measured, and its rows."""
+    machine, floor, host = document["machine"], document["floor"], document["host_us"]
+    rows = [row for row in document["rows"] if any(target is not None for target in row["target_us"].values())]
+    head = ("case", *("warm", "floor", "target"), *("cold", "floor", "target"))
+    about = (
+        f"## {', '.join(dict.fromkeys(row['suite'] for row in document['rows']))}\n\n"
+        f"`{document['command']}`: `{path.name}`, {machine['gpu']}, driver {machine['driver']}, commit "
+        f"{document['commit'][:10]}. Copies move {floor['copy_gb_per_s']:,.0f} GB/s, read and written; an empty kernel "
+        f"takes {floor['empty_kernel_warm_us']:.2f} us warm, {floor['empty_kernel_cold_us']:.2f} cold. On the host a "
+        f"bound call takes {host['bound']['median']:.1f} us, a bare launch {host['launch']['median']:.1f}, an unbound "
+        f"call {host['unbound']['median']:.1f}.\n\n"
+    )
+    return about + table(head, ((row["label"], *_times(row, "warm"), *_times(row, "cold")) for row in rows)) + "\n"
+
+
+def _times(row: Mapping[str, Any], name: str) -> tuple[str, str, str]:
+    """Median, floor and target, warm or cold."""
+    median, floor, target = row[f"{name}_us"]["median"], row.get(f"{name}_floor_us"), row["target_us"][name]
+    mark = "**" if target is not None and median > target else ""
+    return f"{mark}{median:.1f}{mark}", "" if floor is None else f"{floor:.1f}", "" if target is None else f"{target:g}"
 
 
 for source, page in INCLUDED.items():

@@ -97,14 +97,14 @@ Weights are computed in floating point, decisions in integers.
 
 def render_op(spec: OpSpec) -> str:
     """One op: summary, signature, attributes, relations and semantics."""
-    operands = _table(
+    operands = table(
         ("argument", "role", "dtype", "shape", "meaning", "values"),
         ((f"`{o.name}`", _role(o), _dtype(o), _shape(o), o.tensor.doc, _values(o)) for o in spec.operands),
     )
     parts = [f"### `{spec.name}`", spec.summary, operands]
     if spec.attrs:
         rows = ((f"`{a.name}`", a.allowed(), _default(a), a.doc) for a in spec.attrs)
-        parts.append(_table(("attribute", "allowed", "default", "meaning"), rows))
+        parts.append(table(("attribute", "allowed", "default", "meaning"), rows))
     if spec.relations:
         parts.append("Relations: " + "; ".join(f"`{relation}`" for relation in spec.relations) + ".")
     parts.append(spec.doc)
@@ -118,10 +118,10 @@ def render_contracts() -> str:
         "## 0. Conventions",
         CONVENTIONS.strip(),
         "### Symbols",
-        _table(("symbol", "meaning", "smallest", "largest"), map(_symbol_row, SYMBOLS)),
+        table(("symbol", "meaning", "smallest", "largest"), map(_symbol_row, SYMBOLS)),
         "### Enumerations",
         "The integers are part of the contract; compiled backends receive them.",
-        _table(("name", "values", "meaning"), map(_enum_row, ENUMERATIONS)),
+        table(("name", "values", "meaning"), map(_enum_row, ENUMERATIONS)),
     ]
     for number, title in SECTIONS.items():
         parts.append(f"## {number}. {title}")
@@ -133,10 +133,11 @@ def _symbol_row(symbol: str) -> tuple[str, ...]:
     return symbol, SYMBOLS[symbol], str(MINIMUM.get(symbol, 0)), str(MAXIMUM.get(symbol, ""))
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    lines = [list(head), *([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _enum_row(kind: type[Enum]) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from specdec_hal.conformance.contract_page import table
 from specdec_hal.ops import OPS
 
 Cells = dict[tuple[str, str], dict[str, str]]
@@ -102,10 +103,8 @@ def write(target: Path, cells: Cells) -> None:
 def render(cells: Cells) -> str:
     """The page of the site."""
     names = _backends(cells)
-    lines = [f"| op | mode | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
-    for (op, mode), columns in cells.items():
-        lines.append(f"| `{op}` | {mode} | {' | '.join(columns.get(name, MISSING) for name in names)} |")
-    return HEAD + "\n" + "\n".join(lines) + "\n"
+    rows = ((f"`{op}`", mode, *(found.get(name, MISSING) for name in names)) for (op, mode), found in cells.items())
+    return f"{HEAD}\n{table(('op', 'mode', *names), rows)}\n"
 
 
 def _backends(cells: Cells) -> list[str]:
