@@ -42,8 +42,8 @@ probe() { # probe FILE FLAG...: prints the value of the model's flag that the de
   fi
   timeout "$limit" "$out/$name" 2>> "$out/$name.log"
   status=$?
-  # decide("model.exit_counts_as_arrival", "1", "0", ...): the flag, its value if all goes well, and the other.
-  [ $status = 124 ] && sed -n 's/.*decide("\(.*\)", "\(.*\)", "\(.*\)",.*/\1=\3: a launch did not end/p' "$source"
+  # PROBE("model.exit_counts_as_arrival", "1", "0", ...): the flag, its value if all goes well, and the other.
+  [ $status = 124 ] && sed -n 's/.*PROBE("\(.*\)", "\(.*\)", "\(.*\)",.*/\1=\3: a launch did not end/p' "$source"
   # Findings of the emulator, which stands in for a device in this script's test, end a program with 1 or 3.
   case $status in
     0 | 1 | 3 | 124) ;;

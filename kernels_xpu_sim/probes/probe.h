@@ -1,5 +1,6 @@
 // Common code of the probes. A probe is a kernel whose result, passed to report(), decides between two readings of the
-// device. Its program prints the resulting flag of the emulator's model: model.dma_fifo=1.
+// device: PROBE(flag, its value if every launch is right, its value otherwise, cores) { ... }. Its program prints the
+// resulting flag of the emulator's model: model.dma_fifo=1.
 #pragma once
 
 #include <cstdio>
@@ -49,3 +50,10 @@ int decide(const char* flag, const char* right, const char* otherwise, Launch la
   std::printf("%s=%s: launch %d %s\n", flag, answer == kRight ? right : otherwise, launches, how[answer]);
   return 0;
 }
+
+#define PROBE(FLAG, RIGHT, OTHERWISE, CORES)                                                              \
+  __global__ void probe(const int* in, int* out);                                                         \
+  int main() {                                                                                            \
+    return decide(FLAG, RIGHT, OTHERWISE, [](const int* in, int* out) { probe<<<1, CORES>>>(in, out); }); \
+  }                                                                                                       \
+  __global__ void probe([[maybe_unused]] const int* in, int* out)

@@ -79,47 +79,45 @@ class Pair:
         return {number for number, line in self.text if "// <- " in line and mark in line.split("// <- ")[1]}
 
 
+_FINDS = re.compile(r"^// ((?:(?:fast|asan|strict)(?:, )?)+): (\w+)(?: in (.*))?$", re.MULTILINE)
+
+
 def read(path: Path) -> list[Pair]:
-    """The pairs of a file: each begins with a comment that says how to launch it, and what is found."""
+    """The pairs of a file. Each begins with a comment that says what builds find, and how to launch it if not 1 x 4."""
     pairs = []
     lines = list(enumerate(path.read_text().splitlines(), 1))
-    heads = [i for i, (_, line) in enumerate(lines) if line.startswith("// launch: ")]
-    starts = [next(k for k in range(i, 0, -1) if not lines[k - 1][1].startswith("//")) for i in heads]
+    texts = [line for _, line in lines]
+    finding = [i for i, line in enumerate(texts) if _FINDS.match(line)]
+    starts = sorted({next(k for k in range(i, 0, -1) if not texts[k - 1].startswith("//")) for i in finding})
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        block = "\n".join(line for _, line in lines[start:end])
-        head = dict(re.findall(r"^// ((?:good )?\w+): (.*)$", block, re.MULTILINE))
+        block = "\n".join(texts[start:end])
         (name,) = re.findall(r"__global__ void (\w+)\(", block)
-        launches = {}
-        for good, launch in ((False, head["launch"]), (True, head.get("good launch", head["launch"]))):
-            clusters, cores = map(int, launch.split("x"))
-            launches[good] = clusters, cores
-        finds = {mode: head[mode] for mode in MODES if mode in head}
+        head = dict(re.findall(r"^// (launch|good launch|dma|model|decides): (.*)$", block, re.MULTILINE))
+        finds, where = {}, ""
+        for modes, check, place in _FINDS.findall(block):
+            finds |= dict.fromkeys(modes.split(", "), check)
+            where = where or place
+        bad = head.get("launch", "1 x 4")
+        launches = {good: _shape(head.get("good launch", bad) if good else bad) for good in (False, True)}
         schedule = head.get("dma", "eager"), head.get("model", "")
-        said = head.get("decides", ""), head.get("object", "")
-        pairs.append(Pair(path, name, tuple(lines[start:end]), launches, *schedule, finds, *said))
+        pairs.append(
+            Pair(path, name, tuple(lines[start:end]), launches, *schedule, finds, head.get("decides", ""), where)
+        )
     return pairs
+
+
+def _shape(launch: str) -> tuple[int, int]:
+    clusters, cores = map(int, launch.split("x"))
+    return clusters, cores
 
 
 PAIRS = {pair.name: pair for path in sorted(KERNELS.glob("*.xpu")) for pair in read(path)}
 
 
 BUILTIN_FILES = sorted((SOURCES / "builtins").glob("*.xpu"))
-_NOT_UNDER_ASAN = ("vectors.xpu",)
-"""GCC takes more than a minute for it; the strict build checks the same accesses."""
-
-
-def builtin_files(mode: str) -> list[Path]:
-    """Those that a mode is tested with."""
-    return [path for path in BUILTIN_FILES if mode != "asan" or path.name not in _NOT_UNDER_ASAN]
-
-
-def builtin_tests(mode: str) -> dict[str, tuple[int, int]]:
-    """The tests in them by name: clusters and cores."""
-    return {
-        name: (int(clusters), int(cores))
-        for path in builtin_files(mode)
-        for name, clusters, cores in re.findall(r"\bTEST\((\w+),\s*(\d+),\s*(\d+)\)", path.read_text())
-    }
-
-
-BUILTIN_TESTS = builtin_tests("strict")
+BUILTIN_TESTS = {
+    name: (int(clusters), int(cores))
+    for path in BUILTIN_FILES
+    for name, clusters, cores in re.findall(r"\bTEST\((\w+),\s*(\d+),\s*(\d+)\)", path.read_text())
+}
+"""The tests in them by name: clusters and cores."""

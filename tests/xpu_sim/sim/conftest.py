@@ -15,7 +15,7 @@ import pytest
 from specdec_hal.xpu.calls import Call, Host, Ran
 from specdec_hal.xpu.cc import Build, build, toolchain
 from specdec_hal.xpu.pytest_plugin import XpuPrograms
-from tests.support.xpu_program import BUILTIN_TESTS, PAIRS, Program, builtin_files, builtin_tests
+from tests.support.xpu_program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, Program
 
 # No fence but the kernels' own: what these tests are about.
 PROFILES = ("portable",)
@@ -96,7 +96,7 @@ def builtins(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
 
     def make(mode: str) -> Callable[..., Ran]:
         flags = ["-Wall", "-Wextra", "-Werror", "-O1"]  # compiling takes longer than running them
-        program = xpu_programs(builtin_files(mode), list(builtin_tests(mode)), mode, profiles=PROFILES, flags=flags)
+        program = xpu_programs(BUILTIN_FILES, list(BUILTIN_TESTS), mode, profiles=PROFILES, flags=flags)
 
         def run(name: str, options: str = "") -> Ran:
             clusters, cores = BUILTIN_TESTS[name]

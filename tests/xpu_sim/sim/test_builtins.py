@@ -5,19 +5,13 @@ from __future__ import annotations
 import pytest
 
 from specdec_hal.xpu.cc import toolchain
-from tests.support.xpu_program import MODES, builtin_tests
+from tests.support.xpu_program import BUILTIN_TESTS, MODES_ASAN_SLOW
 
 OPTIONS = ("seed=0", "seed=3,dma=deferred,poison=90", "seed=8,dma=random,llsc_failure=0.3")
 
 
-RUNS = [
-    pytest.param(name, mode, marks=[pytest.mark.slow] if mode == "asan" else [])
-    for mode in MODES
-    for name in builtin_tests(mode)
-]
-
-
-@pytest.mark.parametrize(("name", "mode"), RUNS)
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
+@pytest.mark.parametrize("name", BUILTIN_TESTS)
 def test_builtin(builtins, name, mode):
     for options in OPTIONS:
         result = builtins(mode)(name, options=options)

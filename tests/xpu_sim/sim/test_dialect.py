@@ -11,7 +11,7 @@ import pytest
 
 from specdec_hal.xpu.cc import Build, build, toolchain
 from tests.support.xpu_program import BUILTIN_FILES, MODES_ASAN_SLOW, SOURCES
-from tests.xpu_sim.sim import dialect_table
+from tests.xpu_sim.sim import dialect_table, test_vectors
 
 WORD = re.compile(r"(?:xpu_std::|std::)?[A-Za-z_]\w*(?:\.w\b)?")
 
@@ -48,7 +48,7 @@ def expanded(path: Path) -> str:
 def used() -> set[str]:
     """Names in the unit kernels: as written, since qualifiers are macros, and expanded, since tests use macros too."""
     texts = [text for path in BUILTIN_FILES for text in (without_comments(path.read_text()), expanded(path))]
-    return set(WORD.findall("\n".join(texts)))
+    return set(WORD.findall("\n".join([*texts, test_vectors.text("fast")])))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "headers"])

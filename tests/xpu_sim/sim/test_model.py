@@ -35,13 +35,6 @@ def test_whether_a_synchronous_store_is_visible(builtins):
     assert result.checks == {"missing_fence"}, result.err
 
 
-@pytest.mark.parametrize("mode", ["fast", "strict"])
-def test_what_a_masked_store_leaves(builtins, mode):
-    assert builtins(mode)("loads_and_stores").status == 0  # zeros
-    with pytest.raises(AssertionError, match="loads_and_stores: line "):
-        builtins(mode)("loads_and_stores", options="model.masked_stores_write_zero=0")
-
-
 ORDERED = """\
 #include <cstdio>
 #include "xpu/kernel/cluster.h"

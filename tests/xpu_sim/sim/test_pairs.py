@@ -1,7 +1,7 @@
 """Each check has a kernel that must be flagged, name<false>, and its repaired twin that must not: name<true>.
 
-They are in ../kernels, a file for each family. The comment before them says which build finds what and in which object;
-`launch` is clusters x cores. Lines are marked.
+They are in ../kernels, a file for each family. The comment before them says which builds find what, in which object;
+`launch` is clusters x cores, 1 x 4 if left out. Lines are marked.
 """
 
 from __future__ import annotations
