@@ -113,14 +113,17 @@ struct SlotTile {
   __device__ std::remove_const_t<T>& operator[](int64_t i) { return cells[i]; }
 };
 
-// Both move `count` cells of each tile, and complete at a fence.
+// Both move `count` cells of each tile.
 template <typename... T>
-static inline __device__ void load_async(int64_t count, SlotTile<T>&... tiles) {
+static inline __device__ void load(int64_t count, SlotTile<T>&... tiles) {
   (GM2LM_ASYNC(tiles.gm, tiles.cells, count * static_cast<int64_t>(sizeof(T))), ...);
+  mfence_lm();
 }
 template <typename... T>
-static inline __device__ void store_async(int64_t count, SlotTile<T>&... tiles) {
+static inline __device__ void store(int64_t count, SlotTile<T>&... tiles) {
+  mfence_lm();
   (LM2GM_ASYNC(tiles.cells, tiles.gm, count * static_cast<int64_t>(sizeof(T))), ...);
+  mfence();  // before the tiles are filled again: a fence of LM alone may not wait for what they are stored to
 }
 
 // Sets `count` cells to `value`. Not inlined, like gm_copy, to keep its tile out of callers' frames.

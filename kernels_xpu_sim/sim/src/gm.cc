@@ -20,6 +20,16 @@
 
 namespace xpu_sim::rt {
 
+Span span_of(const GmSpan& given) {
+  Span span;
+  span.begin = reinterpret_cast<uintptr_t>(given.data);
+  span.end = span.begin + given.bytes;
+  span.name = given.name;
+  span.element = std::max(1u, given.element);
+  span.read_only = given.access == GmAccess::read_only;
+  return span;
+}
+
 void GmTable::add(const Span& span, std::shared_ptr<const std::string> name) {
   if (name) names_.push_back(std::move(name));
   const auto at = std::upper_bound(spans_.begin(), spans_.end(), span.begin,
@@ -94,6 +104,29 @@ std::vector<Entry>& registry() {
 
 size_t page() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
+void add(const GmSpan& given, std::string name, char* mapping = nullptr, size_t mapped = 0) {
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
+  Entry& e = registry().emplace_back();
+  e.name = std::make_shared<std::string>(std::move(name));
+  e.span = rt::span_of(given);
+  e.span.name = e.name->c_str();
+  e.mapping = mapping;
+  e.mapped = mapped;
+  ++generation;
+}
+
+// Erases the entry that is_it(entry) picks, after f(entry). Throws std::invalid_argument(complaint): there is none.
+template <class P, class F>
+void remove(P is_it, F f, const char* complaint) {
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
+  std::vector<Entry>& entries = registry();
+  const auto at = std::find_if(entries.begin(), entries.end(), is_it);
+  if (at == entries.end()) throw std::invalid_argument(complaint);
+  f(*at);
+  entries.erase(at);
+  ++generation;
+}
+
 }  // namespace
 
 // The data ends at the end of a page, up to alignment, and a page without access follows: a loop that runs too far by
@@ -114,47 +147,21 @@ void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element, GmAccess 
     __asan_poison_memory_region(low, inner);
     __asan_unpoison_memory_region(data, bytes);
   }
-  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  std::vector<Entry>& entries = registry();
-  Entry& e = entries.emplace_back();
-  e.name = std::make_shared<std::string>(name && *name ? name : "gm_alloc(" + std::to_string(bytes) + ")");
-  e.span.begin = reinterpret_cast<uintptr_t>(data);
-  e.span.end = e.span.begin + bytes;
-  e.span.name = e.name->c_str();
-  e.span.element = std::max(1u, element);
-  e.span.read_only = access == GmAccess::read_only;
-  e.mapping = mapping;
-  e.mapped = mapped;
-  ++generation;
+  add({data, bytes, "", access, element}, name && *name ? name : "gm_alloc(" + std::to_string(bytes) + ")", mapping,
+      mapped);
   return data;
 }
 
 void gm_free(void* p) {
   if (!p) return;
-  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  std::vector<Entry>& entries = registry();
-  const auto at = std::find_if(entries.begin(), entries.end(), [p](const Entry& e) {
-    return e.mapping && e.span.begin == reinterpret_cast<uintptr_t>(p);
-  });
-  if (at == entries.end()) throw std::invalid_argument("gm_free: expected an address from gm_alloc, got another");
-  if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(at->mapping + page(), at->mapped - 2 * page());
-  munmap(at->mapping, at->mapped);
-  entries.erase(at);
-  ++generation;
+  remove([p](const Entry& e) { return e.mapping && e.span.begin == reinterpret_cast<uintptr_t>(p); },
+         [](const Entry& e) {
+    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(e.mapping + page(), e.mapped - 2 * page());
+    munmap(e.mapping, e.mapped);
+  }, "gm_free: expected an address from gm_alloc, got another");
 }
 
-void register_gm(const GmSpan& span) {
-  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  std::vector<Entry>& entries = registry();
-  Entry& e = entries.emplace_back();
-  e.name = std::make_shared<std::string>(span.name ? span.name : "");
-  e.span.begin = reinterpret_cast<uintptr_t>(span.data);
-  e.span.end = e.span.begin + span.bytes;
-  e.span.name = e.name->c_str();
-  e.span.element = std::max(1u, span.element);
-  e.span.read_only = span.access == GmAccess::read_only;
-  ++generation;
-}
+void register_gm(const GmSpan& span) { add(span, span.name ? span.name : ""); }
 
 void register_gm(const void* data, size_t bytes, const char* name) {
   GmSpan span;
@@ -166,16 +173,8 @@ void register_gm(const void* data, size_t bytes, const char* name) {
 
 void unregister_gm(const void* data, size_t bytes) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
-  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  std::vector<Entry>& entries = registry();
-  const auto at = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) {
-    return !e.mapping && e.span.begin == begin && e.span.bytes() == bytes;
-  });
-  if (at == entries.end()) {
-    throw std::invalid_argument("unregister_gm: expected an address and size given to register_gm, got others");
-  }
-  entries.erase(at);
-  ++generation;
+  remove([&](const Entry& e) { return !e.mapping && e.span.begin == begin && e.span.bytes() == bytes; },
+         [](const Entry&) {}, "unregister_gm: expected an address and size given to register_gm, got others");
 }
 
 size_t gm_room(const void* p) {
@@ -194,18 +193,16 @@ uint64_t registry_generation() { return generation.load(std::memory_order_acquir
 
 uint64_t copy_registry(GmTable* table) {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  std::vector<Entry>& entries = registry();
   table->clear();
-  for (const Entry& e : entries) table->add(e.span, e.name);
+  for (const Entry& e : registry()) table->add(e.span, e.name);
   return generation.load();
 }
 
 std::vector<Damage> check_red_zones() {
   std::vector<Damage> damages;
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  std::vector<Entry>& entries = registry();
   if (__asan_poison_memory_region) return damages;  // reported when it happens
-  for (Entry& e : entries) {
+  for (const Entry& e : registry()) {
     if (!e.mapping) continue;
     char* const data = reinterpret_cast<char*>(e.span.begin);
     const long long bytes = static_cast<long long>(e.span.bytes());

@@ -21,6 +21,8 @@ struct Span {
   size_t bytes() const { return end - begin; }
 };
 
+Span span_of(const GmSpan& given);
+
 // Spans sorted by address; they may overlap.
 class GmTable {
  public:

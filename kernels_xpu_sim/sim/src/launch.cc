@@ -394,16 +394,7 @@ const GmTable* gm_of(const Options& options, Worker* worker) {
   if (options.gm_count == 0) return &worker->registry;
   GmTable& all = worker->launch_gm;
   all = worker->registry;
-  for (size_t i = 0; i < options.gm_count; ++i) {
-    const GmSpan& given = options.gm[i];
-    Span span;
-    span.begin = reinterpret_cast<uintptr_t>(given.data);
-    span.end = span.begin + given.bytes;
-    span.name = given.name;
-    span.element = given.element ? given.element : 1;
-    span.read_only = given.access == GmAccess::read_only;
-    all.add(span);
-  }
+  for (size_t i = 0; i < options.gm_count; ++i) all.add(span_of(options.gm[i]));
   return &all;
 }
 

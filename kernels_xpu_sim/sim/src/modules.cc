@@ -133,12 +133,15 @@ const Module* module_at(const void* address) {
 
 namespace {
 
-Location locate_in(Module* m, uintptr_t address) {
-  Location where;
-  if (const Symbol* s = m->function_at(address)) where.function = readable(s->name);
-  if (!m->lines) m->lines = std::make_shared<LineTable>(m->path);
-  m->lines->find(address - m->base, &where.file, &where.line);
-  return where;
+// What f(debug information, address in it) gives of the module's; nothing: there is no module.
+template <class F>
+auto with_debug(const Module* module, const void* pc, F f) -> decltype(f(*module->debug, uintptr_t{})) {
+  if (!module) return {};
+  // Findings are few: one at a time.
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
+  std::shared_ptr<DebugInfo>& debug = const_cast<Module*>(module)->debug;
+  if (!debug) debug = std::make_shared<DebugInfo>(module->path);
+  return f(*debug, reinterpret_cast<uintptr_t>(pc) - module->base);
 }
 
 }  // namespace
@@ -149,54 +152,44 @@ Location locate(const void* pc) {
 }
 
 std::vector<Location> locate_inlined(const void* pc) {
-  Module* const m = const_cast<Module*>(module_at(pc));
-  if (!m) return {};
-  // Lines and debug information are read when first asked for. Findings are few: one at a time.
-  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
-  const uintptr_t address = reinterpret_cast<uintptr_t>(pc);
-  std::vector<Location> chain{locate_in(m, address)};
-  if (!m->debug) m->debug = std::make_shared<DebugInfo>(m->path);
-  const InlinedCalls inlined = m->debug->at(address - m->base);
-  const std::string outermost = chain[0].function;
-  for (const InlinedCall& call : inlined.calls) {
-    // Generated code has no line of its own: use its caller's.
-    if (call.artificial) chain.pop_back();
-    if (!chain.empty()) chain.back().function = call.function;
-    chain.push_back({m->lines->file(inlined.line_program, call.file), call.line, outermost});
-  }
-  return chain;
+  const Module* const m = module_at(pc);
+  return with_debug(m, pc, [&](DebugInfo& debug, uintptr_t code) {
+    const Symbol* const symbol = m->function_at(reinterpret_cast<uintptr_t>(pc));
+    return debug.places(code, symbol ? readable(symbol->name) : "");
+  });
 }
 
 std::string local_variable(const void* pc, const StackFrame& frame, const void* address, long long* offset) {
-  Module* const m = const_cast<Module*>(module_at(pc));
-  if (!m) return "";
-  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
-  if (!m->debug) m->debug = std::make_shared<DebugInfo>(m->path);
-  return m->debug->variable(reinterpret_cast<uintptr_t>(pc) - m->base, frame, reinterpret_cast<uintptr_t>(address),
-                            offset);
+  return with_debug(module_at(pc), pc, [&](DebugInfo& debug, uintptr_t code) {
+    return debug.variable(code, frame, reinterpret_cast<uintptr_t>(address), offset);
+  });
 }
 
 Scalar local_scalar(const void* pc, const StackFrame& frame, const void* address) {
-  Module* const m = const_cast<Module*>(module_at(pc));
-  if (!m) return {};
-  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
-  if (!m->debug) m->debug = std::make_shared<DebugInfo>(m->path);
-  return m->debug->scalar(reinterpret_cast<uintptr_t>(pc) - m->base, frame, reinterpret_cast<uintptr_t>(address));
+  return with_debug(module_at(pc), pc, [&](DebugInfo& debug, uintptr_t code) {
+    return debug.scalar(code, frame, reinterpret_cast<uintptr_t>(address));
+  });
 }
 
 Scalar sm_scalar(const Module& module, size_t offset) {
-  Module& m = const_cast<Module&>(module);
-  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
-  if (!m.debug) m.debug = std::make_shared<DebugInfo>(m.path);
-  return m.debug->thread_local_scalar(offset);
+  return with_debug(&module, nullptr, [&](DebugInfo& debug, uintptr_t) { return debug.thread_local_scalar(offset); });
 }
 
-std::string readable(const std::string& symbol) {
+namespace {
+
+std::string demangled(const std::string& symbol) {
   int status = 0;
   char* const text = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);
-  if (status != 0 || !text) return symbol;
-  std::string name(text);
+  const std::string name = status == 0 && text ? text : "";
   std::free(text);
+  return name;
+}
+
+}  // namespace
+
+std::string readable(const std::string& symbol) {
+  const std::string name = demangled(symbol);
+  if (name.empty()) return symbol;
   // Drop the parameters, then a return type: both are the text outside of <> and () around the name.
   size_t depth = 0, start = 0, end = name.size();
   for (size_t i = 0; i < name.size(); ++i) {
@@ -213,11 +206,8 @@ std::string readable(const std::string& symbol) {
 }
 
 std::string variable_of(const std::string& symbol) {
-  int status = 0;
-  char* const text = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);
-  if (status != 0 || !text) return symbol;
-  const std::string name(text);
-  std::free(text);
+  const std::string name = demangled(symbol);
+  if (name.empty()) return symbol;
   const size_t at = name.rfind("::");
   return at == std::string::npos ? name : name.substr(at + 2);
 }

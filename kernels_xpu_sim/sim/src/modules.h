@@ -14,7 +14,6 @@ namespace xpu_sim::rt {
 class DebugInfo;
 struct Scalar;
 struct StackFrame;
-class LineTable;
 
 struct Symbol {
   uintptr_t begin = 0;  // relative to the module; for SM objects: to its thread-local segment
@@ -33,8 +32,7 @@ struct Module {
   std::vector<Symbol> sm_gaps;       // what checking builds put between them
   std::vector<Symbol> sm_guards;     // "is it constructed": the compiler's, for types that have constructors
   bool has_symbols = false;          // false: stripped, so that SM objects are not known
-  std::shared_ptr<const LineTable> lines;    // read when first asked for
-  std::shared_ptr<const DebugInfo> debug;
+  std::shared_ptr<DebugInfo> debug;  // read when first asked for
 
   const Symbol* function_at(uintptr_t address) const;
   const Symbol* sm_object_at(size_t offset) const;

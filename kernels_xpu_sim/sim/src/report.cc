@@ -108,8 +108,7 @@ void launch_found(std::vector<Finding> findings) {
 
 std::vector<Finding> take_findings() {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
-  Store& s = store();
-  return std::exchange(s.findings, {});
+  return std::exchange(store().findings, {});
 }
 
 std::vector<Finding> take_last_findings() {
@@ -126,14 +125,12 @@ std::vector<Finding> take_last_findings() {
 
 size_t finding_count() {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
-  Store& s = store();
-  return s.findings.size();
+  return store().findings.size();
 }
 
 void on_finding(void (*listener)(const Finding&)) {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
-  Store& s = store();
-  s.listener = listener;
+  store().listener = listener;
 }
 
 const char* severity_name(Severity severity) {
@@ -203,6 +200,24 @@ Reports& reports() {
 
 constexpr const char* kDirections[directions] = {"GM2LM", "LM2GM", "GM2SM", "SM2GM", "GM2GSM", "GSM2GM"};
 
+// The counters besides copies, as text and JSON name them; `sum`: over launches and workers, else the largest counts.
+struct Field {
+  uint64_t Counters::* value;
+  bool sum;
+  const char *key, *text;
+};
+constexpr Field kFields[] = {
+    {&Counters::gm_lines, true, "gm_lines", "64-byte lines of GM"},
+    {&Counters::partial_lines, true, "partial_lines", "lines written in part"},
+    {&Counters::scalar_gm, true, "scalar_gm", "scalar accesses to GM"},
+    {&Counters::fences, true, "fences", "fences"},
+    {&Counters::barriers, true, "barriers", "barriers"},
+    {&Counters::max_core_dma_bytes, false, "max_core_dma_bytes", "bytes copied by the busiest core"},
+    {&Counters::max_core_accesses, false, "max_core_accesses", "accesses of the busiest core"},
+    {&Counters::lm_high, false, "lm_high", "most LM in use"},
+    {&Counters::sm_bytes, false, "sm_bytes", "SM"},
+};
+
 }  // namespace
 
 namespace rt {
@@ -212,15 +227,10 @@ void merge(Counters* into, const Counters& from) {
     into->dma_ops[d] += from.dma_ops[d];
     into->dma_bytes[d] += from.dma_bytes[d];
   }
-  into->gm_lines += from.gm_lines;
-  into->partial_lines += from.partial_lines;
-  into->scalar_gm += from.scalar_gm;
-  into->fences += from.fences;
-  into->barriers += from.barriers;
-  into->max_core_dma_bytes = std::max(into->max_core_dma_bytes, from.max_core_dma_bytes);
-  into->max_core_accesses = std::max(into->max_core_accesses, from.max_core_accesses);
-  into->lm_high = std::max(into->lm_high, from.lm_high);
-  into->sm_bytes = std::max(into->sm_bytes, from.sm_bytes);
+  for (const Field& f : kFields) {
+    uint64_t& value = into->*f.value;
+    value = f.sum ? value + from.*f.value : std::max(value, from.*f.value);
+  }
 }
 
 void record(const KernelInfo& kernel, int clusters, int cores, const Counters& counters) {
@@ -250,28 +260,22 @@ const Counters& last_counters() { return last; }
 
 std::vector<KernelReport> report() {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
-  Reports& r = reports();
-  return r.reports;
+  return reports().reports;
 }
 
 void reset_report() {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
-  Reports& r = reports();
-  r.kernels.clear();
-  r.reports.clear();
+  reports().kernels.clear();
+  reports().reports.clear();
 }
 
 void on_launch(void (*listener)(const KernelReport&)) {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
-  Reports& r = reports();
-  r.listener = listener;
+  reports().listener = listener;
 }
 
 std::string to_text(const std::vector<KernelReport>& reports) {
   std::string s;
-  const auto line = [&s](const char* name, uint64_t value) {
-    if (value) s += std::string("  ") + name + ": " + std::to_string(value) + "\n";
-  };
   for (const KernelReport& r : reports) {
     const Counters& c = r.counters;
     s += r.kernel + ": " + std::to_string(r.launches) + (r.launches == 1 ? " launch" : " launches") + ", last " +
@@ -282,15 +286,9 @@ std::string to_text(const std::vector<KernelReport>& reports) {
              std::to_string(c.dma_ops[d]) + " copies\n";
       }
     }
-    line("64-byte lines of GM", c.gm_lines);
-    line("lines written in part", c.partial_lines);
-    line("scalar accesses to GM", c.scalar_gm);
-    line("fences", c.fences);
-    line("barriers", c.barriers);
-    line("bytes copied by the busiest core", c.max_core_dma_bytes);
-    line("accesses of the busiest core", c.max_core_accesses);
-    line("most LM in use", c.lm_high);
-    line("SM", c.sm_bytes);
+    for (const Field& f : kFields) {
+      if (c.*f.value) s += std::string("  ") + f.text + ": " + std::to_string(c.*f.value) + "\n";
+    }
   }
   return s;
 }
@@ -304,10 +302,8 @@ std::string to_json(const std::vector<KernelReport>& reports) {
     }
     Json one;
     one.add("kernel", r.kernel).add("launches", r.launches).add("clusters", r.clusters).add("cores", r.cores);
-    one.add_raw("dma", copies.text()).add("gm_lines", c.gm_lines).add("partial_lines", c.partial_lines);
-    one.add("scalar_gm", c.scalar_gm).add("fences", c.fences).add("barriers", c.barriers);
-    one.add("max_core_dma_bytes", c.max_core_dma_bytes).add("max_core_accesses", c.max_core_accesses);
-    one.add("lm_high", c.lm_high).add("sm_bytes", c.sm_bytes);
+    one.add_raw("dma", copies.text());
+    for (const Field& f : kFields) one.add(f.key, c.*f.value);
     return one.text();
   }, true);
 }

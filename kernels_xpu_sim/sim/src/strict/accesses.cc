@@ -40,28 +40,27 @@ namespace {
 // One access that may fall into several cells gives one finding.
 struct Worst {
   Conflict conflict = Conflict::none;
-  Cell cell;
+  Cell cell{};
+  const char* where = nullptr;
 
-  void add(Conflict k, const Cell& c) {
-    if (k == Conflict::none || conflict != Conflict::none) return;
-    conflict = k;
-    cell = c;
+  void add(Conflict k, const Cell& c, const char* at = nullptr) {
+    if (k != Conflict::none && conflict == Conflict::none) *this = {k, c, at};
   }
 };
 
-inline void visit(Cell& c, const Access& a, bool write, Worst* worst) {
+inline void visit(Cell& c, const Access& a, bool write, Worst* worst, const char* at = nullptr) {
   const Cell before = c;
   if (write) {
-    worst->add(check_write(&c, a), before);
+    worst->add(check_write(&c, a), before, at);
     record_write(&c, a);
   } else {
-    worst->add(read_cell(&c, a), before);
+    worst->add(read_cell(&c, a), before, at);
   }
 }
 
 // How many of the words are accessed as most are, without anything to find; those are done with.
 size_t good_words(const Core& core, State& state, Cell* words, size_t count, bool write, Origin origin) {
-  const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+  const uint16_t who = number_of(core);
   const uint32_t fence = state.fences[sm_space][core.id];
   size_t good = 0;
   if (__builtin_expect(state.synchronised_in_part, 0)) {
@@ -153,7 +152,7 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   if (region.read_only) return;
   if (!core.launch->options->model.scalar_gm_is_coherent) cached_access(core, state, region, p, bytes, write, pc);
   state.went(at);
-  const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+  const uint16_t who = number_of(core);
   if (const Cell* const c = state.gm.element(region, at, bytes, state.launch_start)) {
     const uint32_t fence = state.fences[gm_space][core.id];
     const bool again =
@@ -320,12 +319,11 @@ void unfenced_store(Core& core, const Copy& c, const char* address, const char* 
   });
 }
 
-// Reports the conflict of a copy's access.
-void complain(State& s, Core& core, const Copy& c, Conflict conflict, const Cell& cell, const char* address,
-              bool write) {
-  const Check check = check_for(conflict);
-  report_once(check, core, c.site,
-              [&] { return conflict_finding(s, core, conflict, cell, address, write, c.site, name(c)); });
+// Reports the conflict of a copy's access, if there is one.
+void complain(State& s, Core& core, const Copy& c, const Worst& w, bool write) {
+  if (w.conflict == Conflict::none) return;
+  report_once(check_for(w.conflict), core, c.site,
+              [&] { return conflict_finding(s, core, w.conflict, w.cell, w.where, write, c.site, name(c)); });
 }
 
 // An earlier copy of this core's, still in flight, that uses the same local memory.
@@ -370,9 +368,7 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   const bool reads = to_gm(c.direction);
   Access a = s.access(core, sm_space, s.origins.of(c.site));
   if (!reads && sync) --a.fence;  // it is in SM when the call returns, for the barrier to publish
-  Conflict worst = Conflict::none;
-  Cell cell{};
-  const char* where = local;
+  Worst worst;
   bool unwritten = false;
   Origin stored = 0;
   const size_t offset = static_cast<size_t>(local - core.worker->sm());
@@ -382,30 +378,20 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   } else if (mixed_widths(s.sm_objects.widths(offset), c.bytes)) {
     narrow_load(core, local, c.bytes, core.last_pc, c.site);
   }
-  const auto note = [&](Conflict k, const Cell& c2, const char* p) {
-    if (k == Conflict::none || worst != Conflict::none) return;
-    worst = k;
-    cell = c2;
-    where = p;
-  };
   s.sm.each(local, c.bytes, [&](Cell& x, const char* p, size_t bytes) {
+    const Cell before = x;
+    visit(x, a, !reads, &worst, p);
     if (reads) {
-      const Cell before = x;
-      note(read_cell(&x, a), before, p);
       unwritten |=
           before.wstamp < s.cluster_start && s.sm_objects.unwritten(static_cast<size_t>(p - core.worker->sm()), bytes);
       if (before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who &&
           before.wfence == a.fence) {
         stored = before.worigin;
       }
-      if (!sync) x.flags |= kCellSource;
-    } else {
-      note(check_write(&x, a), x, p);
-      record_write(&x, a);
-      if (!sync) x.flags |= kCellDestination;
     }
+    if (!sync) x.flags |= reads ? kCellSource : kCellDestination;
   });
-  if (worst != Conflict::none) complain(s, core, c, worst, cell, where, !reads);
+  complain(s, core, c, worst, !reads);
   if (unwritten) {
     complain(core, c, local, Check::uninitialised_read, nullptr,
              "some of its source was never written in this cluster");
@@ -453,37 +439,29 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
       return narrow_finding(finding_at(Check::narrow_store, core, c.site, ""), core, at, c.bytes, region.element);
     });
   }
-  Conflict worst = Conflict::none;
-  Cell cell{};
-  const char* where = gm;
+  Worst worst;
   const bool caches = !core.launch->options->model.scalar_gm_is_coherent;
   Origin stored = 0;  // where: by this core, and perhaps in its cache still
   const auto look = [&](Cell& x, uintptr_t first, size_t bytes) {
     const char* const p = reinterpret_cast<const char*>(first);
-    Conflict k;
     const Cell before = x;
     if (in_launch(a, before.wstamp) && (before.flags & kCellStored) && before.wcore == a.who &&
         before.wfence == s.fences[gm_space][core.id]) {
       stored = before.worigin;
     }
-    if (writes) {
-      k = check_write(&x, a);
-      record_write(&x, a);
+    Worst found;
+    visit(x, a, writes, &found, p);
+    const Conflict k = found.conflict;
+    if (writes && k != Conflict::none && k != Conflict::write_in_flight) {
       // Writing an equal value is harmless.
       const char* const low = std::max(p, gm);
       const char* const high = std::min(p + bytes, gm + c.bytes);
-      if (k != Conflict::none && k != Conflict::write_in_flight &&
-          std::memcmp(low, local + (low - gm), static_cast<size_t>(high - low)) == 0) {
+      if (std::memcmp(low, local + (low - gm), static_cast<size_t>(high - low)) == 0) {
         return report_equal(core, k, c.site,
                             [&] { return conflict_finding(s, core, k, before, p, true, c.site, name(c)); });
       }
-    } else {
-      k = read_cell(&x, a);
     }
-    if (k == Conflict::none || worst != Conflict::none) return;
-    worst = k;
-    cell = before;
-    where = p;
+    worst.add(k, before, p);
   };
   FreshRun fresh;
   const auto visit = [&](Cell& x, uintptr_t first, size_t bytes) __attribute__((always_inline)) {
@@ -492,7 +470,7 @@ void gm_side(State& s, Core& core, const Region& region, const Copy& c, const ch
   };
   s.gm.each(region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, visit);
   fresh.end(s.journal);
-  if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
+  complain(s, core, c, worst, writes);
   if (stored && caches) {
     unfenced_store(core, c, gm, "scalar_gm_is_coherent", "this core stored to its side in GM without an mfence since",
                    "store at " + location_text(s.origins.locate(stored)));
@@ -512,7 +490,7 @@ void finish_local(State& s, const InFlight& f) {
 // What the copy has written is where others can see it, as if it had been fenced.
 void publish(State& s, const Core& core, const InFlight& f) {
   const auto seen = [&](Space space) {
-    const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+    const uint16_t who = number_of(core);
     return [who, fence = s.fences[space][core.id]](Cell& c, auto, size_t) {
       if (c.wcore != who || c.wfence != fence) return;
       --c.wfence;

@@ -142,38 +142,31 @@ inline void clear_bits(uint8_t* shadow, size_t bytes, uint8_t bits) {
   over_shadow(shadow, bytes, [kept](ShadowBlock& b) { b &= kept; }, [kept](uint8_t& b) { b &= kept; });
 }
 
+// f of the shadows of all bytes, bit by bit, from `none` on: two words at a time, then what is left.
+template <class F>
+inline uint8_t combined(const uint8_t* shadow, size_t bytes, uint8_t none, F f) {
+  const uint64_t start = 0x0101010101010101ull * none;
+  uint64_t words[2] = {start, start};
+  uint64_t rest = start;
+  size_t i = 0;
+  for (; i + 16 <= bytes; i += 16) {
+    uint64_t w[2];
+    std::memcpy(w, shadow + i, sizeof w);
+    words[0] = f(words[0], w[0]);
+    words[1] = f(words[1], w[1]);
+  }
+  for (; i < bytes; ++i) rest = f(rest, uint64_t{shadow[i]});
+  uint64_t w = f(words[0], words[1]);
+  w = f(w, w >> 32);
+  w = f(w, w >> 16);
+  return static_cast<uint8_t>(f(rest, f(w, w >> 8)));
+}
 // The bits that some, or all, of the bytes have.
 inline uint8_t any_bits(const uint8_t* shadow, size_t bytes) {
-  uint64_t words[2] = {0, 0};
-  uint8_t all = 0;
-  size_t i = 0;
-  for (; i + 16 <= bytes; i += 16) {
-    uint64_t w[2];
-    std::memcpy(w, shadow + i, sizeof w);
-    words[0] |= w[0];
-    words[1] |= w[1];
-  }
-  for (; i < bytes; ++i) all |= shadow[i];
-  uint64_t w = words[0] | words[1];
-  w |= w >> 32;
-  w |= w >> 16;
-  return static_cast<uint8_t>(all | w | w >> 8);
+  return combined(shadow, bytes, 0, [](uint64_t a, uint64_t b) { return a | b; });
 }
 inline uint8_t all_bits(const uint8_t* shadow, size_t bytes) {
-  uint64_t words[2] = {~uint64_t{0}, ~uint64_t{0}};
-  uint8_t all = 0xFF;
-  size_t i = 0;
-  for (; i + 16 <= bytes; i += 16) {
-    uint64_t w[2];
-    std::memcpy(w, shadow + i, sizeof w);
-    words[0] &= w[0];
-    words[1] &= w[1];
-  }
-  for (; i < bytes; ++i) all &= shadow[i];
-  uint64_t w = words[0] & words[1];
-  w &= w >> 32;
-  w &= w >> 16;
-  return static_cast<uint8_t>(all & w & w >> 8);
+  return combined(shadow, bytes, 0xFF, [](uint64_t a, uint64_t b) { return a & b; });
 }
 
 // Where each piece of a core's LM was last stored to, for findings to name. What is newer in the same piece hides it.

@@ -189,6 +189,9 @@ void unwritten_load(State& state, Core& core, const void* pc, F make) {
   state.unwritten_loads.push_back({pc, make()});
 }
 
+// As cells have it.
+inline uint16_t number_of(const Core& core) { return static_cast<uint16_t>(core.cluster * kMaxCores + core.id); }
+
 inline Access State::access(const Core& core, Space space, Origin origin, uint16_t flags) const {
   Access a;
   a.now = now;
@@ -198,7 +201,7 @@ inline Access State::access(const Core& core, Space space, Origin origin, uint16
   a.seen = seen[core.id];
   a.published = published[space];
   a.fence = fences[space][core.id];
-  a.who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+  a.who = number_of(core);
   a.flags = flags;
   a.atomic = (flags & kCellAtomic) != 0;
   a.in_part = synchronised_in_part;
