@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from specdec_hal.cli.compare import show
 from specdec_hal.cli.output import Output, output_file, writing
 from specdec_hal.cli.tables import Rows
 from specdec_hal.errors import RequestError
+from specdec_hal.progress import progress_bar
 
 HELP = "measure a backend's ops"
 
@@ -86,13 +86,13 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
     command = ["specdec-hal", "bench", *(part for suite in suites for part in ("--suite", suite))]
     command += ["--backend", backend.name, *(["--only", args.only] if args.only else [])]
     command += ["--quick"] if args.quick else []
-    with _progress() as advance:
+    with progress_bar("measuring", None, "cases") as show:
 
         def on_row(document: dict[str, Any], total: int) -> None:
             if args.out is not None:  # after every row: measured rows are kept if a later one fails
                 with writing(args.out):
                     args.out.write_text(json.dumps(document) + "\n")
-            advance(document["rows"][-1]["label"], total)
+            show(advance=1, total=total, description=document["rows"][-1]["label"])
 
         alone = nullcontext if args.lock is None else partial(_locked, args.lock)
         return run_suites(suites, backend, command, quick=args.quick, only=args.only, alone=alone, on_row=on_row)
@@ -104,20 +104,6 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int], None]]:
-    """A progress bar over cases on stderr; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda label, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=None)
-        yield lambda label, total: progress.update(task, advance=1, total=total, description=label)
 
 
 def _print(document: dict[str, Any], output: Output) -> None:

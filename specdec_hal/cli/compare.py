@@ -31,7 +31,6 @@ from specdec_hal.cli.decoding import (
     number,
     numbers,
     params_of,
-    progress_bar,
     runtime_for,
 )
 from specdec_hal.cli.output import Output, add_config_arguments, output_file, read_runtime, writing
@@ -39,6 +38,7 @@ from specdec_hal.cli.process import complain
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.cli.tables import Rows
 from specdec_hal.errors import RequestError, SpecDecError
+from specdec_hal.progress import progress_bar
 from specdec_hal.text import one_line
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     sides = _Sides(runtime, others, optional=args.methods == [ALL], sweep=args.sweep is not None)
     batches = [prompts] if args.methods is None else [[prompt] for prompt in prompts]
     total = len(sides.runtimes) * args.repeat * len(prompts) * runtime.config.sampling.max_new_tokens
-    with progress_bar("comparing", total) as progress:
+    with progress_bar("comparing", total, "tokens") as progress:
         compared = [sides.compare(batch, args.repeat, progress) for batch in batches]
     differences = [one for batch, runs in zip(batches, compared, strict=True) for one in _differences(batch, runs)]
     document: dict[str, Any] = {"identical": not differences, "repeat": args.repeat, "backend": runtime.backend.name}

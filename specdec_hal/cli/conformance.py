@@ -193,7 +193,7 @@ def print_report(report: Report, output: Output) -> None:
     for number, result in enumerate(report.failures):
         if number == SHOWN:
             console.print(f"and {len(report.failures) - SHOWN} more:")
-        if number < SHOWN or number < SHOWN + 50:
+        if number < SHOWN + 50:
             console.print(f"FAILED {result.id}: {result.detail}", soft_wrap=True)
         if number < SHOWN and result.reproduction:
             console.print(result.reproduction, soft_wrap=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
     from specdec_hal.runner import ModelRunner, RequestOutput, SamplingParams, StreamDelta
     from specdec_hal.runner.journal import Record
 
-Progress = Callable[[int], None]
-"""Called with the number of tokens just generated."""
+Progress = Callable[..., None]
+"""Called with the number of tokens just generated, as `advance`."""
 
 
 @dataclass(frozen=True)
@@ -99,25 +97,10 @@ def decode(
             if on_delta is not None:
                 on_delta(index[delta.request_id], delta)
             if progress is not None:
-                progress(len(delta.token_ids))
+                progress(advance=len(delta.token_ids))
     seconds = time.perf_counter() - start
     finished = runner.take_finished()
     return Run([finished[prompt.name] for prompt in prompts], seconds, runner.summary())
-
-
-@contextmanager
-def progress_bar(what: str, total: int, *, show: bool = True) -> Iterator[Progress]:
-    """A progress bar over generated tokens on stderr; nothing where stderr is no terminal."""
-    if not show or not sys.stderr.isatty():
-        yield lambda tokens: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda tokens: bar.advance(task, tokens)
 
 
 def metrics_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

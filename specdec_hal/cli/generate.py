@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.cli.decoding import Run, decode, load, metrics_rows, progress_bar, runtime_for
+from specdec_hal.cli.decoding import Run, decode, load, metrics_rows, runtime_for
 from specdec_hal.cli.output import Output, add_config_arguments
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.cli.tables import Rows
+from specdec_hal.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     # Streamed text needs no progress bar.
     watched = stream is not None and output.console.is_terminal
     total = runtime.config.sampling.max_new_tokens * len(prompts)
-    with progress_bar("generating", total, show=not watched) as progress:
+    with progress_bar("generating", total, "tokens", shown=not watched) as progress:
         result = decode(runner, prompts, None if stream is None else stream.push, progress, saved or ())
     failed = [one for one in result.outputs if one.finish_reason == "error"]
     if stream is None:

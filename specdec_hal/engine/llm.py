@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_hal.config import Config, Override, arguments, changed, parse
 from specdec_hal.engine.runtime import Runtime, load
 from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.progress import progress_bar
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.text import short
 
@@ -235,13 +235,12 @@ def _each(prompts: Any) -> Sequence[Prompt]:
 def warm_up(runner: ModelRunner, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
     """Warm a runner up, with a bar on a terminal, and log how long it took."""
     began, total = time.perf_counter(), 0
-    with _warming_bar() if sys.stderr and sys.stderr.isatty() else nullcontext() as show:
+    with progress_bar("warming up", None, "steps", transient=False) as show:
 
         def advance(done: int, steps: int) -> None:
             nonlocal total
             total = steps
-            if show is not None:
-                show(done, steps)
+            show(completed=done, total=steps)
             progress(done, steps)
 
         runner.warm_up(advance)
@@ -250,34 +249,15 @@ def warm_up(runner: ModelRunner, progress: Callable[[int, int], None] = lambda d
 
 
 @contextmanager
-def _warming_bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar over the steps of a warm-up; yields what moves it."""
-    from rich.console import Console  # takes 0.2 s of a start
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("warming up"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, steps: bar.update(task, completed=done, total=steps)
-
-
-@contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Any]:
+def _bar(total: int, shown: bool) -> Iterator[Callable[[StreamDelta], None]]:
     """A progress bar over requests, with the tokens so far; yields the callback of every request."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as progress:
-        task, tokens = progress.add_task("", total=total, tokens=0), 0
+    unit = "{task.fields[tokens]} tokens"
+    with progress_bar("decoding", total, unit, shown=shown, transient=False, tokens=0) as show:
+        tokens = 0
 
         def advance(delta: StreamDelta) -> None:
             nonlocal tokens
             tokens += len(delta.token_ids)
-            progress.update(task, advance=delta.finish_reason is not None, tokens=tokens)
+            show(advance=delta.finish_reason is not None, tokens=tokens)
 
         yield advance

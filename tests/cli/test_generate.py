@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec_hal.cli import decoding, main
+from specdec_hal.cli import main
+from specdec_hal.progress import progress_bar
 
 Model = Callable[..., SimpleNamespace]
 Capture = pytest.CaptureFixture[str]
@@ -192,10 +193,10 @@ def test_progress_bar_goes_to_a_terminal_on_stderr(monkeypatch: pytest.MonkeyPat
     terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal)
-    with decoding.progress_bar("generating", 10) as progress:
-        progress(10)
+    with progress_bar("generating", 10, "tokens") as progress:
+        progress(advance=10)
     assert "generating" in terminal.getvalue()
     assert "10/10" in terminal.getvalue()
-    with decoding.progress_bar("hidden", 10, show=False) as progress:
-        progress(3)
+    with progress_bar("hidden", 10, "tokens", shown=False) as progress:
+        progress(advance=3)
     assert "hidden" not in terminal.getvalue()
