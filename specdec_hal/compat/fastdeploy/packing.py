@@ -101,31 +101,21 @@ def _unpadded(
     return [out[name] for name in _PACKED]
 
 
-@older(get_padding_offset, draft_tokens="int64", seq_lens_encoder="int32")
-def _get_padding_offset_6(
-    plan: Plan,
-    input_ids: Tensor,
-    seq_len: Tensor,
-    draft_tokens: Tensor | None,
-    seq_lens_encoder: Tensor | None,
-    seq_lens_decoder: Tensor | None,
-    cpu_token_num: int,
-) -> list[Tensor]:
-    """As PR #7727 had it for two days, until #7766: lengths may be left out, and drafts stand before them."""
+def _older_padding(
+    plan: Plan, input_ids: Tensor, seq_len: Tensor, draft_tokens: Tensor | None, seq_lens_encoder: Tensor | None,
+    cpu_token_num: int, seq_lens_decoder: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """As the runners of early 2026 and the XPU op call it."""
     return _unpadded(plan, input_ids, seq_len, draft_tokens, seq_lens_encoder, seq_lens_decoder, cpu_token_num)
 
 
-@older(get_padding_offset)
-def _get_padding_offset_5(
-    plan: Plan,
-    input_ids: Tensor,
-    seq_len: Tensor,
-    draft_tokens: Tensor | None,
-    seq_lens_encoder: Tensor | None,
-    cpu_token_num: int,
-) -> list[Tensor]:
-    """As the runners of early 2026 and the XPU op call it."""
-    return _unpadded(plan, input_ids, seq_len, draft_tokens, seq_lens_encoder, None, cpu_token_num)
+older(get_padding_offset, "input_ids seq_len draft_tokens? seq_lens_encoder? cpu_token_num:int")(_older_padding)
+older(  # as PR #7727 had it for two days, until #7766: lengths may be left out, and drafts stand before them
+    get_padding_offset,
+    "input_ids seq_len draft_tokens? seq_lens_encoder? seq_lens_decoder? cpu_token_num:int",
+    draft_tokens="int64",
+    seq_lens_encoder="int32",
+)(_older_padding)
 
 
 @older(get_padding_offset)

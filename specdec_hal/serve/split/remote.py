@@ -60,7 +60,7 @@ class _Live:
             raise EngineDeadError("a part of the output is missing")
         if old_tokens or old_chars:
             drafts = tuple(one for one in delta.drafts if one.start >= self.tokens)
-            delta = _behind(delta, old_tokens, old_chars)._replace(drafts=drafts)
+            delta = _after(delta, old_tokens, old_chars)._replace(drafts=drafts)
         if not (delta.token_ids or delta.spans or delta.finish_reason):
             return None
         self.tokens += len(delta.token_ids)
@@ -379,7 +379,7 @@ def _reader_ended(reading: asyncio.Task[None]) -> None:
         os._exit(1)
 
 
-def _behind(delta: StreamDelta, tokens: int, chars: int) -> StreamDelta:
+def _after(delta: StreamDelta, tokens: int, chars: int) -> StreamDelta:
     """A delta without its first `tokens` tokens and `chars` characters."""
     spans = list[tuple[str, bool]]()
     for text, accepted in delta.spans:
