@@ -70,8 +70,8 @@ class HostAttention:
         buffer: Callable[[int], Any],
         rotary: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        library = load_library("specdec_attention")
-        self._attention, self._set = library["attention"], library["attention_sets"]() - 1
+        library = load_library("specdec_models")
+        self._attention, self._set = library["attention"], library["instruction_sets"]() - 1
         self._heads = heads, kv_heads
         self._block = int(library["attention_block"]())  # positions stored together in a cache
         self._shape = layers, kv_heads, int(library["attention_block_size"](head_dim))

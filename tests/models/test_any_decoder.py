@@ -131,6 +131,19 @@ def test_layers_like_llamas_run_without_the_library(kind: str, tmp_path: Path, m
     assert case.decode(model, "ngram")[0] == expected
 
 
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])  # with biases of queries, keys and values, and with norms of heads
+def test_layers_that_compute_something_else_stay_the_library_s(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by other rotations: weights then have their first order."""
+    from specdec_hal.models.transformers import host, packed
+
+    monkeypatch.setattr(host, "rotary_table", lambda base, positions: rotations(base, positions).flip(0))
+    rotations = packed.rotary_table
+    case = Models(write_model(tmp_path, kind))
+    assert not case.host._fused and case.decode(case.host, "ngram")[0] == case.generated
+
+
 def test_tokens_over_a_small_pool(case: Models) -> None:
     """The model for GPUs: requests lose their blocks and come back."""
     drafted, counted = case.decode(case.device, "ngram", block_size=4, num_kv_blocks=11)

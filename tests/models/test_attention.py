@@ -23,8 +23,8 @@ from specdec_hal.tensors.native import load_library
 
 Array = npt.NDArray[np.float32]
 
-NATIVE = load_library("specdec_attention")
-SETS = range(NATIVE["attention_sets"]())
+NATIVE = load_library("specdec_models")
+SETS = range(NATIVE["instruction_sets"]())
 BLOCK = NATIVE["attention_block"]()
 POSITIONS = 5 * BLOCK
 # Heads, KV heads, head_dim: those of real models, one that is no multiple of a vector, groups larger than a tile.

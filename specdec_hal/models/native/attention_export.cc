@@ -2,20 +2,16 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <memory>
-#include <mutex>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "attention.h"
+#include "sets.h"
 #include "specdec_ffi/operands.h"
+#include "threads.h"
 
 namespace {
 
@@ -30,20 +26,11 @@ using tvm::ffi::TensorView;
 // 50 us, is done before another thread has woken up.
 constexpr int64_t kWorthWaking = 3 << 20, kReading = 6;
 
-// Instruction sets of this machine, best last.
-const std::vector<const Kernels*>& instruction_sets() {
-  static const std::vector<const Kernels*> found = [] {
-    std::vector<const Kernels*> sets{&specdec::attention::kPortable};
+constexpr const Kernels* kSets[] = {&specdec::attention::kPortable,
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      sets.push_back(&specdec::attention::kAvx2);
-      if (__builtin_cpu_supports("avx512f")) sets.push_back(&specdec::attention::kAvx512);
-    }
+                                    &specdec::attention::kAvx2, &specdec::attention::kAvx512
 #endif
-    return sets;
-  }();
-  return found;
-}
+};
 
 struct Task {
   const Span* span;
@@ -51,98 +38,34 @@ struct Task {
 };
 
 // The tasks of a step; each thread takes the next one.
-struct Job {
-  const Kernels& kernels;
-  const Call& call;
-  const std::vector<Task>& tasks;
-  std::atomic<size_t> next{0};
+class Attention final : public specdec::Job {
+ public:
+  Attention(const Kernels& kernels, const Call& call, const std::vector<Task>& tasks)
+      : kernels_(kernels), call_(call), tasks_(tasks) {}
 
-  void run() {
+  void run() override {
     struct alignas(64) Line {
       float at[16];
     };
     thread_local std::vector<Line> scratch;
-    scratch.resize(static_cast<size_t>(call.scratch()) / 16);
-    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) {
-      const Task& task = tasks[i];
-      kernels.attend(call, *task.span, task.kv_head, task.first, task.last, scratch.data()->at);
+    scratch.resize(static_cast<size_t>(call_.scratch()) / 16);
+    for (size_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_.size();) {
+      const Task& task = tasks_[i];
+      kernels_.attend(call_, *task.span, task.kv_head, task.first, task.last, scratch.data()->at);
     }
-  }
-};
-
-// Threads that sleep between jobs and are never joined. Late threads are not waited for.
-class Helpers {
- public:
-  void run(int64_t helpers, Job* job) {
-    const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
-    if (!turn.owns_lock()) return job->run();  // another thread's step has them
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      while (threads_ < helpers && add_thread()) {
-      }
-      job_ = job;
-      wanted_ = std::min(helpers, threads_);
-    }
-    work_.notify_all();
-    job->run();
-    std::unique_lock<std::mutex> lock(mutex_);
-    job_ = nullptr;
-    done_.wait(lock, [this] { return busy_ == 0; });
   }
 
  private:
-  // False: the system has no more. The job is then shared by fewer.
-  bool add_thread() {
-    try {
-      std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {
-      return false;
-    }
-    ++threads_;
-    return true;
-  }
-
-  void serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      work_.wait(lock, [this] { return job_ != nullptr && wanted_ > 0; });
-      Job* const job = job_;
-      --wanted_;
-      ++busy_;
-      lock.unlock();
-      job->run();
-      lock.lock();
-      if (--busy_ == 0) done_.notify_one();
-    }
-  }
-
-  std::mutex turn_, mutex_;
-  std::condition_variable work_, done_;
-  Job* job_ = nullptr;
-  int64_t threads_ = 0, wanted_ = 0, busy_ = 0;
+  const Kernels& kernels_;
+  const Call& call_;
+  const std::vector<Task>& tasks_;
+  std::atomic<size_t> next_{0};
 };
-
-struct Owned {
-  pid_t process;
-  Helpers helpers;
-};
-
-// This process's. A parent's are left to it: their threads are not here, and their locks may be held.
-Helpers& helpers() {
-  static std::atomic<Owned*> held{nullptr};
-  Owned* now = held.load();
-  if (now == nullptr || now->process != getpid()) {
-    auto fresh = std::make_unique<Owned>();
-    fresh->process = getpid();
-    if (held.compare_exchange_strong(now, fresh.get())) now = fresh.release();
-  }
-  return now->helpers;
-}
 
 // qkv float32 [R, W], rotary float32 [P, D] or [0, D] for qkv that has been rotated, out float32 [R, H * D], sinks
 // float32 [H] or [0]; spans int64 [N, 5]: row, length, position, address of a cache [layers, blocks, kv_heads, 2,
-// 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`: see Call. `set`: 0 ..
-// attention_sets() - 1, slowest first; each has bits of its own.
+// 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`: see Call. `set`: see
+// sets.h.
 void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t layer, int64_t heads, int64_t kv_heads,
                double scale, int64_t window, double softcap, TensorView sinks, int64_t threads, int64_t set,
                TensorView out) {
@@ -172,11 +95,7 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
     TVM_FFI_THROW(ValueError) << "attention: argument 'window': expected a window and a softcap >= 0, got " << window
                               << " and " << softcap;
   }
-  const auto& sets = instruction_sets();
-  if (set < 0 || set >= static_cast<int64_t>(sets.size())) {
-    TVM_FFI_THROW(ValueError) << "attention: argument 'set': expected 0.." << sets.size() - 1 << ", got " << set;
-  }
-  const Kernels& kernels = *sets[static_cast<size_t>(set)];
+  const Kernels& kernels = *kSets[specdec::checked_set("attention", set)];
   std::vector<Span> found;
   std::vector<Task> tasks;
   found.reserve(static_cast<size_t>(count));
@@ -204,13 +123,8 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
     work += kv_heads * (keys + span.length) * dim * 2 * (span.length * call.group() + kReading);
   }
   std::memset(call.out + done * heads * dim, 0, static_cast<size_t>((rows - done) * heads * dim) * sizeof(float));
-  Job job{kernels, call, tasks};
-  const int64_t others = std::min(threads, static_cast<int64_t>(tasks.size())) - 1;
-  if (others > 0 && work >= kWorthWaking) {
-    helpers().run(others, &job);
-  } else {
-    job.run();
-  }
+  Attention job(kernels, call, tasks);
+  specdec::share(work < kWorthWaking ? 1 : std::min(threads, static_cast<int64_t>(tasks.size())), &job);
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, attention)
 
@@ -224,8 +138,5 @@ int64_t attention_block_size(int64_t head_dim) {
   return 2 * call.half_block();
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_block_size, attention_block_size)
-
-int64_t attention_sets() { return static_cast<int64_t>(instruction_sets().size()); }
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_sets, attention_sets)
 
 }  // namespace

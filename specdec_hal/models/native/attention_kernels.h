@@ -1,37 +1,21 @@
-// The code of attention.h for the including file's instruction set. All of it has internal linkage, so that the linker
-// does not mix versions.
+// The code of attention.h for the including file's instruction set.
 #pragma once
 
-#include <cstdint>
-
 #include "attention.h"
+#include "vectors.h"
 
 namespace specdec::attention {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16, kColumns = 4;
-#elif defined(__AVX2__)
-constexpr int kLanes = 8, kColumns = 2;
-#else
-constexpr int kLanes = 4, kColumns = 2;
-#endif
+constexpr int kColumns = kRegisters == 32 ? 4 : 2;
 // Queries worked on together, with kColumns vectors each, so that all fit into registers.
 constexpr int kTile = 4;
-
-typedef float Vector __attribute__((vector_size(kLanes * 4)));
-typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
-typedef float Unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
 constexpr int kVectors = kBlockKeys / kLanes;
 static_assert(kVectors % kColumns == 0 && kPad % kLanes == 0, "blocks and rows of values are whole vectors");
 
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLowest = -87.0f;  // below it exp is taken as 0: no denormals
-
-inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
-inline void store(float* to, Vector x) { *reinterpret_cast<Unaligned*>(to) = x; }
-inline Vector all(float x) { return x - Vector{}; }
 
 // Prefetch, as large caches would stall at the start of each block.
 inline void prefetch(const float* from, int count) {

@@ -1,8 +1,7 @@
 """A model of `transformers` on a CPU: slots with caches that grow, and the native attention over them.
 
-In float32, oneDNN multiplies linear layers and experts from weights packed once (see :mod:`.packed`). Loading measures
-row counts that give a token the same bits, with one decoder layer of each kind; steps are padded to them: see
-:mod:`specdec_hal.models.rows`.
+In float32, products and norms are the native library's (see :mod:`.packed`). Loading measures row counts that give a
+token the same bits, with one decoder layer of each kind; steps are padded to them: see :mod:`specdec_hal.models.rows`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from specdec_hal.models.rows import RowSizes
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
-from specdec_hal.models.transformers.packed import Packed, can_pack, fuse, rotary_table
+from specdec_hal.models.transformers.packed import Packed, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
@@ -119,7 +118,7 @@ class HostTransformers:
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
         self.batch_invariant = self._fused = False
         with torch.inference_mode():
-            if exact and can_pack():
+            if exact:
                 self._replace()
             if exact if batch_invariant is None else batch_invariant:
                 self._measure()
@@ -230,7 +229,7 @@ class HostTransformers:
 
     def _measure(self) -> None:
         """Choose sizes of passes, unless a part of the model runs experts over rows that it sorts by value."""
-        packed = can_pack() and self._decoder.dtype is torch.float32
+        packed = self._decoder.dtype is torch.float32
         if any(holds_experts(part) or (is_experts(part) and not packed) for part in self._decoder.model.modules()):
             return
         sizes, head = agreeing_sizes(self._decoder, _SIZES, _HEAD_SIZES)

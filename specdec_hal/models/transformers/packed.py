@@ -1,7 +1,5 @@
-"""PyTorch's operators in place of a model's, on a CPU, in float32: oneDNN multiplies with weights packed once.
-
-Its products gave a row the same bits for any number of rows and take half the time of MKL's at 2 to 16 rows
-(:mod:`specdec_hal.models.llama_torch`). The packed weights replace the model's own.
+"""Operators in place of a model's, on a CPU, in float32: products are those of :mod:`..linear`, whose packed weights
+replace the model's own; the rest is PyTorch's.
 """
 
 from __future__ import annotations
@@ -9,10 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from specdec_hal.models import linear
+from specdec_hal.models.linear import Weight, Weights
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rope import Rotation
 from specdec_hal.models.transformers.interface import STORE
@@ -20,11 +21,6 @@ from specdec_hal.models.transformers.replace import Parts
 
 EXPERTS = "specdec_hal"
 """The name of our experts function."""
-
-
-def can_pack() -> bool:
-    """Whether this build has oneDNN's operators."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class Packed:
@@ -37,19 +33,19 @@ class Packed:
 
     def __init__(self) -> None:
         self._angles: tuple[Any, Any, Any] = None, None, None
+        self._weights = Weights()
 
-    def weight(self, weight: Any) -> Any:
+    def weight(self, weight: Any) -> Weight:
         """See Operators."""
-        return _pack(weight)
+        return self._weights.pack(weight.detach().numpy())
 
     def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
         """See Operators."""
-        out = _multiply(x, weight, bias)  # to let the product add the residual takes longer
-        return out if residual is None else out.add_(residual)
+        return multiply(x, weight, bias, residual)
 
     def norm(self, x: Any, weight: Any, epsilon: float) -> Any:
         """See Operators."""
-        return F.rms_norm(x, weight.shape, weight, epsilon)
+        return norm(x, weight, epsilon)
 
     def gated(self, module: Any) -> Callable[[Any], Any] | None:
         """See Operators."""
@@ -57,10 +53,10 @@ class Packed:
         if act is None:
             return None
         act = getattr(act, "forward", act)
-        weight = _pack(torch.cat([module.gate_proj.weight, module.up_proj.weight]))
+        weight = self.weight(torch.cat([module.gate_proj.weight, module.up_proj.weight]))
 
         def forward(x: Any) -> Any:
-            gate, up = _multiply(x, weight, None).split_with_sizes((width, width), -1)
+            gate, up = multiply(x, weight).split_with_sizes((width, width), -1)
             return act(gate).mul_(up)
 
         return forward
@@ -104,7 +100,7 @@ class Packed:
 
     def take_experts(self, module: Any) -> None:
         """See Operators."""
-        module.__dict__["_specdec_weights"] = _pack_experts(module)
+        module.__dict__["_specdec_weights"] = _pack_experts(module, self.weight)
 
 
 def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
@@ -132,6 +128,8 @@ def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
     base.forward = forward
 
     def undo() -> None:
+        for layer, part in zip(survey.layers, layers, strict=True):
+            _reorder(part.qkv.weight, np.argsort(_pairs(layer)))
         for module, old in before:
             del module.forward
             if old is not None:
@@ -141,32 +139,40 @@ def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
 
 
 def _fused(layer: Layer, part: Parts) -> Callable[..., Any]:
-    queries, rotated = (heads * layer.head_dim for heads in (layer.heads, layer.heads + layer.kv_heads))
-
-    def paired(rows: Any) -> Any:
-        pairs = rows[:rotated].unflatten(0, (-1, 2, layer.head_dim // 2)).transpose(1, 2).flatten(0, 2)
-        return torch.cat([pairs, rows[rotated:]])
-
-    weight = _pack(paired(part.qkv.weight.to_dense()))
-    bias = None if part.qkv.bias is None else paired(part.qkv.bias)
+    order = torch.from_numpy(_pairs(layer))
+    weight, bias = part.qkv.weight, None if part.qkv.bias is None else part.qkv.bias[order]
+    _reorder(weight, order.numpy())
     norms: list[tuple[slice, Any]] = []
     if part.head_norms is not None:
         *scales, epsilon = part.head_norms
+        queries, rotated = (heads * layer.head_dim for heads in (layer.heads, layer.heads + layer.kv_heads))
         columns = slice(0, queries), slice(queries, rotated)
-        norms = [(mine, paired(scale)) for mine, scale in zip(columns, scales, strict=True)]
+        norms = [(mine, scale[order[: len(scale)]]) for mine, scale in zip(columns, scales, strict=True)]
     state, out, down, first, second, middle = (
         part.attention.__dict__, part.out, part.down, part.first, part.second, part.middle,
     )  # fmt: skip
 
     def forward(hidden_states: Any, **kwargs: Any) -> Any:
-        qkv = _multiply(first(hidden_states)[0], weight, bias)
+        qkv = multiply(first(hidden_states)[0], weight, bias)
         for mine, scale in norms:
             heads = qkv[:, mine].unflatten(1, (-1, layer.head_dim))
-            heads.copy_(F.rms_norm(heads, scale.shape, scale, epsilon))
-        attended = out.product(state[STORE].attend_joined(layer, qkv)[None]).add_(hidden_states)
-        return down.product(middle(second(attended))).add_(attended)
+            heads.copy_(norm(heads, scale, epsilon))
+        attended = multiply(state[STORE].attend_joined(layer, qkv)[None], out.weight, out.bias, hidden_states)
+        return multiply(middle(second(attended)), down.weight, down.bias, attended)
 
     return forward
+
+
+def _pairs(layer: Layer) -> Any:
+    """An order of rows of queries, keys and values, int64, in which two that rotate together are neighbours."""
+    rotated = (layer.heads + layer.kv_heads) * layer.head_dim
+    rows = np.arange(rotated + layer.kv_heads * layer.value_dim)
+    pairs = rows[:rotated].reshape(-1, 2, layer.head_dim // 2).swapaxes(1, 2).ravel()
+    return np.concatenate([pairs, rows[rotated:]])
+
+
+def _reorder(weight: Weight, order: Any) -> None:
+    linear.replace(weight, linear.unpack(weight)[order])
 
 
 def rotary_table(base: Any, positions: int) -> Any:
@@ -190,15 +196,19 @@ def _side_by_side(*parts: Any) -> Any | None:
     return query.as_strided((rows, width), (width, 1))
 
 
-def _pack(weight: Any) -> Any:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+def multiply(x: Any, weight: Weight, bias: Any | None = None, residual: Any | None = None) -> Any:
+    """x [.., K] weight^T + `bias` + `residual`."""
+    out = x.new_empty((*x.shape[:-1], weight.outputs))
+    return linear.multiply(x.contiguous(), weight, bias, residual, torch.get_num_threads(), out)
 
 
-def _multiply(x: Any, packed: Any, bias: Any | None) -> Any:
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+def norm(x: Any, weight: Any, epsilon: float) -> Any:
+    """RMSNorm over the last dimension."""
+    x = x.contiguous()
+    return linear.rms_norm(x, weight, epsilon, torch.empty_like(x))
 
 
-def _pack_experts(module: Any) -> list[tuple[Any, Any, Any, Any]]:
+def _pack_experts(module: Any, pack: Callable[[Any], Weight]) -> list[tuple[Any, Any, Any, Any]]:
     """Each expert's input and output weights and biases."""
     prefix = "gate_up_proj" if module.has_gate else "up_proj"
     made = []
@@ -207,7 +217,7 @@ def _pack_experts(module: Any) -> list[tuple[Any, Any, Any, Any]]:
         for name in (prefix, "down_proj"):
             weight = getattr(module, name)[expert]
             bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
-            parts += [_pack(weight.T if module.is_transposed else weight), bias]
+            parts += [pack(weight.T if module.is_transposed else weight), bias]
         made.append(tuple(parts))
     for name in (prefix, "down_proj"):
         setattr(module, name, torch.nn.Parameter(getattr(module, name).new_empty((0,)), requires_grad=False))
@@ -226,8 +236,8 @@ def _experts(module: Any, hidden: Any, top_k_index: Any, top_k_weights: Any) -> 
             continue
         rows = (chosen == expert).nonzero()[:, 0]
         up, up_bias, down, down_bias = experts[expert]
-        middle = act(_multiply(hidden[rows // count], up, up_bias))
-        out[rows] = _multiply(middle, down, down_bias)
+        middle = act(multiply(hidden[rows // count], up, up_bias))
+        out[rows] = multiply(middle, down, down_bias)
     out = out * top_k_weights.flatten()[:, None].to(out.dtype)
     total, *others = out.view(-1, count, hidden.shape[-1]).unbind(1)
     for other in others:
