@@ -18,24 +18,6 @@ MUTANTS = (
         _edit("[after - 1]", "[after - 2]"),
     ),
     edited(
-        "block-over-the-context",
-        _BLOCK,
-        "the block stands where the step's tokens are: their rows of the context are overwritten",
-        _edit("min(before + n, _INT32_MAX) if anchor_only else before", "before"),
-    ),
-    edited(
-        "masks-in-idle-slots",
-        _BLOCK,
-        "a slot without tokens gets masked rows, and moves those of all slots after it",
-        _edit("(sources + [-1] * num_masks) if n > 0 else []", "sources + [-1] * num_masks"),
-    ),
-    edited(
-        "masks-read-a-state",
-        _BLOCK,
-        "masked rows have row 0 for their source, whose state they read in place of the learned one",
-        _edit("source if real else -1", "max(source, 0)"),
-    ),
-    edited(
         "wrapped-source",
         _BLOCK,
         "a negative place counts from the end",
@@ -46,18 +28,6 @@ MUTANTS = (
         _BLOCK,
         "offsets end at the capacity, so that the caller cannot tell that rows are missing",
         _edit("min(end, _INT32_MAX)", "min(end, len(block_token_ids))"),
-    ),
-    edited(
-        "stale-tail",
-        _BLOCK,
-        "rows after the blocks keep what they held: the pass computes them into the cache",
-        _edit("block_token_ids[:], block_batch_ids[:], block_source_rows[:] = 0, -1, -1", "block_token_ids[:] = 0"),
-    ),
-    edited(
-        "lacking-tokens-are-zero",
-        _MAP,
-        "tokens that the draft model lacks have logit 0, which is drafted where its own are negative",
-        _edit("np.array(-np.inf, np.float32)", "np.array(0, np.float32)"),
     ),
     edited(
         "lacking-tokens-wrap",
@@ -85,12 +55,6 @@ MUTANTS = (
         _TRUNCATE,
         "the draft that is doubted is verified",
         _edit("seq_lens_this_time[b] = i + 1", "seq_lens_this_time[b] = i + 2"),
-    ),
-    edited(
-        "limit-not-kept",
-        _TRUNCATE,
-        "drafts that are as probable as the limit are cut: all of them, where it is 1",
-        _edit("p < min_confidence[b]", "p <= min_confidence[b]"),
     ),
     edited(
         "product-in-float64",
