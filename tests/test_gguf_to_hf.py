@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,16 @@ import numpy as np
 import pytest
 
 from specdec_hal.models import load_tokenizer
+from tests.support.scripts import script
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models/tiny-py-lm"
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed (pip install gguf)")
 
 
-def load_tool(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    return load_tool("gguf_to_hf")
+    return script("tools/gguf_to_hf.py")
 
 
 def write(path: Path, architecture: str = "llama", tied: bool = True) -> dict[str, np.ndarray]:
@@ -35,12 +27,12 @@ def write(path: Path, architecture: str = "llama", tied: bool = True) -> dict[st
     from safetensors.numpy import load_file, save_file
 
     source = path.parent / "source"
-    load_tool("drop_mtp").convert(MODEL, source)
+    script("tools/drop_mtp.py").convert(MODEL, source)
     tensors = load_file(source / "model.safetensors")
     if not tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][::-1].copy()
         save_file(tensors, source / "model.safetensors")
-    load_tool("hf_to_gguf").convert(source, path, architecture=architecture)
+    script("tools/hf_to_gguf.py").convert(source, path, architecture=architecture)
     return tensors
 
 

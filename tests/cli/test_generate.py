@@ -74,15 +74,6 @@ def test_text_alone(model: Model, capsys: Capture) -> None:
     assert capsys.readouterr().out == "abcdef\n"
 
 
-def test_a_drawn_seed_is_reported_and_repeats_the_text(model: Model, capsys: Capture) -> None:
-    options = [*model().ngram, "--max-new-tokens", "30", "--set", "sampling.temperature=3", "--json"]
-    assert main(["generate", *options, "--prompt", "a", "--prompt", "a"]) == 0
-    one, two = json.loads(capsys.readouterr().out)["requests"]
-    assert one["seed"] != two["seed"] and one["text"] != two["text"]
-    assert main(["generate", *options, "--prompt", "a", "--set", f"sampling.seed={two['seed']}"]) == 0
-    assert json.loads(capsys.readouterr().out)["requests"][0]["text"] == two["text"]
-
-
 def test_prompts_print_in_order_however_they_finish(model: Model, capsys: Capture) -> None:
     """The second prompt ends first: its stop string comes at once."""
     options = [*model().ngram, "--prompt", "a", "--prompt", "e", "--no-metrics", "--set", "sampling.stop=[gh]"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from typing import Any
 
 import pytest
 
-from tests.compat.conftest import ROOT
+from tests.support.scripts import script
 
 pytestmark = pytest.mark.torch
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seeds": 7}
@@ -16,11 +15,7 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seeds": 7}
 
 @pytest.fixture(scope="module")
 def loop(transformers: Any) -> Any:
-    spec = importlib.util.spec_from_file_location("torch_loop", ROOT / "examples/torch_loop.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("examples/torch_loop.py")
 
 
 def test_the_loop_is_short(loop: Any) -> None:

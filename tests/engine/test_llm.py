@@ -121,14 +121,6 @@ class TestLLM:
         assert len(output.token_ids) == 4
         assert model.generate([3, 4, 5]) == [type(output)(**{**vars(output), "request_id": "llm-1"})]
 
-    def test_equal_prompts_that_are_sampled_have_seeds_and_answers_of_their_own(self) -> None:
-        params = SamplingParams(temperature=1.0, max_new_tokens=20, bad_token_ids=[0])
-        outputs = llm().generate([PROMPTS[0]] * 4, params)
-        assert len({output.token_ids for output in outputs}) == 4
-        for output in outputs:
-            repeated = params.model_copy(update={"seed": output.seed})
-            assert list(output.token_ids) == plain_decoding(PROMPTS[0], repeated).tokens
-
     def test_the_configured_seed_is_that_of_every_request(self) -> None:
         model = llm(sampling={"seed": 4, "temperature": 1.0, "max_new_tokens": 9})
         outputs = model.generate(PROMPTS[:1] * 2)
@@ -293,23 +285,6 @@ class TestAsyncEngine:
             assert len([entry for delta in deltas for entry in delta.logprobs]) == len(tokens)
             assert deltas[0].prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
             assert [delta.finish_reason is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
-
-    def test_choices_of_a_stream_are_told_apart_by_their_ids(self) -> None:
-        params = SamplingParams(temperature=0.9, max_new_tokens=12, seed=8, n=3)
-
-        async def body() -> list[StreamDelta]:
-            async with engine() as streaming:
-                return await collect(streaming, PROMPTS[0], params)
-
-        tokens: dict[str, list[int]] = {}
-        for delta in run(body()):
-            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
-        assert tokens == {
-            f"async-0-{choice}": plain_decoding(
-                PROMPTS[0], params.model_copy(update={"seed": 8 + choice, "n": 1})
-            ).tokens
-            for choice in range(3)
-        }
 
     def test_a_stream_that_is_left_early_cancels_its_request(self) -> None:
         async def body() -> None:

@@ -50,12 +50,6 @@ def torch_expected(checkpoint: Path, drivers: Drivers) -> Logits:
 
 
 @pytest.mark.torch
-def test_frameworks_agree(checkpoint: Path, drivers: Drivers, torch_expected: Logits) -> None:
-    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-    assert_close(ragged_steps(drivers(checkpoint, "paddle")), torch_expected)
-
-
-@pytest.mark.torch
 def test_frameworks_agree_on_the_embedded_model(make_driver: Drivers) -> None:
     """To an absolute 1e-4, on text that it was trained for."""
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")

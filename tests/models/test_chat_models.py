@@ -29,6 +29,7 @@ from specdec_hal.plugin.model import TargetModel
 from specdec_hal.runner import RequestOutput
 from tests.serve.conftest import served
 from tests.serve.test_command import serve
+from tests.support.scripts import script
 
 pytestmark = pytest.mark.gguf
 ROOT = Path(__file__).parents[2]
@@ -214,12 +215,8 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def folder(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """SmolLM2 as `tools/gguf_to_hf.py` converts it."""
-    spec = importlib.util.spec_from_file_location("gguf_to_hf", ROOT / "tools/gguf_to_hf.py")
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     path = tmp_path_factory.mktemp("smollm2")
-    tool.convert(smollm2.path, path)
+    script("tools/gguf_to_hf.py").convert(smollm2.path, path)
     return Model(path, None, load_tokenizer(path))
 
 

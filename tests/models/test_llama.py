@@ -48,13 +48,6 @@ def test_ragged_mixed_batch_is_its_requests_alone(driver: Any) -> None:
             np.testing.assert_array_equal(result, alone[slot][starts[slot] :])
 
 
-def test_slot_does_not_matter(driver: Any) -> None:
-    tokens = driver.tokens(30)
-    first, *others = (driver.whole(tokens, slot=slot) for slot in range(3))
-    for other in others:
-        np.testing.assert_array_equal(other, first)
-
-
 LONG = 300
 plain_logits: dict[str, npt.NDArray[np.float32]] = {}
 

@@ -20,6 +20,7 @@ from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.models.chat import load_chat_template
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.tensors.views import as_numpy
+from tests.support.scripts import script
 
 pytestmark = pytest.mark.gguf
 ROOT = Path(__file__).parents[2]
@@ -27,18 +28,10 @@ MODEL = ROOT / "models/tiny-py-lm"
 Rows = np.ndarray
 
 
-def tool(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("gguf") / "tiny-py-lm.gguf"
-    tool("hf_to_gguf").convert(MODEL, target)
+    script("tools/hf_to_gguf.py").convert(MODEL, target)
     return target
 
 

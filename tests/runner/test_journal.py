@@ -238,13 +238,6 @@ class TestLocks:
 
 
 class TestFiles:
-    def test_written_and_read(self, tmp_path: Path) -> None:
-        records = start().snapshot()
-        path = tmp_path / "journal"
-        journal.write(path, records)
-        assert journal.read(path) == json.loads(json.dumps(records))
-        assert [file.name for file in tmp_path.iterdir()] == ["journal"]
-
     @settings(max_examples=30)
     @given(at=st.integers(0, 10_000), change=st.sampled_from(["flip", "cut", "insert", "line"]))
     def test_damage_is_found(self, tmp_path_factory: pytest.TempPathFactory, at: int, change: str) -> None:

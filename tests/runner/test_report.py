@@ -66,18 +66,3 @@ def test_a_step_copies_what_its_requests_ask_for(
     assert len(output.token_ids) == 5 and set(fetched) == {names}
     assert bool(made) == apart
     assert len(output.logprobs) == (5 if "logprobs" in params else 0)
-
-
-def test_accepted_drafts_of_few_requests_in_many_slots() -> None:
-    """A step of one slot leaves offsets of other slots as they were: nothing may be read of them."""
-    outputs = []
-    for slots in (1, 4):
-        config = parse(
-            {"runner": {"max_num_seqs": slots}, "speculative": {"method": "ngram", "num_speculative_tokens": 4}}
-        )
-        tokenizer: Any = LetterTokenizer()
-        runner = build_runner(config, ReferenceBackend(), DeviceHistoryModel(), tokenizer)
-        runner.add_request(Request("a", [3, 1, 2, 3, 1, 2, 3], SamplingParams(max_new_tokens=20)))
-        outputs.append(runner.run()["a"])
-        assert runner.summary()["accepted_tokens"] == outputs[-1].accepted > 0
-    assert outputs[0] == outputs[1]

@@ -268,20 +268,6 @@ class TestHiddenStates:
         assert decode(runner_with(Watching, model=Layered(), backend=backend)) == plain()
         assert max(checked) >= 1
 
-    def test_the_final_norm_by_its_name(self) -> None:
-        shapes = set()
-
-        class Watching(Guess):
-            hidden_layers = (FINAL_NORM,)
-
-            def propose(self, step: StepView) -> Any:
-                shapes.add((step.hidden_states[FINAL_NORM].shape[1], step.input_hidden_states[FINAL_NORM].shape[1]))
-                super().propose(step)
-
-        assert decode(runner_with(Watching)) == plain()
-        width = HistoryModel.config.hidden_size
-        assert shapes == {(width, width)}
-
     def test_a_model_without_them_is_refused_by_name(self) -> None:
         class Greedy(Guess):
             hidden_layers = (3, 17)

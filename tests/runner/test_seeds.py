@@ -83,10 +83,6 @@ def test_choices_are_seeded_one_after_the_other(seed: int | None) -> None:
         assert own != [choice.seed for choice in params.choices()], "each prompt draws its own"
 
 
-def test_greedy_choices_have_no_seed() -> None:
-    assert [choice.seed for choice in SamplingParams(n=2).choices()] == [None, None]
-
-
 def test_a_request_of_the_runner_has_one_choice() -> None:
     runner = make_runner()
     with pytest.raises(RequestError, match=r"n: expected 1, got 2; add a request for each of params.choices\(\)"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +10,9 @@ import pytest
 from specdec_hal.runner.blocks import BlockPool
 from specdec_hal.runner.delivery import Delivery
 from specdec_hal.runner.scheduler import Scheduler
+from tests.support.scripts import script
 
-_SPEC = importlib.util.spec_from_file_location("soak", Path(__file__).parents[2] / "tools/soak.py")
-assert _SPEC is not None and _SPEC.loader is not None
-soak = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(soak)
+soak = script("tools/soak.py")
 
 
 @pytest.mark.parametrize("backend", ["reference", "xpu_sim"])

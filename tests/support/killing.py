@@ -22,6 +22,7 @@ from specdec_hal.runner import SamplingParams
 from specdec_hal.serve.split import messages
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import END, LetterTokenizer
+from tests.support.load import Answer, Clients, differs
 
 SCRIPT = Path(__file__).with_name("split_server.py")
 HANGS_S = 40.0
@@ -104,67 +105,17 @@ def wanted(number: int) -> tuple[dict[str, Any], Callable[[int | None], str], li
     return body, text, [entry and entry.rank for entry in scored_prompt(prompt, body["prompt_logprobs"])]
 
 
-class Load:
-    """Clients that send one request after the other until stopped. `outcomes` counts their results."""
-
-    def __init__(self, url: str, clients: int, seed: int) -> None:
-        self.url, self.outcomes, self.findings = url, Counter[str](), list[str]()
-        self._done, self._seed = threading.Event(), seed
-        self._threads = [threading.Thread(target=self._run, args=(client,)) for client in range(clients)]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self, client: int) -> None:
-        rng = random.Random(self._seed * 1000 + client)
-        with httpx.Client(base_url=self.url, timeout=HANGS_S) as http:
-            while not self._done.is_set():
-                number = rng.randrange(200)
-                try:
-                    self.outcomes[self._ask(http, number, stream=rng.random() < 0.7)] += 1
-                except httpx.TimeoutException:
-                    self.findings.append(f"request {number}: no answer within {HANGS_S:g} s")
-                except httpx.TransportError:  # HTTP was killed
-                    self.outcomes["connection lost"] += 1
-                    time.sleep(0.05)
-
-    def _ask(self, http: httpx.Client, number: int, *, stream: bool) -> str:
-        body, text, ranks = wanted(number)
-        got, error, ended, scores, seed = "", None, False, list[Any](), None
-        if stream:
-            with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
-                for line in answer.iter_lines():
-                    data = line.removeprefix("data: ")
-                    if data == "[DONE]":
-                        ended = True
-                    elif data:
-                        event = json.loads(data)
-                        error = error or event.get("error")
-                        got += "" if "error" in event else event["choices"][0]["text"]
-                        seed = seed if "error" in event else event["choices"][0].get("seed", seed)
-                        scores += [] if "error" in event else event["choices"][0].get("prompt_logprobs", [])
-        else:
-            answer = http.post("/v1/completions", json=body)
-            error = answer.json().get("error")
-            ended = True
-            got = "" if error else answer.json()["choices"][0]["text"]
-            seed = None if error else answer.json()["choices"][0]["seed"]
-            scores = [] if error else answer.json()["choices"][0].get("prompt_logprobs", [])
-        if error is None and not ended:
-            return "connection lost"
-        expected = text(seed)
-        if error is None and got != expected:
-            self.findings.append(f"request {number}: expected {expected!r}, got {got!r}")
-        found = [entry and entry[str(token)]["rank"] for token, entry in zip(body["prompt"], scores, strict=False)]
-        if error is None and found != ranks:
-            self.findings.append(f"request {number}: expected the prompt's ranks {ranks}, got {found}")
-        elif error is not None and not expected.startswith(got):
-            self.findings.append(f"request {number}: expected a beginning of {expected!r}, got {got!r}")
-        return "exact" if error is None else f"error {error['code']}"
+def check(number: int, answer: Answer) -> list[str]:
+    """What of an answer is not that of plain decoding."""
+    body, text, ranks = wanted(number)
+    if answer.outcome == "connection lost":
+        return []
+    found = differs(text(answer.seed), answer)
+    pairs = zip(body["prompt"], answer.prompt_logprobs, strict=False)
+    got = [entry and entry[str(token)]["rank"] for token, entry in pairs]
+    if answer.error is None and got != ranks:
+        found.append(f"expected the prompt's ranks {ranks}, got {got}")
+    return found
 
 
 def kill_under_load(kills: int, clients: int, seed: int, http_workers: int = 1) -> tuple[Counter[str], list[str]]:
@@ -172,7 +123,7 @@ def kill_under_load(kills: int, clients: int, seed: int, http_workers: int = 1) 
     rng, names = random.Random(seed), messages.parts(http_workers)
     with split_server(http_workers) as server:
         server.until_ready()
-        load = Load(server.url, clients, seed)
+        load = Clients(server.url, clients, seed, 200, lambda number: wanted(number)[0], check, HANGS_S)
         try:
             for number in range(kills):
                 time.sleep(rng.uniform(0.05, 0.5))
@@ -185,4 +136,5 @@ def kill_under_load(kills: int, clients: int, seed: int, http_workers: int = 1) 
             time.sleep(0.5)
         finally:
             load.stop()
+            load.join()
     return load.outcomes, load.findings

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.load import Answer, Clients, differs
 from tests.support.processes import descendants
 
 ROOT = Path(__file__).parents[2]
@@ -123,88 +123,17 @@ class Texts:
 
     known: dict[int, str] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def whole(self, number: int, text: str) -> None:
-        """A complete answer."""
-        with self.lock:
-            expected = self.known.setdefault(number, text)
-        if text != expected:
-            self.findings.append(f"request {number}: expected {expected!r}, got {text!r}")
-
-    def part(self, number: int, text: str) -> None:
-        """What came before an error."""
-        expected = self.known.get(number)
-        if expected is not None and not expected.startswith(text):
-            self.findings.append(f"request {number}: expected a beginning of {expected!r}, got {text!r}")
+    def check(self, number: int, answer: Answer) -> list[str]:
+        expected = self.known.setdefault(number, answer.text) if answer.outcome == "whole" else self.known.get(number)
+        self.findings += [] if expected is None else differs(expected, answer)
+        return []
 
 
-class Clients:
-    """Threads that ask one request after the other. `outcomes` counts what came of them."""
-
-    def __init__(self, url: str, count: int, texts: Texts, seed: int) -> None:
-        self.outcomes = Counter[str]()
-        self._url, self._texts, self._seed = url, texts, seed
-        self._done = threading.Event()
-        self.since: list[float | None] = [None] * count
-        """When each client sent what it waits for now."""
-        self._threads = [threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Ask no more."""
-        self._done.set()
-
-    def wait(self, before: float) -> bool:
-        """Whether all requests sent before that time have an answer."""
-        return all(since is None or since > before for since in self.since)
-
-    def _run(self, client: int) -> None:
-        rng = random.Random(self._seed * 1000 + client)
-        with httpx.Client(base_url=self._url, timeout=START_S) as http:
-            while not self._done.is_set():
-                self.since[client] = time.monotonic()
-                try:
-                    outcome = self._ask(http, rng.randrange(24), stream=rng.random() < 0.7)
-                except httpx.TransportError:
-                    outcome = "connection lost"
-                self.since[client] = None
-                self.outcomes[outcome] += 1
-                if outcome != "whole":
-                    time.sleep(0.02)
-
-    def _ask(self, http: httpx.Client, number: int, *, stream: bool) -> str:
-        body = {"prompt": PROMPTS[number % 4], "max_tokens": 60 + number, "seed": number}
-        body |= {"temperature": 0.8 * (number % 2), "stream": stream}
-        if not stream:
-            answer = http.post("/v1/completions", json=body)
-            if answer.status_code != 200:
-                return f"error {answer.status_code}"
-            (choice,) = answer.json()["choices"]
-            if choice["finish_reason"] == "abort":
-                self._texts.part(number, choice["text"])
-                return "ended"
-            self._texts.whole(number, choice["text"])
-            return "whole"
-        got = ""
-        with http.stream("POST", "/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                data = line.removeprefix("data: ")
-                if data == "[DONE]":
-                    self._texts.whole(number, got)
-                    return "whole"
-                if data:
-                    event = json.loads(data)
-                    if "error" in event:
-                        self._texts.part(number, got)
-                        return f"error {event['error']['code']}"
-                    got += event["choices"][0]["text"]
-                    if event["choices"][0]["finish_reason"] == "abort":
-                        self._texts.part(number, got)
-                        return "ended"
-        self._texts.part(number, got)
-        return "connection lost"
+def body(number: int) -> dict[str, Any]:
+    return {
+        "prompt": PROMPTS[number % 4], "max_tokens": 60 + number, "seed": number, "temperature": 0.8 * (number % 2),
+    }  # fmt: skip
 
 
 def disturb(
@@ -215,15 +144,15 @@ def disturb(
     stopped, name = how == signal.SIGSTOP, signal.Signals(how).name
     asked = how in (signal.SIGINT, signal.SIGTERM)
     noticed_s = SLACK_S + (rank_timeout_s if stopped else 0)
-    findings = list[str]()
     with rank_server(*arguments, "--set", f"engine.rank_timeout_s={rank_timeout_s}") as server:
-        load = Clients(server.url, clients, texts, seed)
+        load = Clients(server.url, clients, seed, 24, body, texts.check, START_S)
+        findings = load.findings
         if until(lambda: load.outcomes["whole"] >= clients, START_S) is None:
             findings.append(f"no answers before the signal: {dict(load.outcomes)}")
         time.sleep(rng.uniform(0, 0.5))
         start = time.monotonic()
         os.kill(server.ranks[rank], how)
-        answered = until(lambda: load.wait(start), noticed_s + 30)
+        answered = until(lambda: load.answered(start), noticed_s + 30)
         health = server.health()
         load.stop()
         ended = until(lambda: server.process.poll() is not None, noticed_s + END_S + 30)

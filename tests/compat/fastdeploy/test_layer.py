@@ -90,14 +90,6 @@ def test_without_fastdeploy_there_are_its_enumerations(clean: None) -> None:
         method("guess")
 
 
-def test_in_the_place_of_absent_compiled_ops(fastdeploy: Path) -> None:
-    report = package.install("reference")
-    assert "fastdeploy" not in sys.modules, "FastDeploy is imported by its user, not by install()"
-    assert "absent" in report.how["gpu"]
-    ngram = importlib.import_module("fastdeploy.spec_decode.ngram")
-    assert ngram.ngram_match is package.ADAPTORS["gpu"]["ngram_match"]
-
-
 def test_beside_compiled_ops_only_what_is_served_is_replaced(fastdeploy: Path) -> None:
     (fastdeploy / "model_executor/ops/gpu/fastdeploy_ops.py").write_text(COMPILED)
     package.install("reference")

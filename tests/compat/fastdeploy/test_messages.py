@@ -337,42 +337,6 @@ def test_the_first_tokens_of_a_prefill_node(gpu: Any, rng: Any, number: int, col
         assert rows[b][1] == ((step.tokens[b, 1], *[-1] * (columns - 1)), (0.0,) * columns, 0)
 
 
-def old_reader(data: bytes) -> tuple[int, list[list[int]], list[Any]]:
-    """As before PR #7883: the kind alone, tokens unless it says drafts, and 21 columns of each."""
-    _, kind, slots = struct.unpack_from("<3i", data)
-    counts = struct.unpack_from(f"<{slots}i", data, 12)
-    read = {
-        name: [
-            [struct.unpack_from(f"<21{name}", data, 12 + 2048 + 1032 * b + at + 84 * j) for j in range(max(n, 0))]
-            for b, n in enumerate(counts)
-        ]
-        for name, at in (("i", 0), ("f", 504))
-    }
-    return kind, read["i"], read["f"]
-
-
-@pytest.fixture
-def kind_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("SPECDEC_HAL_FASTDEPLOY_META", "flag")
-    packs_columns.cache_clear()
-    yield
-    packs_columns.cache_clear()
-
-
-@pytest.mark.parametrize("kind", [3, 4])
-def test_messages_for_a_reader_of_the_older_kind(gpu: Any, rng: Any, number: int, kind: int, kind_alone: None) -> None:
-    step = Step(rng, 2)
-    for round in range(2):  # with memory that the last one was written to
-        gpu.speculate_save_output_topk(*step.scored, kind, 0, False)
-        flag, ids, scores = old_reader(received("/dev/shm", number))
-        assert flag == kind, round
-        for b in range(5):
-            for j, (wanted, values, _) in enumerate(step.rows(b)):
-                assert ids[b][j] == (*wanted, *[-1] * 19)
-                assert scores[b][j] == (*values, *[0.0] * 19)
-        step = Step(rng, 2)
-
-
 @pytest.mark.parametrize("kind", [3, 4])
 @pytest.mark.parametrize("sent", ["packed", "flag"])
 @pytest.mark.parametrize("read", ["packed", "flag"])
