@@ -199,10 +199,3 @@ def test_a_plot_has_a_line_for_what_is_varied_alone():
         "rows 8, float16": [100, 200, 300]
     }
     assert set(lines) == {"rows", "V"}
-
-
-def test_suites_exist():
-    import importlib
-
-    for name in bench.SUITES:
-        assert callable(importlib.import_module(f"specdec_hal.bench.{name}").cases)

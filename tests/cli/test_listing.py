@@ -132,14 +132,6 @@ class TestExplainBackend:
         assert statuses["sample_target"]["via"] == "reference"
         assert all(status["available"] for status in statuses.values())
 
-    def test_unknown_name(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["explain", "ngram_macth"]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith(
-            "specdec-hal: 'ngram_macth' is neither an op nor a backend; did you mean 'ngram_match'?"
-        )
-
     def test_a_name_and_a_configuration(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explain", "partial", "--set", "backend.name=partial"]) == 2
         assert "give a name or --config/--set, not both" in capsys.readouterr().err

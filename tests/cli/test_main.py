@@ -53,12 +53,6 @@ def test_every_problem_of_a_configuration_gets_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_environment_variable_is_named_in_the_error() -> None:
-    done = run("explain", SPECDEC_HAL_BACKEND="cuad")
-    assert done.returncode == 2
-    assert "(from SPECDEC_HAL_BACKEND)" in done.stderr
-
-
 @pytest.mark.parametrize(
     "arguments", [[], ["explian"], ["backends", "--jsn"], ["backends", "--js"], ["explain", "--set"]]
 )
@@ -80,11 +74,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in top
         assert main([name, "--help"]) == 0
         assert "--json" in capsys.readouterr().out
-
-
-def test_status_of_a_command(command: SimpleNamespace) -> None:
-    command.run = lambda args, output: 1
-    assert main(["fake"]) == 1
 
 
 def test_errors_of_this_project(command: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

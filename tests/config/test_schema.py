@@ -20,51 +20,6 @@ Problems = Callable[..., list[str]]
 ROOT = Path(__file__).parents[2]
 
 
-def test_defaults(read: Read) -> None:
-    config = read("")
-    assert config.model_dump(mode="json") == {
-        "backend": {"name": "auto", "options": {}}, "fallback": {"allow": []},
-        "shadow": {"backend": None, "fraction": 0.01},
-        "model": {
-            "path": None, "framework": "auto", "dtype": "auto", "generation_config": "auto", "num_threads": None,
-            "pdl_rows": None, "think_end_id": None, "think_end_text": [], "line_break_id": None, "answer_start_ids": [],
-        },
-        "runner": {
-            "max_num_seqs": 8, "max_model_len": None, "prefill_chunk": 256, "max_num_batched_tokens": None,
-            "block_size": 64, "num_kv_blocks": None, "enable_prefix_caching": None, "overlap": None, "graph": None,
-            "debug": False, "max_waiting_requests": None, "queue_timeout_s": None, "watchdog_s": 60.0, "journal": None,
-            "journal_interval": 32,
-        },
-        "engine": {
-            "tensor_parallel": 1, "digest_interval": 16, "warm_up": None, "batch_invariant": None,
-            "rank_timeout_s": 60.0, "vocabulary_parallel": False, "rank_devices": None,
-        },
-        "speculative": {
-            "method": "auto", "path": None, "calibrate": False, "num_speculative_tokens": 5, "adaptive": None,
-            "verify_strategy": "target_match", "verify_window": 2, "candidates": 8,
-            "ngram": {
-                "max_ngram_size": 3, "min_ngram_size": 1, "match_policy": "latest", "token_budget": None,
-                "continue_cycles": None, "pad_to_max": False, "use_index": False,
-            },
-        },
-        "sampling": {
-            "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None, "repetition_penalty": 1.0,
-            "frequency_penalty": 0.0, "presence_penalty": 0.0, "max_new_tokens": 128, "min_new_tokens": 0, "stop": [],
-            "include_stop_str_in_output": False, "skip_special_tokens": True, "spaces_between_special_tokens": True,
-            "truncate_prompt_tokens": None, "stop_token_ids": [], "stop_sequences": [], "bad_token_ids": [],
-            "allowed_token_ids": None, "bad_words": [], "bad_sequences": [], "logit_bias": {}, "logprobs": None,
-            "prompt_logprobs": None, "thinking": None, "structured": None,
-        },
-        "structured": {"backend": "auto", "compile_timeout_s": 10.0, "cache_mb": 256},
-        "serve": {
-            "host": "127.0.0.1", "port": 8000, "served_model_name": None, "chat_template": None, "allowed_hosts": None,
-            "allowed_origins": [], "reasoning_parser": None, "tool_call_parser": None, "receive_timeout_s": 30.0,
-            "max_body_bytes": 1 << 20, "max_concurrent_requests": 256, "drain_timeout_s": 30.0, "split": False,
-            "http_workers": 1, "output_queue": 64, "slow_reader": "wait", "log_format": "text", "access_log": True,
-        },
-    }  # fmt: skip
-
-
 def test_naive_needs_no_second_key(read: Read) -> None:
     assert read("speculative: {method: naive}").speculative.num_speculative_tokens == 0
     assert read("speculative: {method: naive, num_speculative_tokens: 3}").speculative.num_speculative_tokens == 0
@@ -172,11 +127,6 @@ def test_every_problem_of_a_file_at_once(problems: Problems) -> None:
     ]  # fmt: skip
 
 
-def test_settings_cannot_be_changed_by_accident(read: Read) -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        read("").sampling.temperature = 1.0  # type: ignore[misc]
-
-
 def test_ranges_are_those_of_the_ops() -> None:
     """The contract's OpSpecs state these ranges too; the two may not drift apart."""
     for field in ("max_ngram_size", "min_ngram_size"):
@@ -190,14 +140,6 @@ def test_ranges_are_those_of_the_ops() -> None:
 
 
 class TestModelPath:
-    def test_relative_to_the_file(self, tmp_path: Path, registry: Registry) -> None:
-        (tmp_path / "configs").mkdir()
-        (tmp_path / "models").mkdir()
-        (tmp_path / "configs" / "c.yaml").write_text("model: {path: ../models}")
-        config = load(tmp_path / "configs" / "c.yaml", registry=registry)
-        assert config.model_path == tmp_path / "models"
-        assert config.model.path == str(tmp_path / "models")
-
     def test_relative_to_the_working_directory_in_an_override(
         self, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -223,13 +223,6 @@ class TestExplain:
         assert (status.available, status.via) == (True, "full")
         assert "via full" in str(registry.explain("bare", fallback=("full",)))
 
-    def test_unavailable_fallback_and_automatic_choice_raise(self, fakes: SimpleNamespace) -> None:
-        registry = fakes.registry(p=fakes.announcing(fakes.spec("x"), fakes.spec("gone", **ABSENT)))
-        with pytest.raises(BackendUnavailableError, match="gone"):
-            registry.explain("x", fallback=("gone",))
-        with pytest.raises(BackendUnavailableError, match="none is registered"):
-            fakes.registry().explain()
-
 
 class TestProposersAndModels:
     @pytest.fixture
