@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.cli import main
+from tests.support.processes import descendants, gone
 
 OP = "ngram_index_reset"  # the quickest
 
@@ -128,25 +129,12 @@ def test_a_case_without_end_is_a_failure_with_its_inputs_saved(
     assert list(tmp_path.glob("conformance-crash-*.npz"))
 
 
-def children_of(pid: int) -> set[int]:
-    return {
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    }
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_children_end_with_their_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "specdec_hal.cli", "conformance", "--backend", "reference", "--level", "soak"]
     with subprocess.Popen([*command, "--jobs", "2"], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        children: set[int] = set()
+        children = list[int]()
         while len(children) < 2:
-            children = children_of(process.pid)
+            children = descendants(process.pid, "")
             assert process.poll() is None
             time.sleep(0.05)
         process.kill()
@@ -154,9 +142,9 @@ def test_children_end_with_their_parent(tmp_path: Path) -> None:
         # The pipe is open in the children too: it ends when the last of them, ending, has closed its files.
         process.stderr.read()
     deadline = time.monotonic() + 10
-    while any(map(is_running, children)) and time.monotonic() < deadline:
+    while not all(map(gone, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(is_running, children))
+    assert all(map(gone, children))
 
 
 def test_children_run_the_package_of_their_parent(tmp_path: Path) -> None:

@@ -31,11 +31,6 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-def test_named_framework(make_checkpoint: Make, framework: str) -> None:
-    model = load_model(make_checkpoint(), framework)
-    assert model.framework == framework and model.config.vocab_size == 131
-
-
 def test_auto_takes_paddle_first(make_checkpoint: Make) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     assert load_model(make_checkpoint()).framework == "paddle"
@@ -130,11 +125,3 @@ def test_importing_loads_no_framework() -> None:
     code = f"import sys; {imports}; from specdec_hal.plugin import model, proposer; print({heavy})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-
-
-def test_unknown_name() -> None:
-    import specdec_hal.models
-
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = specdec_hal.models.nothing
-    assert "load_model" in specdec_hal.models.__all__

@@ -10,7 +10,6 @@ import pytest
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.conformance.statistics import ALPHA, g_test
-from specdec_hal.proposers.draft_sampler import DraftSampler
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.support.markov_model import MarkovModel
@@ -70,21 +69,3 @@ def test_three_tokens(method: str, strategy: str) -> None:
     assert counts.sum() == REQUESTS
     assert 0 < summary["acceptance_rate"] < 1
     assert g_test(counts, joint()) > ALPHA
-
-
-@pytest.mark.slow
-def test_distributions_before_the_filters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counter-example of the test above: drafts verified with the draft model's distribution before temperature and
-    filters.
-    """
-    draw = DraftSampler.draw
-
-    def raw(self: DraftSampler, index: int, slots: int, stream: int = 0) -> Any:
-        tokens = draw(self, index, slots, stream)
-        weights = np.exp(self.logits[:slots])
-        self.probs[:slots, index] = weights / weights.sum(1, keepdims=True)
-        return tokens
-
-    monkeypatch.setattr(DraftSampler, "draw", raw)
-    counts, _ = decode("imitation", "rejection", settings_of("imitation"), 2000)
-    assert g_test(counts, joint()) < ALPHA

@@ -23,6 +23,7 @@ from specdec_hal.serve.split import messages
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import END, LetterTokenizer
 from tests.support.load import Answer, Clients, differs
+from tests.support.processes import descendants
 
 SCRIPT = Path(__file__).with_name("split_server.py")
 HANGS_S = 40.0
@@ -37,15 +38,7 @@ class Server:
 
     def part(self, name: str) -> int | None:
         """The process of that name, if it is there now."""
-        pid = self.supervisor.pid
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            try:
-                arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            except FileNotFoundError:
-                continue
-            if name.encode() in arguments:
-                return int(child)
-        return None
+        return next(iter(descendants(self.supervisor.pid, f"\0{name}\0")), None)
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> bool:
         """Send a signal; False if it is not there."""

@@ -1,4 +1,4 @@
-"""Finding processes that a program has started."""
+"""Processes that a program has started, and whether they have ended."""
 
 from __future__ import annotations
 
@@ -21,4 +21,12 @@ def descendants(process: int, name: str) -> list[int]:
             number = parents[number]
         return number == process
 
-    return sorted(number for number, line in lines.items() if name in line and is_below(number))
+    return sorted(number for number, line in lines.items() if number != process and name in line and is_below(number))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, even if it is a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from tests.support.load import Answer, Clients, differs
-from tests.support.processes import descendants
+from tests.support.processes import descendants, gone
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -97,14 +97,6 @@ def _document(process: subprocess.Popen[str]) -> str:
 def _kill(pid: int, how: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, how)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, even if it is a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
 
 
 def until(what: Callable[[], bool], limit_s: float) -> float | None:
