@@ -109,14 +109,14 @@ def philox_words(seed: ArrayLike, position: ArrayLike, purpose: int, index: Arra
     return words[..., 0], words[..., 1], words[..., 2], words[..., 3]
 
 
-def philox_u32(seed: ArrayLike, position: ArrayLike, purpose: int, index: ArrayLike = 0) -> U32:
+def philox_u32(seed: ArrayLike, position: ArrayLike, purpose: int) -> U32:
     """The 32 random bits of a decision: word 0 of :func:`philox_words`."""
-    return philox_words(seed, position, purpose, index)[0]
+    return philox_words(seed, position, purpose)[0]
 
 
-def philox_u64(seed: ArrayLike, position: ArrayLike, purpose: int, index: ArrayLike = 0) -> U64:
+def philox_u64(seed: ArrayLike, position: ArrayLike, purpose: int) -> U64:
     """The 64 random bits of a decision: ``word 1 << 32 | word 0`` of :func:`philox_words`."""
-    w0, w1, _, _ = philox_words(seed, position, purpose, index)
+    w0, w1, _, _ = philox_words(seed, position, purpose)
     return np.asarray(w1.astype(np.uint64) << _32 | w0)
 
 

@@ -70,14 +70,14 @@ def alone(call: Callable[[int], OpCall]) -> Callable[[int], tuple[Sequence[OpCal
     return lambda seed: ((), (call(seed),))
 
 
-def check_some_rows(by_row: Sequence[str], some: int = 6) -> Callable[[Sequence[OpCall], Mapping[int, Array]], None]:
-    """A check that compares some rows with the reference; `by_row` names the operands that have those rows."""
+def check_some_rows(by_row: Sequence[str]) -> Callable[[Sequence[OpCall], Mapping[int, Array]], None]:
+    """A check that compares six rows with the reference; `by_row` names the operands that have those rows."""
 
     def check(calls: Sequence[OpCall], outputs: Mapping[int, Array]) -> None:
         from specdec_hal.backends.reference.backend import ReferenceBackend
 
         call = calls[0]
-        rows = np.unique(np.linspace(0, len(call.inputs[by_row[0]]) - 1, some).astype(int))
+        rows = np.unique(np.linspace(0, len(call.inputs[by_row[0]]) - 1, 6).astype(int))
         inputs = {name: value[rows] if name in by_row else value for name, value in call.inputs.items()}
         if "cu_batch_token_offset" in inputs:
             inputs["cu_batch_token_offset"] = np.array([0, len(rows)], np.int32)
