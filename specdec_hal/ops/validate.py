@@ -155,7 +155,7 @@ def _check_looks(
     dtypes: dict[str, str] = {}
     symbols: dict[str, int] = {}
     bound_by: dict[str, str] = {}
-    place = ""
+    first = ""
     for operand in op.operands:
         name, value = operand.name, tensors[operand.name]
         if not operand.wanted(attrs):
@@ -173,8 +173,8 @@ def _check_looks(
         if info.dtype not in operand.tensor.dtypes:
             expected = f"dtype {' | '.join(operand.tensor.dtypes)}"
             fail(name, expected, info.dtype, "cast it; nothing is converted silently")
-        if info.device != (place or info.device) or not info.device.startswith(device):
-            expected = f"a tensor on {place or device}"
+        if info.device != (first or info.device) or not info.device.startswith(device):
+            expected = f"a tensor on {first or device}"
             fail(name, expected, f"one on {info.device}", "move it to the backend's device, or choose another backend")
         if not info.contiguous:
             fail(name, "a C-contiguous tensor", "a strided view", "pass a contiguous copy")
@@ -183,7 +183,7 @@ def _check_looks(
         if operand.role is not Role.IN and not info.writeable:
             expected = f"a writable tensor (role {operand.role.value})"
             fail(name, expected, "a read-only one, or one that tracks gradients", "pass a writable tensor")
-        place, dtypes[name] = info.device, info.dtype
+        first, dtypes[name] = info.device, info.dtype
         _bind_shape(operand, operand.dims(attrs), info.shape, symbols, bound_by, fail)
     for operand in op.operands:
         like = operand.tensor.dtype_of
