@@ -114,7 +114,6 @@ def paged_attention(
     contexts of up to `splits * EACH` chunks; `SPLIT` says that `splits` is not 1. With `MIXED` each slot has tokens //
     Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
     """
-    begin(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     kv_head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -127,9 +126,10 @@ def paged_attention(
         slot, local = tile // slot_tiles, tile % slot_tiles
     start = tl.load(cu_seqlens_q + slot)
     tokens = min(tl.load(cu_seqlens_q + slot + 1), capacity) - start
+    before = tl.load(seq_lens_decoder + slot)
+    begin(PDL)  # not before: the kernel before writes queries, keys and values, but none of these
     if local * TOKENS >= tokens:
         return
-    before = tl.load(seq_lens_decoder + slot)
     context = before + (min((local + 1) * TOKENS, tokens) if CAUSAL else tokens)
     chunks = min(chunk_count(context, CHUNK), splits * EACH)
     states = (chunks + EACH - 1) // EACH

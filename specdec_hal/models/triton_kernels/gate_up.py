@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import release, row_count, wait
-from specdec_hal.models.triton_kernels.product import product
+from specdec_hal.models.triton_kernels.product import join, product
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
@@ -42,13 +42,11 @@ def gate_up(
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return
-    total, complete = product(
+    total = product(
         x,
         weight,
         rows,
         2 * N,
-        partials,
-        counters,
         K,
         PART,
         SPLIT,
@@ -60,8 +58,10 @@ def gate_up(
         SWAP,
     )
     release(PDL)
-    if not complete:
-        return
+    if SPLIT:
+        total, complete = join(total, partials, counters, K, PART)
+        if not complete:
+            return
     HALF: tl.constexpr = BLOCK_N // 2
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     gate, up = tl.split(tl.reshape(total, [BLOCK_M, HALF, 2]))

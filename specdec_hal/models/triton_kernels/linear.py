@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import release, row_count, wait
-from specdec_hal.models.triton_kernels.product import product
+from specdec_hal.models.triton_kernels.product import join, product
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
@@ -42,13 +42,11 @@ def linear(
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return
-    total, complete = product(
+    total = product(
         x,
         weight,
         rows,
         N,
-        partials,
-        counters,
         K,
         PART,
         SPLIT,
@@ -60,14 +58,21 @@ def linear(
         SWAP,
     )
     release(PDL)
-    if not complete:
-        return
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = row.to(tl.int64)[:, None] * N + column[None, :]
     inside = (row < rows)[:, None] & (column < N)[None, :]
+    # Loaded before the parts are added up, which takes as long as a load.
     if bias is not None:
-        total += tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)[None, :]
+        added = tl.load(bias + column, mask=column < N, other=0.0)
     if residual is not None:
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        old = tl.load(residual + at, mask=inside, other=0.0)
+    if SPLIT:
+        total, complete = join(total, partials, counters, K, PART)
+        if not complete:
+            return
+    if bias is not None:
+        total += added.to(tl.float32)[None, :]
+    if residual is not None:
+        total += old.to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

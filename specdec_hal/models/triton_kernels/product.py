@@ -17,8 +17,6 @@ def product(
     weight,
     rows,
     columns,
-    partials,
-    counters,
     K: tl.constexpr,
     PART: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -29,13 +27,13 @@ def product(
     PRECISION: tl.constexpr,
     SWAP: tl.constexpr,
 ):
-    """(The program's tile of x weight^T, True): float32 [BLOCK_M, BLOCK_N]; (anything, False) where another adds it up.
+    """The program's tile of x weight^T, float32 [BLOCK_M, BLOCK_N]; if `SPLIT` its part of it, for :func:`join`.
 
     `x` [rows, K] and `weight` [columns, K] are pointers to contiguous tensors, or with `DESCRIBED` tensor descriptors,
     whose tiles the tensor memory accelerator fetches (compute capability 9.0 and newer); `PART` is then a multiple of
     `BLOCK_K`. With `SWAP` the tensor cores compute weight x^T, so that `columns` take their 64 rows and `rows` may be
     few. What a tile has beyond `rows` and `columns` is undefined. Grid: (row tiles, column tiles, parts of K if
-    `SPLIT`, else 1). `partials` and `counters`: see :func:`_join`.
+    `SPLIT`, else 1).
     """
     row, column, part = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
     x_at, weight_at = x, weight
@@ -46,21 +44,17 @@ def product(
         x_at = x + x_row.to(tl.int64)[:, None] * K + k
         weight_at = weight + weight_row.to(tl.int64)[:, None] * K + k
     PARTS: tl.constexpr = (K + PART - 1) // PART
-    complete = True
     if SPLIT or PARTS == 1:  # one accumulator: two of a large tile exceed the registers
         total = _part(
             x_at, weight_at, row, column, part, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP
         )
-        if SPLIT:
-            tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-            total, complete = _join(total, partials, counters, tile, part, PARTS, BLOCK_M, BLOCK_N)
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in range(PARTS):
             total += _part(
                 x_at, weight_at, row, column, i, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP
             )
-    return total, complete
+    return total
 
 
 @triton.jit
@@ -101,27 +95,22 @@ def _part(
 
 
 @triton.jit
-def _join(
-    partial,
-    partials,
-    counters,
-    tile,
-    part,
-    PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def join(total, partials, counters, K: tl.constexpr, PART: tl.constexpr):
     """(sum of all parts, True) in the program that is the last of its tile to get here; (anything, False) in others.
 
-    `partials` float32 [tiles, PARTS, BLOCK_M, BLOCK_N]; `counters` int32 [tiles], 0 before and after.
+    `total`: a program's part. `partials` float32 [tiles, parts, BLOCK_M, BLOCK_N]; `counters` int32 [tiles], 0 before
+    and after.
     """
+    PARTS: tl.constexpr = (K + PART - 1) // PART
+    BLOCK_M: tl.constexpr = total.shape[0]
+    BLOCK_N: tl.constexpr = total.shape[1]
     size: tl.constexpr = BLOCK_M * BLOCK_N
+    tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     offset = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     at = partials + tile.to(tl.int64) * (PARTS * size) + offset
-    tl.store(at + part * size, partial)
+    tl.store(at + tl.program_id(2) * size, total)
     tl.debug_barrier()  # all stores precede the atomic
     last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1
-    total = partial
     if last:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in range(PARTS):

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import release, wait
-from specdec_hal.models.triton_kernels.product import product
+from specdec_hal.models.triton_kernels.product import join, product
 
 
 @triton.jit(do_not_specialize=["capacity", "slots", "positions", "table_width", "num_blocks"])
@@ -63,13 +63,24 @@ def qkv(
         return
     HALF_DIM: tl.constexpr = HEAD_DIM // 2
     PAIRS: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF_DIM
-    total, complete = product(
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    here = row < rows
+    slot = tl.load(batch_id_per_token + row, mask=here, other=-1)
+    here = here & (slot >= 0) & (slot < slots)
+    slot = tl.maximum(slot, 0)
+    start = tl.load(cu_seqlens_q + slot, mask=here, other=0)
+    position = tl.load(seq_lens_decoder + slot, mask=here, other=0) + row - start
+    page = position // BLOCK_SIZE
+    block = tl.load(
+        block_tables + slot.to(tl.int64) * table_width + page,
+        mask=here & (position >= 0) & (page < table_width),
+        other=-1,
+    )
+    total = product(
         x,
         weight,
         rows,
         2 * PAIRS,
-        partials,
-        counters,
         K,
         PART,
         SPLIT,
@@ -81,23 +92,16 @@ def qkv(
         SWAP,
     )
     release(PDL)
-    if not complete:
-        return
     HALF: tl.constexpr = BLOCK_N // 2
-    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    first, second = tl.split(tl.reshape(total, [BLOCK_M, HALF, 2]))
-
-    here = row < rows
-    slot = tl.load(batch_id_per_token + row, mask=here, other=-1)
-    here = here & (slot >= 0) & (slot < slots)
-    slot = tl.maximum(slot, 0)
-    start = tl.load(cu_seqlens_q + slot, mask=here, other=0)
-    position = tl.load(seq_lens_decoder + slot, mask=here, other=0) + row - start
-
     pair = tl.program_id(1) * HALF + tl.arange(0, HALF)
     head, dim = pair // HALF_DIM, pair % HALF_DIM
     angle = tl.minimum(tl.maximum(position, 0), positions - 1).to(tl.int64)[:, None] * HALF_DIM + dim[None, :]
     c, s = tl.load(cosine + angle), tl.load(sine + angle)
+    if SPLIT:
+        total, complete = join(total, partials, counters, K, PART)
+        if not complete:
+            return
+    first, second = tl.split(tl.reshape(total, [BLOCK_M, HALF, 2]))
     rotated = (head < HEADS + KV_HEADS)[None, :]
     low = tl.where(rotated, first * c - second * s, first).to(q.dtype.element_ty)
     high = tl.where(rotated, second * c + first * s, second).to(q.dtype.element_ty)
@@ -107,9 +111,6 @@ def qkv(
     tl.store(q_at, low, mask=to_q)
     tl.store(q_at + HALF_DIM, high, mask=to_q)
 
-    page = position // BLOCK_SIZE
-    here = here & (position >= 0) & (page < table_width)
-    block = tl.load(block_tables + slot.to(tl.int64) * table_width + page, mask=here, other=-1)
     here = here & (block >= 0) & (block < num_blocks)
     kv = head - HEADS
     which, kv_head = kv // KV_HEADS, kv % KV_HEADS
