@@ -42,21 +42,7 @@ def gate_up(
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return
-    total = product(
-        x,
-        weight,
-        rows,
-        2 * N,
-        K,
-        PART,
-        SPLIT,
-        DESCRIBED,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        PRECISION,
-        SWAP,
-    )
+    total = product(x, weight, rows, 2 * N, K, PART, SPLIT, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP)
     release(PDL)
     if SPLIT:
         total, complete = join(total, partials, counters, K, PART)

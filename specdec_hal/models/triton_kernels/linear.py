@@ -42,21 +42,7 @@ def linear(
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return
-    total = product(
-        x,
-        weight,
-        rows,
-        N,
-        K,
-        PART,
-        SPLIT,
-        DESCRIBED,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        PRECISION,
-        SWAP,
-    )
+    total = product(x, weight, rows, N, K, PART, SPLIT, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP)
     release(PDL)
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -76,21 +76,7 @@ def qkv(
         mask=here & (position >= 0) & (page < table_width),
         other=-1,
     )
-    total = product(
-        x,
-        weight,
-        rows,
-        2 * PAIRS,
-        K,
-        PART,
-        SPLIT,
-        DESCRIBED,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        PRECISION,
-        SWAP,
-    )
+    total = product(x, weight, rows, 2 * PAIRS, K, PART, SPLIT, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP)
     release(PDL)
     HALF: tl.constexpr = BLOCK_N // 2
     pair = tl.program_id(1) * HALF + tl.arange(0, HALF)
