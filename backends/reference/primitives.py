@@ -423,15 +423,3 @@ def bf16_to_f32(bits: ArrayLike) -> F32:
         float32 [...].
     """
     return (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def f16_to_f32(bits: ArrayLike) -> F32:
-    """Float32 of IEEE half bit patterns; exact.
-
-    Args:
-        bits: uint16 [...].
-
-    Returns:
-        float32 [...].
-    """
-    return np.asarray(bits, np.uint16).view(np.float16).astype(np.float32)
