@@ -9,16 +9,14 @@ the batch. That covers other tokens of its slot (1 or 11 a step, prefill chunks 
 stale cache contents, and the slot itself. So greedy and seeded decoding give the same tokens with and without drafts,
 by construction. It holds per process: another processor, library version or thread count may give other bits. It rests
 on
-- row counts of products with weights that agree bit for bit; :mod:`.rows` measures them when the model is loaded, and
-  blocks are padded up to them;
+- row counts of products with weights that agree bit for bit: all of them in Paddle on a CPU, which has
+  :mod:`.linear`; otherwise :mod:`.rows` measures them when the model is loaded, and blocks are padded up to them;
 - everything else (norms, SwiGLU, attention) working on each row by itself, in the same way in every row.
 With ``batch_invariant=False`` (the default elsewhere) nothing is measured or padded, and equality depends on the
 framework's kernels.
 
-Cost of batch invariance with models/tiny-py-lm (Intel Xeon, AVX-512, one thread), by the fastest steps in turns. In
-Paddle a step of 1 token, computed as two, takes 15 to 25 % more, steps of 2, 6, 11 and 200 at most 2 %; in PyTorch at
-most 4 %. Without it, on an AMD EPYC, steps of 1 and 6 tokens differed by up to 2e-5 in nearly all logits and in none of
-2,000 argmaxes.
+Without batch invariance, on an AMD EPYC, steps of 1 and 6 tokens differed by up to 2e-5 in nearly all logits and in
+none of 2,000 argmaxes (Paddle with MKL's products).
 """
 
 from __future__ import annotations
@@ -71,6 +69,8 @@ class Llama(Primitives):
     """The decoder; see :class:`specdec_hal.plugin.model.TargetModel` for what a runner calls."""
 
     framework: ClassVar[str]
+    _keeps_bits: bool = False
+    """Whether a row of a product has the same bits for any number of rows."""
     is_partial: ClassVar[bool] = False
     """Whether it holds a part of each weight, as a tensor-parallel rank."""
 
@@ -239,7 +239,7 @@ class Llama(Primitives):
         sizes = self._linear_sizes.get(weight.shape)
         if sizes is None:
             sizes = _ANY
-            if self.batch_invariant:
+            if self.batch_invariant and not self._keeps_bits:
                 sizes = linear_sizes(
                     lambda x: self._download(self._matmul(self._upload(x), prepared)),
                     weight.shape[0],

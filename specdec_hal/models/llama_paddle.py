@@ -3,18 +3,16 @@
 Operators whose public function takes over half a microsecond longer are called through ``paddle._C_ops``, as in
 Paddle's own layers: a decode step of a small model has some 200 operators and spends much of its time in dispatch.
 
-On a CPU one thread computes everything except attention in large steps and products with large weights: those of decode
-steps are bound by memory, which two cores read faster. A product waits for all its threads, so it slows down if other
-processes use the cores. On a GPU (untested) attention is :mod:`.paddle_attention`'s.
+On a CPU products are those of :mod:`.linear`, and one thread computes everything except them and attention in large
+steps. On a GPU (untested) attention is :mod:`.paddle_attention`'s.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,7 @@ from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from specdec_hal.errors import BackendUnavailableError
-from specdec_hal.models import cpu_threads
+from specdec_hal.models import cpu_threads, linear
 from specdec_hal.models.attention import Attention
 from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import LlamaConfig
@@ -35,22 +33,12 @@ from specdec_hal.models.primitives import ALIGNMENT, HostArray
 
 _OLDEST = (3, 3)
 
-# Bytes of a weight per thread.
-_THREAD_SHARE = 128 << 10
-
-
-class _Weight(NamedTuple):
-    """A weight, and the fixed number of threads of its products, as other numbers may give other bits."""
-
-    tensor: Any
-    threads: int
-
 
 class LlamaPaddle(Llama):
     """`device` is cpu or gpu:N; all tensors are float32.
 
-    `threads` on a CPU: the most for attention; a product uses one per 128 KiB of its weight. None: one per core
-    (:mod:`.cpu_threads`). `batch_invariant` None: on a CPU; unavailable elsewhere.
+    `threads` on a CPU: the most for attention and products. None: one per core (:mod:`.cpu_threads`).
+    `batch_invariant` None: on a CPU; unavailable elsewhere.
     """
 
     framework: ClassVar[str] = "paddle"
@@ -82,22 +70,19 @@ class LlamaPaddle(Llama):
         if threads is not None and not on_host:
             raise refused("paddle", "load_model", "threads", "none on a GPU", str(threads), "leave it out")
         cpu_threads.check(threads, self.framework)
-        self._threads = self._product_threads = 1
+        self._on_host = self._keeps_bits = on_host
+        self._weights = linear.Weights()
         self._asked_threads = threads
-        if on_host:
-            self._product_threads = cpu_threads.available() if threads is None else threads
-            choose_mkl_kernels(Path("/proc/cpuinfo"), os.environ)
-            # Milliseconds that an idle thread keeps its core; the default is 200.
-            os.environ.setdefault("KMP_BLOCKTIME", "1")
-            # Importing Paddle sets the latter to 1 if it is not set.
-            given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
-            self._threads = int(given.split(",")[0])
+        self._product_threads = cpu_threads.available() if threads is None else threads
+        # Importing Paddle sets the latter to 1 if it is not set.
+        given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
+        self._threads = int(given.split(",")[0]) if on_host else 1
         super().__init__(config, weights, batch_invariant=on_host if batch_invariant is None else batch_invariant)
 
     # ---- data
 
     def _inference(self) -> AbstractContextManager[Any]:
-        return paddle.no_grad() if self._threads == self._product_threads == 1 else _one_thread(self._threads)
+        return paddle.no_grad() if self._threads == 1 else _one_thread(self._threads)
 
     def _upload(self, array: HostArray) -> Any:
         return paddle.Tensor(array, self._place)
@@ -118,7 +103,7 @@ class LlamaPaddle(Llama):
         return x
 
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
-        return _Weight(self._upload(weight), max(1, min(self._product_threads, weight.nbytes // _THREAD_SHARE)))
+        return self._weights.pack(weight.T) if self._on_host else self._upload(weight)
 
     def _row_limit(self) -> int:
         return 256
@@ -135,13 +120,10 @@ class LlamaPaddle(Llama):
         return ops.gather(table, ids, 0)
 
     def _matmul(self, x: Any, weight: Any) -> Any:
-        if weight.threads == 1:
-            return ops.matmul(x, weight.tensor, False, False)
-        set_num_threads(weight.threads)
-        try:
-            return ops.matmul(x, weight.tensor, False, False)
-        finally:
-            set_num_threads(1)
+        if not self._on_host:
+            return ops.matmul(x, weight, False, False)
+        out = ops.empty([x.shape[0], weight.outputs], paddle.float32, self._place)
+        return linear.multiply(x, weight, None, None, self._product_threads, out)
 
     def _add_norm(self, residual: Any, delta: Any | None, weight: Any) -> tuple[Any, Any]:
         normed, total = fused_rms_norm(residual, weight, None, self.config.rms_norm_eps, 1, residual=delta)
@@ -161,7 +143,7 @@ class LlamaPaddle(Llama):
 
 @contextmanager
 def _one_thread(otherwise: int) -> Iterator[None]:
-    """No gradients, and MKL on one thread."""
+    """No gradients, and Paddle on one thread."""
     set_num_threads(1)
     try:
         with paddle.no_grad():
@@ -183,17 +165,3 @@ def _place(device: str) -> Any:
     built = "has" if paddle.is_compiled_with_cuda() else "has no"
     hint = f"choose one of them (this build {built} GPU support)"
     raise refused("paddle", "load_model", "device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), hint)
-
-
-def choose_mkl_kernels(cpuinfo: Path, environ: MutableMapping[str, str]) -> None:
-    """Let MKL use AVX2 on AMD processors, unless the user chose.
-
-    Paddle's CPU wheels contain an MKL of 2019, which otherwise uses its slowest kernels on AMD: a step of six tokens
-    takes 2.5 times as long. MKL reads the variable at its first product.
-    """
-    try:
-        cpu = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    except OSError:
-        return
-    if "AuthenticAMD" in cpu and " avx2" in cpu and " fma" in cpu:
-        environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")

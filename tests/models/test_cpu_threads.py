@@ -49,14 +49,11 @@ def test_paddle_itself_asks_for_nothing(given: dict[str, str], most: int) -> Non
 
 
 @needs_paddle
-def test_a_thread_has_its_share_of_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paddle_uses_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(cpu_threads, "_GIVEN", "")
     model: Any = load_model(TINY, "paddle", batch_invariant=False)
-    layer = model._layers[0]
-    weights = [layer.out.weight, layer.qkv.weight, layer.gate_up.weight]
-    assert [(weight.tensor.size >> 8, weight.threads) for weight in weights] == [(256, 2), (512, 4), (1408, 6)]
-    assert model._host_threads() == 6
+    assert model._product_threads == model._host_threads() == 6
 
 
 class TestConfiguration:
@@ -67,7 +64,7 @@ class TestConfiguration:
     @pytest.mark.parametrize("count", [1, 2])
     def test_paddle(self, count: int) -> None:
         model: Any = self.runtime("model.framework=paddle", f"model.num_threads={count}").load_model()
-        assert model._head.weight.threads == model._host_threads() == count
+        assert model._product_threads == model._host_threads() == count
 
     @pytest.mark.torch
     def test_torch(self) -> None:
