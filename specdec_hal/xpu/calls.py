@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.errors import CompileError, KernelError
 from specdec_hal.xpu.cc import KERNEL_SUFFIXES, Build, build
-from specdec_hal.xpu.launches import without_literals
+from specdec_hal.xpu.launches import split_at_commas, without_literals
 
 Array = NDArray[Any]
 
@@ -275,19 +275,10 @@ def parameter_names(sources: Sequence[Path]) -> dict[str, list[str]]:
     for source in sources:
         text = re.sub(r"/\*\s*(\w+)\s*\*/", r"\1", _read(source))  # f(int /*n*/)
         for name, parameters in re.findall(r"\b(\w+)\s*\(([^(){};]*)\)\s*\{", without_literals(text)):
-            words = [re.findall(r"\w+", part.partition("=")[0]) for part in _split(parameters)]
+            words = [re.findall(r"\w+", part.partition("=")[0]) for part in split_at_commas(parameters)]
             names = [word[-1] if len(word) > 1 else f"#{i + 1}" for i, word in enumerate(words)]
             found.setdefault(name, names)
     return found
-
-
-def _split(parameters: str) -> list[str]:
-    """Split at commas outside template arguments."""
-    while True:
-        flat = re.sub(r"<[^<>]*>", "", parameters)
-        if flat == parameters:
-            return [part for part in flat.split(",") if part.strip()]
-        parameters = flat
 
 
 def kernels_in(source: Path) -> list[str]:

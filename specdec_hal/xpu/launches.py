@@ -75,6 +75,18 @@ def without_comments(text: str) -> str:
     return _SKIPPED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match[0].startswith("/") else match[0], text)
 
 
+def split_at_commas(text: str) -> list[str]:
+    """The parts between commas that no bracket encloses, stripped; without empty ones."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "<([{") - (c in ">)]}")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [part.strip() for part in parts if part.strip()]
+
+
 def _kernel_begin(code: str, end: int) -> int:
     """The start of the kernel's name before `end`: a qualified name, possibly with template arguments."""
     at = len(code[:end].rstrip())

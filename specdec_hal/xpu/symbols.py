@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from specdec_hal.errors import CompileError
+from specdec_hal.xpu.launches import split_at_commas
 
 _UNDEFINED = "Uw"
 
@@ -70,14 +71,4 @@ def _parts(symbol: str) -> tuple[str, list[str]]:
         begin -= 1
     if end < 0 or begin < 0:
         return symbol, []
-    parameters, depth, part = [], 0, ""
-    for c in symbol[begin + 1 : end]:
-        depth += (c in "<(") - (c in ">)")
-        if c == "," and depth == 0:
-            parameters.append(part.strip())
-            part = ""
-        else:
-            part += c
-    if part.strip():
-        parameters.append(part.strip())
-    return symbol[:begin].removeprefix("void "), parameters
+    return symbol[:begin].removeprefix("void "), split_at_commas(symbol[begin + 1 : end])

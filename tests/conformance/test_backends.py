@@ -1,4 +1,4 @@
-"""The built-in backends at level quick; `tests/xpu_sim/ops/test_strict.py` runs generated cases with every check on."""
+"""The built-in backends at level quick; `tests/xpu_sim/ops/test_generated.py` runs the strict emulator on more."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __global__ void scale(T* x, int n, S by) {
   }
 }
 
-int scale_all(float* x, int n, float by, int clusters) {
+int scale_all(float* x, int n, float by, long long clusters) {
   int32_t status = scale<float><<<clusters, 64, nullptr>>>(x, n, by);  // S follows from the call
   if (status != 0) return status;
   return scale<float, float><<<1, 64>>>(x, n, 2.0f);
@@ -43,12 +43,12 @@ HOST = """\
 
 #include "xpu_sim/host.h"
 
-int scale_all(float* x, int n, float by, int clusters);
+int scale_all(float* x, int n, float by, long long clusters);
 
 int main(int argc, char** argv) {
   float* x = xpu_sim::gm_alloc<float>(100, "x");
   for (int i = 0; i < 100; ++i) x[i] = i;
-  const int status = scale_all(x, argc > 2 ? std::atoi(argv[2]) : 100, 3.0f, std::atoi(argv[1]));
+  const int status = scale_all(x, argc > 2 ? std::atoi(argv[2]) : 100, 3.0f, std::atoll(argv[1]));
   std::printf("%d %g\\n", status, x[99]);
   return 0;
 }
@@ -89,6 +89,7 @@ def test_a_program(folder, mode):
     assert done.stderr.endswith("xpu_sim: 1 finding\n")
     assert "replay with: seed=5,dma=deferred" in run("1", "120", XPU_SIM="seed=5,dma=deferred").stderr
     assert "expected 1 to 255 clusters, got 256" in run("256").stderr
+    assert "expected 1 to 255 clusters, got -1" in run("-4294967295").stderr  # no int
 
 
 def test_checks_are_those_of_the_mode(folder):
@@ -354,7 +355,7 @@ def test_launches_in_headers(folder, capfd):
     )
     (folder / "launchers" / "plain.h").write_text('#pragma once\n#include "outer.h"\nconstexpr int kPlain = 7;\n')
     kernel = KERNEL[: KERNEL.index("int scale_all")] + '#include "outer.h"\n#include "launchers/deep.h"\n'
-    kernel += "int scale_all(float* x, int n, float, int) { return launch_deep(x, n) + LAUNCH(x, n) + kPlain; }\n"
+    kernel += "int scale_all(float* x, int n, float, long long) { return launch_deep(x, n) + LAUNCH(x, n) + kPlain; }\n"
     (folder / "scale.xpu").write_text(kernel)
     assert main([*COMMAND, "-I", "launchers"]) == 0
     assert run("1").stdout == f"7 {99 * 3 * 2 * 2}\n"  # by both clusters

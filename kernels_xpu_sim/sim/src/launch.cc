@@ -404,6 +404,7 @@ std::string what_is_wrong(int clusters, int cores, const Options& options) {
   if (options.workers < 1 || options.workers > kMaxWorkers) {
     return text("expected 1 to %d workers, got %d", kMaxWorkers, options.workers);
   }
+  if (options.poison < -1 || options.poison > 255) return text("expected poison of -1 to 255, got %d", options.poison);
   const int stack = options.model.gsm_stack_bytes;
   if (stack < 0 || static_cast<size_t>(stack) > kGroupLmBytes) {
     return text("expected model.gsm_stack_bytes of 0 to %zu, got %d", kGroupLmBytes, stack);

@@ -1,6 +1,7 @@
 #include "xpu_sim/options.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -51,23 +52,28 @@ bool set(const std::string& text, bool* out) {
   return *out || text == "0" || text == "false";
 }
 
+double number(const char* text, char** end, double) { return std::strtod(text, end); }
+long long number(const char* text, char** end, int) { return std::strtoll(text, end, 0); }
+unsigned long long number(const char* text, char** end, uint64_t) { return std::strtoull(text, end, 0); }
+
 template <class T>
 bool set(const std::string& text, T* out) {
-  char* end = nullptr;
   if constexpr (std::is_enum_v<T>) {
     const auto& names = names_of(*out);
     const auto name = std::find(std::begin(names), std::end(names), text);
     if (name == std::end(names)) return false;
     *out = static_cast<T>(name - std::begin(names));
     return true;
-  } else if constexpr (std::is_floating_point_v<T>) {
-    *out = std::strtod(text.c_str(), &end);
-  } else if constexpr (std::is_signed_v<T>) {
-    *out = static_cast<T>(std::strtoll(text.c_str(), &end, 0));
   } else {
-    *out = static_cast<T>(std::strtoull(text.c_str(), &end, 0));
+    char* end = nullptr;
+    errno = 0;
+    const auto value = number(text.c_str(), &end, *out);
+    const bool fits = errno == 0 && static_cast<T>(value) == value &&
+                      (std::is_signed_v<T> || text[0] != '-');
+    if (text.empty() || *end || !fits) return false;
+    *out = static_cast<T>(value);
+    return true;
   }
-  return !text.empty() && end && !*end;
 }
 
 std::string shown(bool on) { return on ? "1" : "0"; }

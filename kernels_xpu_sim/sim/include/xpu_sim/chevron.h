@@ -54,8 +54,9 @@ struct DeducedLauncher {
 template <class Pointer, class Invoke>
 auto chevron(const char* name, Pointer pointer, Invoke invoke, long long clusters, long long cores, ...) {
   Options options = defaults();
-  const int most = 1 << 20;  // far more than may be launched: an int without overflow
-  const int c = static_cast<int>(clusters < most ? clusters : most), n = static_cast<int>(cores < most ? cores : most);
+  // As an int without overflow: neither end may be launched.
+  const auto fit = [](long long x) { return static_cast<int>(x < -1 ? -1 : x > (1 << 20) ? 1 << 20 : x); };
+  const int c = fit(clusters), n = fit(cores);
   if constexpr (std::is_invocable_v<Pointer, detail::AsPointer>) {
     (void)name;
     return launch(pointer(detail::AsPointer{}), c, n, options);

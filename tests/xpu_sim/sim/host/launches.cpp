@@ -25,6 +25,10 @@ HOST_TEST(refused_launches) {
   EXPECT(launch(nothing, 1, 1, options)() == refused);
   found("bad_launch");
   options.workers = 1;
+  for (options.poison = -2; options.poison != -1; options.poison = options.poison == -2 ? 256 : -1) {
+    EXPECT(launch(nothing, 1, 1, options)() == refused);
+    EXPECT(found("bad_launch")[0].message.find("poison of -1 to 255") != std::string::npos);
+  }
   for (int bytes : {-1, 32769}) {
     options.model.gsm_stack_bytes = bytes;
     EXPECT(launch(nothing, 1, 16, options)() == refused);

@@ -128,6 +128,10 @@ HOST_TEST(text_of_options) {
   EXPECT(parse_options("dma=lazy", &options) == "expected a value for dma, got 'lazy'");
   EXPECT(parse_options("seed=", &options) == "expected a value for seed, got ''");
   EXPECT(parse_options("seed=1x", &options) == "expected a value for seed, got '1x'");
+  for (const char* other : {"seed=-1", "seed=18446744073709551616", "workers=4294967297", "poison=4294967296"}) {
+    EXPECT(parse_options(other, &options).find("expected a value for ") == 0);  // what does not fit is not cut off
+  }
+  EXPECT(options.seed == 7 && options.workers == 1 && options.poison == 165);
 }
 
 HOST_TEST(counters) {
