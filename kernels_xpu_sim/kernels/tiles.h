@@ -90,17 +90,6 @@ class GmWriter {
   T tile_[N];
 };
 
-// Cells of neighbouring slots, moved by one transfer, which completes at a fence.
-template <typename T, int N>
-struct GmTile {
-  T cells[N];
-
-  __device__ void load_async(const T* gm, int64_t count) {
-    GM2LM_ASYNC(gm, cells, count * static_cast<int64_t>(sizeof(T)));
-  }
-  __device__ void store_async(T* gm, int64_t count) { LM2GM_ASYNC(cells, gm, count * static_cast<int64_t>(sizeof(T))); }
-};
-
 constexpr int kSlotTile = 16;  // neighbouring slots of a core, at a time
 
 // One tensor's cells of neighbouring slots. `T` is const where the kernel only reads them.

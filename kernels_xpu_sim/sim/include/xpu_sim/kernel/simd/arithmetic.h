@@ -27,28 +27,17 @@ XPU_SIM_OPERATOR(Xor, ^);
 
 // The compiler's vector with which integers count without overflow.
 template <class V>
-struct Wrapping {
-  using type = typename V::Raw;
-};
-template <>
-struct Wrapping<int8x64_t> {
-  using type = RawUint8x64;
-};
-template <>
-struct Wrapping<int16x32_t> {
-  using type = RawUint16x32;
-};
-template <>
-struct Wrapping<int32x16_t> {
-  using type = RawUint32x16;
-};
+using Wrapping = std::conditional_t<
+    std::is_same_v<V, int8x64_t>, RawUint8x64,
+    std::conditional_t<std::is_same_v<V, int16x32_t>, RawUint16x32,
+                       std::conditional_t<std::is_same_v<V, int32x16_t>, RawUint32x16, typename V::Raw>>>;
 
 template <class F, class V>
 XPU_SIM_SIMD V apply(const V& a, const V& b) {
   if constexpr (std::is_same_v<V, float16x32_t>) {
     return of_halves(F(), a, b);
   } else {
-    using U = typename Wrapping<V>::type;
+    using U = Wrapping<V>;
     return V(reinterpret_cast<typename V::Raw>(F()(reinterpret_cast<U>(a.raw), reinterpret_cast<U>(b.raw))));
   }
 }
@@ -59,22 +48,19 @@ XPU_SIM_SIMD V apply_to_bits(const V& a, const V& b) {
       F()(reinterpret_cast<RawUint32x16>(a.raw), reinterpret_cast<RawUint32x16>(b.raw))));
 }
 
-template <class V>
-XPU_SIM_SIMD V larger(const V& a, const V& b) {
-  if constexpr (std::is_same_v<V, float16x32_t>) {
-    return of_halves([](float x, float y) { return x > y ? x : y; }, a, b);
-  } else {
-    return select<V>(reinterpret_cast<TruthOf<V>>(a.raw > b.raw), a, b);
+// NaN is neither larger nor smaller: then it is b.
+#define XPU_SIM_CHOICE(NAME, OP)                                               \
+  template <class V>                                                           \
+  XPU_SIM_SIMD V NAME(const V& a, const V& b) {                                \
+    if constexpr (std::is_same_v<V, float16x32_t>) {                           \
+      return of_halves([](float x, float y) { return x OP y ? x : y; }, a, b); \
+    } else {                                                                   \
+      return select<V>(reinterpret_cast<TruthOf<V>>(a.raw OP b.raw), a, b);    \
+    }                                                                          \
   }
-}
-template <class V>
-XPU_SIM_SIMD V smaller(const V& a, const V& b) {
-  if constexpr (std::is_same_v<V, float16x32_t>) {
-    return of_halves([](float x, float y) { return x < y ? x : y; }, a, b);
-  } else {
-    return select<V>(reinterpret_cast<TruthOf<V>>(a.raw < b.raw), a, b);
-  }
-}
+XPU_SIM_CHOICE(larger, >)
+XPU_SIM_CHOICE(smaller, <)
+#undef XPU_SIM_CHOICE
 // a * b + c: of halves in float32, rounded once; of others, product and sum are rounded each.
 template <class V>
 XPU_SIM_SIMD V multiply_add(const V& a, const V& b, const V& c) {
@@ -112,22 +98,20 @@ XPU_SIM_SIMD V shift_right(const V& count, const V& v) {
 
 }  // namespace xpu_sim::detail
 
-// A two-operand operation in its six forms. EXPR speaks of vectors a and b.
-#define XPU_SIM_BINARY(NAME, V, T, M, EXPR)                                                                       \
-  XPU_SIM_SIMD V##_t vv##NAME##_##V(V##_t a, V##_t b) { return ::xpu_sim::detail::EXPR; }                         \
-  XPU_SIM_SIMD V##_t vv##NAME##_##V##_mz(V##_t a, V##_t b, M mask = static_cast<M>(-1)) {                         \
-    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), vv##NAME##_##V(a, b), V##_t{});       \
-  }                                                                                                               \
-  XPU_SIM_SIMD V##_t vv##NAME##_##V##_mh(V##_t a, V##_t b, V##_t hold, M mask = static_cast<M>(-1)) {             \
-    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), vv##NAME##_##V(a, b), hold);          \
-  }                                                                                                               \
-  XPU_SIM_SIMD V##_t sv##NAME##_##V(T s, V##_t b) { return vv##NAME##_##V(::xpu_sim::detail::all<V##_t>(s), b); } \
-  XPU_SIM_SIMD V##_t sv##NAME##_##V##_mz(T s, V##_t b, M mask = static_cast<M>(-1)) {                             \
-    return vv##NAME##_##V##_mz(::xpu_sim::detail::all<V##_t>(s), b, mask);                                        \
-  }                                                                                                               \
-  XPU_SIM_SIMD V##_t sv##NAME##_##V##_mh(T s, V##_t b, V##_t hold, M mask = static_cast<M>(-1)) {                 \
-    return vv##NAME##_##V##_mh(::xpu_sim::detail::all<V##_t>(s), b, hold, mask);                                  \
+#define XPU_SIM_UNPACKED(...) __VA_ARGS__
+// An operation in its three forms. VALUE: what lanes become, of the arguments.
+#define XPU_SIM_FORMS(NAME, V, M, PARAMETERS, ARGUMENTS, VALUE)                                        \
+  XPU_SIM_SIMD V##_t NAME PARAMETERS { return VALUE; }                                                 \
+  XPU_SIM_SIMD V##_t NAME##_mz(XPU_SIM_UNPACKED PARAMETERS, M mask = static_cast<M>(-1)) {             \
+    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), NAME ARGUMENTS, V##_t{});  \
+  }                                                                                                    \
+  XPU_SIM_SIMD V##_t NAME##_mh(XPU_SIM_UNPACKED PARAMETERS, V##_t hold, M mask = static_cast<M>(-1)) { \
+    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), NAME ARGUMENTS, hold);     \
   }
+// Of two vectors, and of a scalar and a vector. EXPR speaks of vectors a and b.
+#define XPU_SIM_BINARY(NAME, V, T, M, EXPR)                                                \
+  XPU_SIM_FORMS(vv##NAME##_##V, V, M, (V##_t a, V##_t b), (a, b), ::xpu_sim::detail::EXPR) \
+  XPU_SIM_FORMS(sv##NAME##_##V, V, M, (T s, V##_t b), (s, b), vv##NAME##_##V(::xpu_sim::detail::all<V##_t>(s), b))
 
 #define XPU_SIM_ARITHMETIC(V, T, M)                               \
   XPU_SIM_BINARY(add, V, T, M, apply<xpu_sim::detail::Add>(a, b)) \
@@ -146,17 +130,9 @@ XPU_SIM_SIMD V shift_right(const V& count, const V& v) {
   XPU_SIM_BINARY(srl, V, T, M, shift_right<std::make_unsigned_t<T>>(a, b)) \
   XPU_SIM_BINARY(sra, V, T, M, shift_right<std::make_signed_t<T>>(a, b))
 // a * b + c.
-#define XPU_SIM_MULTIPLY_ADD_OF(KIND, A, V, M)                                                                        \
-  XPU_SIM_SIMD V##_t KIND##mac_##V(A a, V##_t b, V##_t c) { return ::xpu_sim::detail::multiply_add(V##_t(a), b, c); } \
-  XPU_SIM_SIMD V##_t KIND##mac_##V##_mz(A a, V##_t b, V##_t c, M mask = static_cast<M>(-1)) {                         \
-    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), KIND##mac_##V(a, b, c), V##_t{});         \
-  }                                                                                                                   \
-  XPU_SIM_SIMD V##_t KIND##mac_##V##_mh(A a, V##_t b, V##_t c, V##_t hold, M mask = static_cast<M>(-1)) {             \
-    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), KIND##mac_##V(a, b, c), hold);            \
-  }
-#define XPU_SIM_MULTIPLY_ADD(V, T, M)      \
-  XPU_SIM_MULTIPLY_ADD_OF(vv, V##_t, V, M) \
-  XPU_SIM_MULTIPLY_ADD_OF(sv, T, V, M)
+#define XPU_SIM_MULTIPLY_ADD(V, T, M)                                                                              \
+  XPU_SIM_FORMS(vvmac_##V, V, M, (V##_t a, V##_t b, V##_t c), (a, b, c), ::xpu_sim::detail::multiply_add(a, b, c)) \
+  XPU_SIM_FORMS(svmac_##V, V, M, (T s, V##_t b, V##_t c), (s, b, c), vvmac_##V(V##_t(s), b, c))
 
 XPU_SIM_VECTORS(XPU_SIM_ARITHMETIC)
 XPU_SIM_FLOATS(XPU_SIM_DIVISION)
@@ -165,12 +141,13 @@ XPU_SIM_LOGIC(float32x16, float, int)
 XPU_SIM_INTEGERS(XPU_SIM_SHIFTS)
 XPU_SIM_VECTORS(XPU_SIM_MULTIPLY_ADD)
 #undef XPU_SIM_MULTIPLY_ADD
-#undef XPU_SIM_MULTIPLY_ADD_OF
 #undef XPU_SIM_SHIFTS
 #undef XPU_SIM_LOGIC
 #undef XPU_SIM_DIVISION
 #undef XPU_SIM_ARITHMETIC
 #undef XPU_SIM_BINARY
+#undef XPU_SIM_FORMS
+#undef XPU_SIM_UNPACKED
 
 // By the type of an element, or of a vector: vvadd<float>(a, b) is vvadd_float32x16(a, b).
 #define XPU_SIM_BY_TYPE(NAME, EXPR)                                                                                    \
@@ -212,33 +189,31 @@ XPU_SIM_SIMD int32x16_t vfloat2fix(float32x16_t v) {
 }
 
 // The lower and the upper 16 of 32 halves.
-XPU_SIM_SIMD float32x16_t vfp162float_l(float16x32_t v) {
+namespace xpu_sim::detail {
+
+XPU_SIM_SIMD float32x16_t floats_of(const float16x32_t& v, int first) {
   float32x16_t out = {};
-  for (int i = 0; i < 16; ++i) out.raw[i] = v[i];
+  for (int i = 0; i < 16; ++i) out.raw[i] = v[first + i];
   return out;
 }
-XPU_SIM_SIMD float32x16_t vfp162float_h(float16x32_t v) {
-  float32x16_t out = {};
-  for (int i = 0; i < 16; ++i) out.raw[i] = v[16 + i];
-  return out;
-}
-// Lower and upper ones of 32 halves: to the nearest, ties to even, or toward zero.
-XPU_SIM_SIMD float16x32_t vfloat2fp16_lh(float32x16_t l, float32x16_t h) {
+template <class F>
+XPU_SIM_SIMD float16x32_t halves_of(const float32x16_t& l, const float32x16_t& h, F half) {
   float16x32_t out = {};
-  for (int i = 0; i < 16; ++i) {
-    out.raw[i] = xpu_sim::bits::half_of(l.raw[i]);
-    out.raw[16 + i] = xpu_sim::bits::half_of(h.raw[i]);
-  }
+  for (int i = 0; i < 32; ++i) out.raw[i] = half(i < 16 ? l.raw[i] : h.raw[i - 16]);
   return out;
+}
+
+}  // namespace xpu_sim::detail
+
+XPU_SIM_SIMD float32x16_t vfp162float_l(float16x32_t v) { return xpu_sim::detail::floats_of(v, 0); }
+XPU_SIM_SIMD float32x16_t vfp162float_h(float16x32_t v) { return xpu_sim::detail::floats_of(v, 16); }
+// To the nearest, ties to even, or toward zero.
+XPU_SIM_SIMD float16x32_t vfloat2fp16_lh(float32x16_t l, float32x16_t h) {
+  return xpu_sim::detail::halves_of(l, h, xpu_sim::bits::half_of);
 }
 XPU_SIM_SIMD float16x32_t vfloat2fp16_lh_rn(float32x16_t l, float32x16_t h) { return vfloat2fp16_lh(l, h); }
 XPU_SIM_SIMD float16x32_t vfloat2fp16_lh_rz(float32x16_t l, float32x16_t h) {
-  float16x32_t out = {};
-  for (int i = 0; i < 16; ++i) {
-    out.raw[i] = xpu_sim::bits::half_toward_zero(l.raw[i]);
-    out.raw[16 + i] = xpu_sim::bits::half_toward_zero(h.raw[i]);
-  }
-  return out;
+  return xpu_sim::detail::halves_of(l, h, xpu_sim::bits::half_toward_zero);
 }
 
 // Comparisons: bit i of the result belongs to lane i. A scalar is the left operand: svle is s <= v[i].

@@ -113,23 +113,9 @@ using ElementOf = typename Lanes<V>::Element;
 template <class V>
 using MaskOf = typename Lanes<V>::Mask;
 
-template <size_t BYTES>
-struct IntegersOf;
-template <>
-struct IntegersOf<1> {
-  using type = RawInt8x64;
-};
-template <>
-struct IntegersOf<2> {
-  using type = RawInt16x32;
-};
-template <>
-struct IntegersOf<4> {
-  using type = RawInt32x16;
-};
 // Integers as wide as V's elements: what comparisons of V give.
-template <class V>
-using TruthOf = typename IntegersOf<sizeof(ElementOf<V>)>::type;
+template <class V, size_t BYTES = sizeof(ElementOf<V>)>
+using TruthOf = std::conditional_t<BYTES == 1, RawInt8x64, std::conditional_t<BYTES == 2, RawInt16x32, RawInt32x16>>;
 
 // Every lane the same.
 template <class V>
