@@ -68,8 +68,7 @@ bool set(const std::string& text, T* out) {
     char* end = nullptr;
     errno = 0;
     const auto value = number(text.c_str(), &end, *out);
-    const bool fits = errno == 0 && static_cast<T>(value) == value &&
-                      (std::is_signed_v<T> || text[0] != '-');
+    const bool fits = errno == 0 && static_cast<T>(value) == value && (std::is_signed_v<T> || text[0] != '-');
     if (text.empty() || *end || !fits) return false;
     *out = static_cast<T>(value);
     return true;

@@ -55,7 +55,7 @@ template <class Pointer, class Invoke>
 auto chevron(const char* name, Pointer pointer, Invoke invoke, long long clusters, long long cores, ...) {
   Options options = defaults();
   // As an int without overflow: neither end may be launched.
-  const auto fit = [](long long x) { return static_cast<int>(x < -1 ? -1 : x > (1 << 20) ? 1 << 20 : x); };
+  const auto fit = [](long long x) { return static_cast<int>(x<-1 ? -1 : x>(1 << 20) ? 1 << 20 : x); };
   const int c = fit(clusters), n = fit(cores);
   if constexpr (std::is_invocable_v<Pointer, detail::AsPointer>) {
     (void)name;
