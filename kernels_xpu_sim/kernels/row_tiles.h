@@ -3,8 +3,12 @@
 
 #include "../rows/row_team.h"
 #include "op.h"
+#include "tiles.h"
 
 namespace specdec {
+
+static_assert(RowShared::kRanks == kMaxClusterCores);
+
 namespace xpu {
 
 constexpr Limit kRowLimits[] = {{"V", served::kV}};

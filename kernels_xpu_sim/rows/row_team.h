@@ -3,9 +3,11 @@
 // number. All call the same functions in the same order and, unless stated otherwise, get the same result.
 #pragma once
 
-#include "../kernels/tiles.h"
 #include "row_loops.h"
 #include "specdec/contract.h"
+#include "specdec/integers.h"
+#include "xpu/kernel/cluster.h"
+#include "xpu/kernel/cluster_primitive.h"
 
 namespace specdec {
 
@@ -21,7 +23,7 @@ SPECDEC_HD int first_chunk(int64_t size, int rank, int ranks) {
 
 // What the cores publish, one in SM for all rows of a kernel.
 struct RowShared {
-  static constexpr int kRanks = kMaxClusterCores;
+  static constexpr int kRanks = 64;  // cores of a cluster
 
   ChunkSum chunk[kMaxChunks];  // each is its owner's alone
   float lane[kRanks][kLanes];  // see chunk_top
