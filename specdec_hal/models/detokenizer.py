@@ -61,13 +61,21 @@ class ByteDetokenizer(Detokenizer):
     """
 
     bytes_of: Callable[[int], bytes]
+    known: dict[int, str] = field(default_factory=dict)
+    """Texts of tokens, most of which are whole characters; detokenizers with the same `silent` may share it."""
     _rest: bytes = b""
+
+    def push(self, token_id: int) -> str:
+        """The text that one more token completes, or ""."""
+        text = None if self._rest else self.known.get(token_id)
+        if text is None:
+            whole, text = not self._rest, super().push(token_id)
+            if whole and not self._rest:
+                self.known[token_id] = text
+        return text
 
     def _push(self, token_id: int) -> str:
         data = self._rest + self.bytes_of(token_id)
-        if data.isascii():  # most tokens
-            self._rest = b""
-            return data.decode("ascii")
         text, used = utf_8_decode(data, "replace")
         self._rest = data[used:]
         return text + self._finish() if _half_surrogate(self._rest) else text

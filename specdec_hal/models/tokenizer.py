@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -136,9 +137,14 @@ class Tokenizer:
 
     def _detokenizer(self, silent: frozenset[int]) -> Detokenizer:
         if self._byte_level:
-            return ByteDetokenizer(self.vocab_size, silent, self._bytes_of)
+            return ByteDetokenizer(self.vocab_size, silent, self._bytes_of, self._texts[silent])
         patience = LONGEST - 1 if "ByteLevel" in self._decoders else 0
         return PrefixDetokenizer(self.vocab_size, silent, self._added, self._byte_of, patience)
+
+    @cached_property
+    def _texts(self) -> defaultdict[frozenset[int], dict[int, str]]:
+        """Texts of whole characters, by token, for each set of silent tokens."""
+        return defaultdict(dict)
 
     @cached_property
     def _decoders(self) -> list[str]:

@@ -10,7 +10,7 @@ Sources: Kwon et al. 2023, PagedAttention; Zheng et al. 2024, SGLang; vllm/v1/co
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import sha256
 
 import numpy as np
@@ -113,21 +113,21 @@ class BlockPool:
 
 
 def block_keys(
-    keys: list[bytes],
-    length: int,
-    tokens: Callable[[int, int], NDArray[np.int64]],
-    block_size: int,
-    lookahead: int,
-    salt: str | None,
-) -> list[bytes]:
-    """Extend `keys` of a text's first blocks in place to the last block that `length` tokens fill.
+    keys: list[bytes], tokens: NDArray[np.int64], length: int, block_size: int, lookahead: int, salt: str | None
+) -> None:
+    """Extend `keys` of a text's first blocks in place to the last block that the first `length` of `tokens` fill.
 
     A key is a digest of `salt` and all tokens up to `lookahead` after the block's end, so equal keys mean equal rows.
-    `tokens(start, end)` reads the text.
     """
-    last = keys[-1] if keys else sha256(b"" if salt is None else b"salt" + salt.encode()).digest()
-    for at in range(len(keys), max(length - lookahead, 0) // block_size):
-        start, end = at * block_size + (lookahead if at else 0), (at + 1) * block_size + lookahead
-        last = sha256(last + tokens(start, end).tobytes()).digest()
-        keys.append(last)
-    return keys
+    known, last = len(keys), max(length - lookahead, 0) // block_size
+    if last <= known:
+        return
+    start = known * block_size + (lookahead if known else 0)
+    data = tokens[start : last * block_size + lookahead].astype(np.int32).tobytes()
+    key = keys[-1] if keys else sha256(b"" if salt is None else b"salt" + salt.encode()).digest()
+    at = 0
+    for block in range(known + 1, last + 1):
+        end = 4 * (block * block_size + lookahead - start)
+        key = sha256(key + data[at:end]).digest()
+        keys.append(key)
+        at = end

@@ -60,6 +60,6 @@ class Deadlines:
             sequence = reference()
             if sequence is None or sequence.finish_reason is not None:
                 continue
-            done = {"ttft_timeout_s": bool(sequence.token_ids), "runner.queue_timeout_s": sequence.queue_s is not None}
+            done = {"ttft_timeout_s": sequence.generated > 0, "runner.queue_timeout_s": sequence.queue_s is not None}
             if not done.get(kind, False):
                 yield sequence, f"{kind} of {seconds:g} s has passed"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from specdec_hal.runner.request import StreamDelta
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.stream import LazyDelta, Step
 
 _log = logging.getLogger("specdec_hal")
 
@@ -28,12 +29,13 @@ class Delivery:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def extend(self, sequences: list[Sequence], step: Step, slots: list[int], lengths: list[int]) -> None:
+        """Queue what requests gained by a step in these slots, after contexts of so many tokens."""
+        self._waiting.extend(zip(sequences, LazyDelta.of_step(step, slots, sequences, lengths), strict=True))
+
     def add(self, sequence: Sequence) -> None:
         """Queue a request's new delta, if any, merged with queued ones after its end."""
-        self.put(sequence, sequence.delta())
-
-    def put(self, sequence: Sequence, delta: StreamDelta | None) -> None:
-        """Queue it as :meth:`add` does."""
+        delta = sequence.delta()
         if delta is None:
             return
         if delta.finish_reason is not None:

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from specdec_hal.runner.watchdog import Activity
 
 
@@ -53,13 +56,11 @@ class StepRecord:
     seconds: Counter[str] = field(default_factory=Counter)
     activity: Activity = field(default_factory=Activity, repr=False, compare=False)
 
-    def count_drafts(self, drafted: list[int], accepted: list[int]) -> None:
+    def count_drafts(self, drafted: ArrayLike, accepted: ArrayLike) -> None:
         """Count the drafts of this step: how many each decoding slot had, and accepted."""
         for counter, lengths in ((self.drafted, drafted), (self.accepted, accepted)):
-            slots, reaching = Counter(lengths), len(lengths)
-            for position in range(max(lengths, default=0)):
-                reaching -= slots.get(position, 0)
-                counter[position] = counter.get(position, 0) + reaching
+            slots = np.bincount(np.asarray(lengths, np.int64))
+            _add(counter, dict(enumerate(slots[:0:-1].cumsum()[::-1].tolist())))
 
     def stage(self, name: str, call: object = None) -> _Stage:
         """Time a stage, visible to the watchdog."""
@@ -137,6 +138,12 @@ _COUNTS = (
 )
 
 
+def _add(total: dict[Any, Any], more: Mapping[Any, Any]) -> None:
+    """As Counter.update, in a third of the time."""
+    for name, value in more.items():
+        total[name] = total.get(name, 0) + value
+
+
 class Metrics:
     """Sums over the steps of a runner."""
 
@@ -157,7 +164,7 @@ class Metrics:
         for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(record, name))
         for name in ("drafted", "accepted", "seconds"):
-            getattr(total, name).update(getattr(record, name))
+            _add(getattr(total, name), getattr(record, name))
 
     def summary(self) -> dict[str, Any]:
         """Everything, ready for JSON.

@@ -84,7 +84,7 @@ class Features(NamedTuple):
     @classmethod
     def of(cls, sequences: Iterable[Sequence], vocab_size: int, masked: bool = False) -> Features:
         """The combined needs, rounded up to powers of two for few plans."""
-        wanted = {one.wants for one in sequences}
+        wanted = {id(one.wants): one.wants for one in sequences}.values()  # equal ones are the same
         top = max((one.top for one in wanted), default=-1)
         biased = max((one.bias for one in wanted), default=0)
         return cls(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.slot_table import Ints, SlotTable
 from specdec_hal.tensors.transfer import Arrays
 
 Array = NDArray[Any]
@@ -23,18 +24,19 @@ class StepReport:
     """The values of :data:`specdec_hal.runner.state.REPORT` after one step, and its log-probabilities if it made any.
 
     Those come from `token_logprobs` and `gather_accepted` or, by output row, from `sample_target`. All is valid until
-    the next step is read. Values beyond the step's slots are stale.
+    the next step is read, and tokens, drafts and counts longer. `slots` (B): those of the step.
     """
 
-    def __init__(self, values: Arrays) -> None:
-        self._values = values
-        self.emitted, self.counts = values["accept_tokens"], values["accept_num"]
-        """int64 [M, S] and int32 [M], as they came."""
-        self.accepted: list[list[int]] = values["accept_tokens"].tolist()
-        """The same as `emitted`, and `counts` as `accepted_counts`."""
-        self.accepted_counts: list[int] = values["accept_num"].tolist()
-        self.fed: list[int] = np.diff(values["cu_seqlens_q"]).tolist()
-        """[M]: tokens of each slot fed to the model."""
+    def __init__(self, values: Arrays, slots: int) -> None:
+        self._values, self._offsets = values, values["cu_seqlens_q"][: slots + 1]
+        self.emitted, self.counts = values["accept_tokens"][:slots].copy(), values["accept_num"][:slots].copy()
+        """int64 [B, S] and int32 [B]."""
+        self.fed = self._offsets[1:] - self._offsets[:-1]
+        """[B]: tokens of each slot fed to the model."""
+        self.stopped = values["stop_flags"][:slots]
+        """[B]: whether the device has ended the slot's request."""
+        self.drafted = self.fed - 1
+        """[B]: drafts of a slot that decodes."""
         self._first_row: list[int] = []  # start of each slot's log-probabilities
         self._columns: list[list[Any]] = []
         self._entries: list[TokenLogprobs] | None = None  # for all rows at once, without alternatives
@@ -57,16 +59,20 @@ class StepReport:
 
     def drafts(self, slot: int) -> tuple[int, ...]:
         """The verified drafts of a decoding slot."""
-        start, end = self._values["cu_seqlens_q"][slot : slot + 2].tolist()
+        start, end = self._offsets[slot : slot + 2].tolist()
         return tuple(self._inputs[start + 1 : end])
 
     def tokens(self, slot: int) -> list[int]:
         """The slot's emitted tokens."""
-        return self.accepted[slot][: self.accepted_counts[slot]]
+        return self._rows[slot][: self._lengths[slot]]
 
-    def from_draft(self, slot: int, tokens: list[int]) -> list[bool]:
+    def drafted_of(self, slot: int) -> int:
+        """The number of drafts of a decoding slot."""
+        return self._drafted[slot]
+
+    def flags(self, slot: int) -> list[bool]:
         """Which of a decoding slot's tokens are accepted drafts."""
-        return self.as_drafted[slot][: len(tokens)]
+        return self._flag_rows[slot][: self._lengths[slot]]
 
     def logprobs(self, slot: int, count: int, top: int) -> list[TokenLogprobs]:
         """Of the slot's first `count` tokens, with `top` alternatives each."""
@@ -77,32 +83,48 @@ class StepReport:
         ids, values, ranks = self._columns
         return TokenLogprobs.rows(ids[start:end], values[start:end], ranks[start:end], top)
 
-    def goes_on(self, slots: int, end_tokens: Array, vocab_size: int) -> bool:
-        """Whether all emitted tokens of the first `slots` slots are in the vocabulary and not in `end_tokens` [E]."""
-        emitted = self.emitted[:slots]
-        ends = emitted.view(np.uint64) >= vocab_size  # negative ids become large
-        for token in end_tokens:
-            ends |= emitted == token
-        return not (ends & self._counted[:slots]).any()
+    def append_to(self, table: SlotTable, slots: Ints | slice) -> None:
+        """Have a table take over the tokens of these slots, whose requests go on.
+
+        A row's places after its tokens hold anything.
+        """
+        at = table.places[slots] + table.length[slots, None]
+        table.tokens.reshape(-1)[at] = self.emitted[slots]
+        table.length[slots] += self.counts[slots]
+        table.counts[0, slots] += 1
+        if at.shape[1] > 1:
+            table.from_draft.reshape(-1)[at] = self.matches[slots]
+            table.counts[1, slots] += self.drafted[slots]
+            table.counts[2, slots] += self.matched[slots]
+            table.counts[3, slots] += self.drafted[slots] > 0
+
+    def goes_on(self, ordinary: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """[B]: whether a slot emitted tokens, and only `ordinary` ones: by token, with an entry for all other ids."""
+        ids = np.minimum(self.emitted.view(np.uint64), len(ordinary) - 1)  # negative ids become large
+        return (ordinary[ids] | ~self.counted).all(1) & (self.counts > 0)
 
     # ---- made when first asked for, once a step
 
     @cached_property
-    def largest(self) -> int:
-        """Of all token ids in `emitted`."""
-        return int(self.emitted.max(initial=-1))
-
-    @cached_property
-    def matched(self) -> list[int]:
-        """[M]: how many tokens of each slot are accepted drafts."""
-        counts: list[int] = (self._matches & self._counted).sum(1).tolist()
-        return counts
-
-    @cached_property
-    def _counted(self) -> NDArray[np.bool_]:
-        """[M, S]: which tokens were emitted."""
+    def counted(self) -> NDArray[np.bool_]:
+        """[B, S]: which of `emitted` were emitted."""
         counted: NDArray[np.bool_] = np.arange(self.emitted.shape[1]) < self.counts[:, None]
         return counted
+
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        rows: list[list[int]] = self.emitted.tolist()
+        return rows
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        lengths: list[int] = self.counts.tolist()
+        return lengths
+
+    @cached_property
+    def _drafted(self) -> list[int]:
+        drafted: list[int] = self.drafted.tolist()
+        return drafted
 
     @cached_property
     def scores(self) -> Arrays | None:
@@ -112,26 +134,31 @@ class StepReport:
         return self._values if "ids" in self._values else None
 
     @cached_property
-    def as_drafted(self) -> list[list[bool]]:
-        """[M, S]: which tokens are accepted drafts."""
-        flags: list[list[bool]] = self._matches.tolist()
+    def matched(self) -> NDArray[np.int64]:
+        """[B]: how many of each slot's tokens are accepted drafts."""
+        matched: NDArray[np.int64] = self.matches.sum(1)
+        return matched
+
+    @cached_property
+    def _flag_rows(self) -> list[list[bool]]:
+        flags: list[list[bool]] = self.matches.tolist()
         return flags
 
     @cached_property
-    def _matches(self) -> NDArray[np.bool_]:
-        """[M, S]: which tokens equal the drafts at their places, if there were any."""
+    def matches(self) -> NDArray[np.bool_]:
+        """[B, S]: which emitted tokens equal the drafts at their places, if there were any."""
         if self.emitted.shape[1] == 1:
             return np.zeros(self.emitted.shape, np.bool_)
-        offsets, ids = self._values["cu_seqlens_q"], self._values["ids_remove_padding"][:, 0]
+        offsets, ids = self._offsets, self._values["ids_remove_padding"][:, 0]
         at = offsets[:-1, None] + np.arange(1, self.emitted.shape[1] + 1)
         drafts = ids[np.minimum(at, len(ids) - 1)]
-        matches: NDArray[np.bool_] = (self.emitted == drafts) & (at < offsets[1:, None])
+        matches: NDArray[np.bool_] = (self.emitted == drafts) & (at < offsets[1:, None]) & self.counted
         return matches
 
     @cached_property
     def _inputs(self) -> list[int]:
         """The tokens that the model was given."""
-        given: list[int] = self._values["ids_remove_padding"][: self._values["cu_seqlens_q"].max(), 0].tolist()
+        given: list[int] = self._values["ids_remove_padding"][: self._offsets.max(), 0].tolist()
         return given
 
 
@@ -154,7 +181,7 @@ class StepSink(Protocol):
     """Receives steps' results, for detokenization elsewhere (:mod:`specdec_hal.serve.stream`)."""
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
-        """A step emitted ``len(from_draft)`` tokens after ``sequence.token_ids``.
+        """A step emitted ``len(from_draft)`` tokens after ``sequence.token_ids``, which are looked at one by one.
 
         `drafted`: how many drafts it had; None after a chunk of its prompt.
         """
@@ -168,5 +195,8 @@ class StepSink(Protocol):
     def ended(self, sequence: Sequence) -> None:
         """A request has ended, after its tokens from :meth:`gained`, if any."""
 
-    def stepped(self, report: StepReport) -> None:
-        """End of the step; its tokens and log-probabilities are in `report`."""
+    def stepped(self, report: StepReport, slots: Array, lengths: Array) -> None:
+        """End of the step. `slots` decoded besides those of :meth:`gained`; `lengths`: of their contexts now.
+
+        Tokens and log-probabilities are in `report`.
+        """

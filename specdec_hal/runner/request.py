@@ -198,7 +198,7 @@ class StreamDelta(NamedTuple):
     @property
     def text(self) -> str:
         """The new text. A possible start of a stop string is held back."""
-        return "".join(text for text, _ in self.spans)
+        return "".join([text for text, _ in self.spans])
 
 
 @dataclass(frozen=True)

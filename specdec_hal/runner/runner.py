@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from specdec_hal.runner.request import (
 )
 from specdec_hal.runner.scheduler import Schedule, Work
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.slot_table import Bools, Ints
 from specdec_hal.runner.stream import PROMPT_TAIL, detokenizer_for
 from specdec_hal.runner.structured import MaskedStep
 from specdec_hal.runner.watchdog import Activity
@@ -79,7 +80,8 @@ class ModelRunner:
         self.metrics = Metrics()
         self._vocab_size = parts.model.config.vocab_size
         self.end_tokens = frozenset(parts.model.config.eos_token_ids)
-        self._end_ids = np.array(sorted(self.end_tokens), np.int64)
+        self._ordinary = np.arange(self._vocab_size + 1) < self._vocab_size
+        self._ordinary[[token for token in self.end_tokens if token < self._vocab_size]] = False
         self._undrafted = set[int]()
         """Slots whose request the proposer refused."""
         self._launched: deque[LaunchedStep] = deque()
@@ -333,6 +335,7 @@ class ModelRunner:
     def _launch(self) -> bool:
         """Schedule and launch the next step; False if there is nothing to do before older ones are read."""
         self.bisection.passed()
+        self.scheduler.shows_steps = self.sink is None
         check_cache(self.model, self.state)
         schedule = self.scheduler.schedule(self.bisection.on_trial)
         if schedule is None:
@@ -346,8 +349,6 @@ class ModelRunner:
             self._failed(schedule, error)
             return False
         self.scheduler.launched(schedule)
-        for work in schedule.work.values():
-            work.sequence.in_flight += 1
         self._launched.append(step)
         return True
 
@@ -410,78 +411,40 @@ class ModelRunner:
 
     def _read(self, step: LaunchedStep) -> None:
         """Process a step's results."""
-        record = step.record
+        record, schedule = step.record, step.schedule
         with record.stage("wait"):
             values = step.report()
         with record.stage("host"):
             if step.prompts is not None:
                 step.prompts.read(self._send_scored)
-            report = StepReport(values)
-            goes_on = report.goes_on(step.schedule.slots, self._end_ids, self._vocab_size)
-            decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
-            sink, emitted, counts, fed_of = self.sink, report.accepted, report.accepted_counts, report.fed
-            matched, flags_of, usual, gained = report.matched, report.as_drafted, 0, 0
-            self._hook.took(self.metrics.steps, step.schedule.work, report)
-            for slot, work in step.schedule.work.items():
-                sequence, chunk, _, _ = work
-                fed, count = fed_of[slot], counts[slot]
-                sequence.in_flight -= 1
-                inputs += fed
-                rows += min(fed, 1) if chunk else fed
-                length = len(sequence.token_ids) + count
-                if (
-                    goes_on
-                    and sequence.plain
-                    and length < sequence.max_new_tokens
-                    and sequence.finish_reason is None
-                    and not chunk
-                ):  # the usual case, written out: nothing ends
-                    tokens, flags = emitted[slot][:count], flags_of[slot][:count]
-                    judged = kept = matched[slot]
-                    usual += 1
-                    gained += count
-                    streams = sink is None and sequence.grammar is None
-                    if streams:
-                        self._delivery.put(sequence, sequence.stream(tokens, flags, fed - 1, judged))
-                    else:
-                        if sink is not None:
-                            sink.gained(sequence, slot, flags, fed - 1)
-                        sequence.advance(tokens, flags, fed - 1, judged)
-                    if sequence.prompt_len + length > sequence.shares_at:
-                        self.scheduler.computed(sequence, sequence.prompt_len + length - 1)
-                    if sequence.grammar is not None:
-                        self._commit(sequence, sequence.grammar)
-                    if sequence.finish_reason is not None:
-                        self._retire(sequence)
-                    elif not streams:
-                        self._show(sequence)
-                    if not count:
+            report = StepReport(values, schedule.slots)
+            self._hook.took(self.metrics.steps, schedule.work, report)
+            usual, fresh = self._usual(schedule, report)
+            slots, others = np.flatnonzero(usual), list[_Judged]()
+            if len(slots) < len(schedule.work):
+                skipped, there = usual.tolist(), fresh.tolist()
+                for slot, work in schedule.work.items():
+                    if skipped[slot]:
                         continue
-                else:
-                    before = sequence.accepted
-                    found = self._take(slot, work, report, record)
-                    if found is None or chunk:
-                        continue
-                    judged, kept = found, sequence.accepted - before
-                drafted.append(fed - 1)
-                accepted.append(kept)
-                if self.lengths is not None and slot not in step.forced:
-                    decoded.append(Drafted(sequence, fed - 1, judged))
-            record.emitted += gained
-            record.decode_slots += usual
-            record.decode_tokens += gained
-            record.input_tokens, record.output_rows = inputs, rows
-            if step.schedule.chunked:
-                record.prefill_slots = sum(work.chunk > 0 for work in step.schedule.work.values())
-            record.count_drafts(drafted, accepted)
-            if self.lengths is not None and not record.prefill_slots:
-                self._adapt(decoded, record)
+                    work.sequence.in_flight -= not there[slot]
+                    if (judged := self._take(slot, work, report, record)) is not None:
+                        others.append(judged)
+            if slots.size:
+                self._take_usual(slots, report, record)
+            fed = report.fed * schedule.takes_part[: schedule.slots]
+            record.input_tokens = record.output_rows = int(fed.sum())
+            if schedule.chunked:
+                chunks = [slot for slot, work in schedule.work.items() if work.chunk]
+                record.prefill_slots = len(chunks)
+                record.output_rows -= int(np.maximum(fed[chunks] - 1, 0).sum())
+            if self.state.symbols["S"] > 1:
+                self._count_drafts(step, report, slots, others)
         preempted = self.scheduler.take_preempted()
         if self.sink is not None:
             with record.stage("output"):
                 for sequence in preempted:
                     self.sink.resumes(sequence, failed=False)
-                self.sink.stepped(report)
+                self.sink.stepped(report, slots, self.scheduler.table.length[slots])
         if self.proposer.runs_on == "host":
             with record.stage("propose"):
                 longest = self._draft(step.plan, report, record)
@@ -494,48 +457,89 @@ class ModelRunner:
         if self.sink is not None:
             self.sink.scored(sequence, entries)
 
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
-        """Process one slot's tokens; None if the request has ended or has nothing to show.
+    def _usual(self, schedule: Schedule, report: StepReport) -> tuple[Bools, Bools]:
+        """[B]: of which slots the host needs nothing but tokens, which end no request; whose request is still there."""
+        table, own = self.scheduler.table, slice(schedule.slots)
+        fresh = table.owner[own] == schedule.owner[own]
+        table.in_flight[own] -= schedule.takes_part[own] & fresh
+        usual = schedule.decodes[own] & fresh & table.plain[own] & ~report.stopped & report.goes_on(self._ordinary)
+        usual &= table.length[own] + report.counts < table.end[own]
+        return usual, fresh
 
-        Returns the number of drafts accepted by the model, including those after the request's end.
-        """
-        sequence, fed = work.sequence, report.fed[slot]
+    def _take_usual(self, slots: Ints, report: StepReport, record: StepRecord) -> None:
+        """Process the tokens of such slots."""
+        table = self.scheduler.table
+        where = slice(len(slots)) if len(slots) == len(report.counts) else slots
+        report.append_to(table, where)
+        self.scheduler.computed(slots, table.length[where] - 1)
+        gained = int(report.counts[where].sum())
+        record.emitted += gained
+        record.decode_slots += len(slots)
+        record.decode_tokens += gained
+        heard = slots if self.sink is None else slots[table.heard[slots]]
+        if heard.size:
+            before = table.length[heard] - report.counts[heard]
+            self._delivery.extend(self._sequences(heard), report, heard.tolist(), before.tolist())
+
+    def _count_drafts(self, step: LaunchedStep, report: StepReport, slots: Ints, others: list[_Judged]) -> None:
+        """Count the drafts of a step, and adapt lengths to them: of `slots` with usual results, and of others."""
+        record, drafted, accepted = step.record, report.drafted[slots].tolist(), report.matched[slots].tolist()
+        record.count_drafts([*drafted, *(one.drafted for one in others)], [*accepted, *(one.kept for one in others)])
+        if self.lengths is not None and not record.prefill_slots:
+            decoded = list(map(Drafted, self._sequences(slots), drafted, accepted))
+            others = [one for one in others if one.slot not in step.forced]
+            self._adapt([*decoded, *(Drafted(*one[1:4]) for one in others)], record)
+
+    def _sequences(self, slots: Ints) -> list[Sequence]:
+        return list(map(self.scheduler.running.__getitem__, slots.tolist()))
+
+    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> _Judged | None:
+        """Process one slot's tokens; None after prefill, or if the request has ended or has nothing to show."""
+        sequence = work.sequence
         if sequence.finish_reason is not None:
             return None
         if not work.emits:
-            self.scheduler.computed(sequence, work.end)
+            self._computed(sequence, work.end)
             return None
         tokens = report.tokens(slot)
-        if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
+        if max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
-            return 0
-        flags = [False] * len(tokens) if work.chunk else report.from_draft(slot, tokens)
-        before, wants = len(sequence.token_ids), sequence.wants
+            return None if work.chunk else _Judged(slot, sequence, report.drafted_of(slot), 0, 0)
+        flags = [False] * len(tokens) if work.chunk else report.flags(slot)
+        before, wants = sequence.generated, sequence.wants
         logprobs = [] if wants.top < 0 else report.logprobs(slot, len(tokens), wants.top)
-        drafted = None if work.chunk else fed - 1
+        drafted = None if work.chunk else report.drafted_of(slot)
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
-        self.scheduler.computed(sequence, sequence.length - 1)
+        self._computed(sequence, sequence.length - 1)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
         if sequence.grammar is not None and sequence.finish_reason is None:
             self._commit(sequence, sequence.grammar)
-        gained = len(sequence.token_ids) - before
+        gained = sequence.generated - before
         record.emitted += gained
+        judged = None
         if drafted is not None:
             accepted = sequence.count(before, drafted)
             if drafted and sequence.request.params.return_drafts:
                 sequence.drafts.append(Drafts(before, report.drafts(slot), accepted))
             record.decode_slots += 1
             record.decode_tokens += gained
-        judged = flags.count(True)
+            if gained or sequence.finish_reason is not None:
+                judged = _Judged(slot, sequence, drafted, flags.count(True), accepted)
         if sequence.finish_reason is not None:
             self._retire(sequence)
-            return judged
-        self._show(sequence)
-        return judged if gained else None
+        else:
+            self._show(sequence)
+        return judged
+
+    def _computed(self, sequence: Sequence, positions: int) -> None:
+        """So many positions of a request's context are in the caches."""
+        slot = sequence.slot
+        if slot is not None and sequence.finish_reason != "error" and positions >= self.scheduler.table.shares_at[slot]:
+            self.scheduler.computed(np.array([slot]), np.array([positions]))
 
     def _commit(self, sequence: Sequence, grammar: GrammarState) -> None:
         """Advance a request's grammar by its new tokens, which may end it."""
@@ -610,6 +614,16 @@ class ModelRunner:
         if self.sink is not None:
             self.sink.ended(sequence)
         self._show(sequence)
+
+
+class _Judged(NamedTuple):
+    """A slot's drafts in a step: all, those accepted by the model, and those of them before the request's end."""
+
+    slot: int
+    sequence: Sequence
+    drafted: int
+    accepted: int
+    kept: int
 
 
 def _in_use(request: Request) -> RequestError:

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_hal.config.schema import INT32_MAX
 from specdec_hal.ops import SlotAction
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.slot_table import Bools, Ints, SlotTable
 from specdec_hal.runner.slot_writer import SlotWriter
 from specdec_hal.runner.state import DecodeState
 
@@ -44,9 +44,12 @@ class Work(NamedTuple):
 class Schedule:
     """One step. `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's
     cache. `stops`: ended slots to report to the device. `steady`: the requests are those of the previous step, and all
-    decode.
+    decode. By slot [M]: `decodes`, `takes_part` (also with a chunk), and SlotTable.owner of then.
     """
 
+    decodes: Bools
+    takes_part: Bools
+    owner: Ints
     work: dict[int, Work] = field(default_factory=dict)
     filled: list[int] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
@@ -61,10 +64,6 @@ LONG_PROMPT = 512
 """Prompts of at least this length get their slot a step later if others decode: queueing and admission both cost host
 time per token, and decoding requests would wait for both in one step.
 """
-
-
-_STEADY = 8
-"""Most steps in a row whose bounds are not computed again: they grow by all drafts, accepted or not."""
 
 
 @dataclass(frozen=True)
@@ -93,24 +92,27 @@ class Scheduler:
         draft_positions: int = 0,
         prefixes: PrefixCache | None = None,
     ) -> None:
+        size = state.symbols
+        self.table = SlotTable(size["M"], size["L"], size["S"])
+        self.shows_steps = True
+        """Whether steps' deltas are made for requests without callbacks too."""
         self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
         self._slots, self._prefixes = SlotWriter(state), prefixes
         self.prefix_queries = self.prefix_hits = 0
         """Tokens of requests at their first slot, and those found in the KV cache."""
-        self.budget = state.symbols["T_cap"]
+        self.budget = size["T_cap"]
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0
         self._decoding: dict[int, Work] = {}
         """A running request's work after its prompt."""
         self._preempted: list[Sequence] = []
-        self._free_slots = list(range(state.symbols["M"]))
+        self._free_slots = list(range(size["M"]))
         self._by_id: dict[str, Sequence] = {}
         self._stops: set[int] = set()
         self._dirty = False  # whether `state.request` was sent
-        self._steady = self._context = self._most = 0
-        """Steps for which all running requests decode in the blocks that they have; the last bound on a slot's cache,
-        and what it can reach."""
+        self._same = False
+        """Whether the running requests are those of the last step."""
 
     # ---- requests
 
@@ -173,10 +175,11 @@ class Scheduler:
         slot = sequence.slot
         assert slot is not None
         del self.running[slot], self._decoding[slot]
-        self._steady = 0
+        self._same = False
+        sequence.leave()
         heapq.heappush(self._free_slots, slot)
         self._stops.add(slot)  # the device may still run it
-        sequence.slot, sequence.cached = None, 0
+        sequence.cached = 0
         if self.pool is not None:
             self.pool.release(sequence.blocks)
 
@@ -187,7 +190,9 @@ class Scheduler:
 
         `only`: allowed requests during recovery.
         """
-        step = Schedule()
+        table = self.table
+        decodes = table.used & ~table.prefilling
+        step = Schedule(decodes, decodes, table.owner)
         host = self.state.schedule.host
         host["slot_actions"][:] = SlotAction.KEEP
         preempted = self.preemptions
@@ -195,12 +200,14 @@ class Scheduler:
             for slot, sequence in self.running.items():
                 if sequence not in only:
                     host["slot_actions"][slot] = SlotAction.WAIT
-        self._prefill(step, self._decode(step, only))
+                    step.decodes[slot] = False
+        self._decode(step)
+        self._prefill(step, only)
         if self.preemptions == preempted:
             self._admit(step, only)
         else:
+            step.decodes &= table.used
             step.work = {slot: work for slot, work in step.work.items() if work.sequence.slot == slot}
-            self._steady = 0
         if not step.work:
             return None
         step.stops = frozenset(self._stops)
@@ -213,6 +220,12 @@ class Scheduler:
         if step.filled:
             self._slots.upload_requests()
         self._dirty = bool(used.size)
+        step.owner = table.owner.copy()
+        if step.chunked:
+            step.takes_part = step.decodes.copy()
+            step.takes_part[[slot for slot, work in step.work.items() if work.chunk]] = True
+        step.steady = self._same and not step.chunked
+        self._same = len(step.work) == len(self.running)
         return step
 
     def idle(self) -> None:
@@ -226,47 +239,34 @@ class Scheduler:
     def launched(self, step: Schedule) -> None:
         """Commit the decision of :meth:`schedule`; a failed step may not get here."""
         self._stops -= step.stops
+        self.table.in_flight += step.takes_part & (step.owner == self.table.owner)
 
-    def _decode(self, step: Schedule, only: Collection[Sequence] | None) -> list[tuple[int, Sequence]]:
-        """Schedule decoding for complete contexts; returns slots and requests with incomplete ones."""
-        width, unfinished, context, highest = self.state.symbols["S"], list[tuple[int, Sequence]](), 0, 0
-        if self._steady and only is None:
-            self._steady -= 1
-            self._context = min(self._context + width, self._most)
-            step.work, step.steady, step.context = dict(self._decoding), True, self._context
-            step.tokens += width * len(step.work)
-            return unfinished
-        steady, block_size = _STEADY, 0 if self.pool is None else self.pool.block_size
-        beyond, headroom = self.draft_positions - 1, self.headroom
-        for slot, sequence in list(self.running.items()):
-            if only is not None and sequence not in only:
-                continue
-            if sequence.cached < sequence.target:  # or just preempted for an older one
-                unfinished.append((slot, sequence))
-                continue
-            # As _reach of `length`, inlined for speed.
-            reach = sequence.prompt_len + len(sequence.token_ids) + (sequence.in_flight + 1) * width + beyond
-            most = sequence.prompt_len + sequence.max_new_tokens + headroom
-            if reach > most:
-                reach = most
-            spare = len(sequence.blocks) * block_size - reach if block_size else INT32_MAX
-            if spare < 0 and not self._reserve(sequence, reach):
-                continue
-            if spare < steady * width:
-                steady = max(spare, 0) // width
-            step.work[slot] = self._decoding[slot]
-            if reach > context:
-                context = reach
-            if most > highest:
-                highest = most
-        step.context = self._context = context
+    def _decode(self, step: Schedule) -> None:
+        """Schedule decoding for complete contexts."""
+        table, width = self.table, self.state.symbols["S"]
+        # As _reach of the length after all launched steps and this one.
+        reach = table.length + (table.in_flight + 1) * width + (self.draft_positions - 1)
+        np.minimum(reach, table.end + self.headroom, out=reach)
+        reach *= step.decodes
+        if self.pool is not None and (short := reach > table.room).any():
+            slots = set(short.nonzero()[0].tolist())
+            for slot, sequence in [(slot, one) for slot, one in self.running.items() if slot in slots]:
+                if sequence.slot == slot:  # else just preempted for an older one
+                    self._reserve(sequence, int(reach[slot]))
+            step.decodes &= table.used
+        slots_left = step.decodes.nonzero()[0].tolist()
+        every = len(slots_left) == len(self._decoding)
+        step.work = dict(self._decoding) if every else {slot: self._decoding[slot] for slot in slots_left}
+        step.context = int(reach.max())
         step.tokens += width * len(step.work)
-        self._most, self._steady = highest, 0 if unfinished or only is not None else steady
-        return unfinished
 
-    def _prefill(self, step: Schedule, unfinished: list[tuple[int, Sequence]]) -> None:
-        for slot, sequence in unfinished:
-            if sequence.slot == slot and not self._chunk(step, slot, sequence):
+    def _prefill(self, step: Schedule, only: Collection[Sequence] | None) -> None:
+        """Schedule chunks of other contexts."""
+        if len(step.work) == len(self.running):
+            return
+        for slot, sequence in list(self.running.items()):
+            prefills = sequence.slot == slot and sequence.cached < sequence.target
+            if prefills and (only is None or sequence in only) and not self._chunk(step, slot, sequence):
                 self.state.schedule.host["slot_actions"][slot] = SlotAction.WAIT
 
     def _admit(self, step: Schedule, only: Collection[Sequence] | None) -> None:
@@ -277,13 +277,14 @@ class Scheduler:
             if sequence is None:
                 return
             self.waiting.remove(sequence)
-            sequence.slot = slot = heapq.heappop(self._free_slots)
+            slot = heapq.heappop(self._free_slots)
+            sequence.take(slot, self.table, self.shows_steps or sequence.request.callback is not None)
             self._share(slot, sequence)
             if sequence.queue_s is None:
                 sequence.queue_s = time.monotonic() - sequence.arrived_s
                 self._count(sequence)
             self.running[slot], self._decoding[slot] = sequence, Work(sequence)
-            self._steady, step.steady = 0, False
+            self._same = False
             self._install(slot, sequence)
             self._chunk(step, slot, sequence)
             step.filled.append(slot)
@@ -317,9 +318,9 @@ class Scheduler:
         if count <= 0 or not self._reserve(sequence, reach):
             return False
         self._slots.fill_chunk(slot, start, count, max(0, end - prompt))
-        if start and sequence.token_ids:  # a token drawn after the previous chunk is already counted
+        if start and sequence.generated:  # a token drawn after the previous chunk is already counted
             self._write_generated(slot, sequence)
-        sequence.cached = end
+        sequence.cached, self.table.prefilling[slot] = end, end < sequence.target
         step.work[slot] = Work(sequence, count, end == sequence.target, end)
         step.tokens += count
         step.context, step.chunked = max(step.context, reach), True
@@ -346,6 +347,7 @@ class Scheduler:
             if youngest is sequence:
                 return False
         self.state.schedule.host["block_tables"][slot, before : len(sequence.blocks)] = sequence.blocks[before:]
+        self.table.room[slot] = len(sequence.blocks) * self.pool.block_size
         self._dirty = True
         return True
 
@@ -359,8 +361,7 @@ class Scheduler:
         drafts = self._keeps_draft_rows(sequence)
         if drafts and prefixes.lookahead is None:
             return []
-        keys = self._keys(sequence)[: (sequence.target - 1) // pool.block_size]
-        return pool.find(keys, drafts)
+        return pool.find(self._keys(sequence)[: (sequence.target - 1) // pool.block_size], drafts)
 
     def _share(self, slot: int, sequence: Sequence) -> None:
         """Start a request after its known blocks."""
@@ -371,8 +372,9 @@ class Scheduler:
         self.state.schedule.host["block_tables"][slot, : len(found)] = sequence.blocks = found
         self._dirty = True
         size = self.pool.block_size
-        sequence.registered, sequence.cached = len(found), len(found) * size
-        sequence.shares_at = sequence.cached + size
+        sequence.registered = len(found)
+        sequence.cached = self.table.room[slot] = len(found) * size
+        self.table.shares_at[slot] = sequence.cached + size
         sequence.draft_rows = self._keeps_draft_rows(sequence)
 
     def _count(self, sequence: Sequence) -> None:
@@ -382,19 +384,23 @@ class Scheduler:
             self.prefix_hits += sequence.cached
         sequence.num_cached_tokens = min(sequence.cached, sequence.prompt_len)
 
-    def computed(self, sequence: Sequence, positions: int) -> None:
-        """After a step with `positions` of a request's context in the caches, register its full blocks for sharing."""
-        if positions < sequence.shares_at or sequence.slot is None or sequence.finish_reason == "error":
+    def computed(self, slots: Ints, positions: Ints) -> None:
+        """After a step with so many positions of the contexts in the caches, register their full blocks for sharing."""
+        full = positions >= self.table.shares_at[slots]
+        if not full.any():
             return
         pool = self.pool
         assert pool is not None
-        # The drafter skips the last step's tokens and those without room for a draft.
-        room = sequence.max_new_tokens - len(sequence.token_ids)
-        drafted = sequence.draft_rows and sequence.finish_reason is None and room > 1
-        keys = self._keys(sequence)[: positions // pool.block_size]
-        for at in range(sequence.registered, len(keys)):
-            pool.register(sequence.blocks[at], keys[at], drafted)
-        sequence.registered, sequence.shares_at = len(keys), (len(keys) + 1) * pool.block_size
+        for slot, position in zip(slots[full].tolist(), positions[full].tolist(), strict=True):
+            sequence = self.running[slot]
+            # The drafter skips the last step's tokens and those without room for a draft.
+            drafted = sequence.draft_rows and sequence.finish_reason is None
+            drafted = drafted and self.table.length[slot] + 1 < self.table.end[slot]
+            keys, start = self._keys(sequence), sequence.registered
+            end = sequence.registered = min(len(keys), position // pool.block_size)
+            for block, key in zip(sequence.blocks[start:end], keys[start:end], strict=True):
+                pool.register(block, key, drafted)
+            self.table.shares_at[slot] = (end + 1) * pool.block_size
 
     def forget_prefixes(self) -> None:
         """Forget all known blocks."""
@@ -407,12 +413,10 @@ class Scheduler:
         return self._prefixes.draft_rows and sequence.request.params.num_speculative_tokens != 0
 
     def _keys(self, sequence: Sequence) -> list[bytes]:
+        """The keys of a request's full blocks."""
         assert self.pool is not None and self._prefixes is not None
-        size, lookahead = self.pool.block_size, self._prefixes.lookahead or 0
-        keys = sequence.block_keys
-        if (len(keys) + 1) * size + lookahead <= sequence.length:
-            salt = sequence.request.params.cache_salt
-            block_keys(keys, sequence.length, sequence.tokens, size, lookahead, salt)
+        keys, salt, size = sequence.block_keys, sequence.request.params.cache_salt, self.pool.block_size
+        block_keys(keys, sequence.context, sequence.length, size, self._prefixes.lookahead or 0, salt)
         return keys
 
     # ---- a new owner

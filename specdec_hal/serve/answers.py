@@ -258,7 +258,7 @@ class CompletionAnswer(Answer):
 
     def _detokenizer(self, index: int) -> Detokenizer:
         tail = () if self.request.echo else self._prompt_tokens(index)[-PROMPT_TAIL:]
-        return detokenizer_for(self.tokenizer.detokenizer, self.params, tail)
+        return detokenizer_for(self.tokenizer.detokenizer, self.params, tail)()
 
     def _top(self, chosen: int, entry: TokenLogprobs) -> dict[str, float]:
         """Alternatives by text, including the chosen token; ``token_id:N`` for a duplicate text."""

@@ -281,8 +281,9 @@ def test_where_it_is_on() -> None:
 def keys_of(
     text: Iterable[int], lookahead: int = 0, salt: str | None = None, keys: list[bytes] | None = None
 ) -> list[bytes]:
-    tokens = np.array(list(text), np.int64)
-    return block_keys(keys or [], len(tokens), lambda start, end: tokens[start:end], BLOCK, lookahead, salt)
+    tokens, made = np.array([*text, -7], np.int64), keys or []
+    block_keys(made, tokens, len(tokens) - 1, BLOCK, lookahead, salt)
+    return made
 
 
 def test_keys_are_of_all_tokens_before() -> None:

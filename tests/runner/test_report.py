@@ -31,14 +31,16 @@ def values(**more: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("slot", "column", "counts"), [(0, 1, True), (1, 0, True), (1, 1, False), (3, 0, False)])
+@pytest.mark.parametrize(("slot", "column", "counts"), [(0, 1, True), (1, 0, True), (1, 1, False), (2, 2, False)])
 def test_whether_a_request_may_have_ended(slot: int, column: int, counts: bool) -> None:
-    """End tokens and what is no token, among those that the step emitted."""
+    """End tokens and what is no token, among those that the step emitted; and a slot that emitted nothing."""
+    ordinary = np.arange(11) % 10 != 0
     for token in (0, 20, -1, 10):
         given = values()
         given["accept_tokens"][slot, column] = token
-        assert StepReport(given).goes_on(3, np.array([20, 0]), 10) != counts
-    assert StepReport(values()).goes_on(3, np.array([20, 0]), 10)
+        found = StepReport(given, 3).goes_on(ordinary).tolist()
+        assert found == [not (counts and at == slot) for at in range(3)]
+    assert StepReport(values(), 4).goes_on(ordinary).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize(

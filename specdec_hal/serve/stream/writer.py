@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from specdec_hal.runner import ModelRunner
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.slot_table import Ints
 from specdec_hal.runner.stream import PROMPT_TAIL
 from specdec_hal.serve.stream.frame import (
     NOTHING,
@@ -41,11 +42,10 @@ class _Judged(NamedTuple):
 
 @dataclass
 class _Step:
-    """Contents of the frame under construction: number, start, count and drafts of each entry; `sequences` and `slots`:
-    those with tokens.
+    """Contents of the frame under construction: number, start, count and drafts of each entry; `slots`: of those with
+    tokens.
     """
 
-    sequences: list[Sequence] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -66,7 +66,8 @@ class FrameWriter:
         self._runner, self._send = runner, send
         self._max_tokens = runner.state.symbols["S"]
         self._columns = np.arange(self._max_tokens, dtype=np.int32)
-        self._slots = list(range(runner.state.symbols["M"]))
+        self._by_slot = np.zeros((2, runner.state.symbols["M"]), np.int64)
+        """Number and prompt's length of each slot's request."""
         self.begin()
         runner.sink = self
 
@@ -81,7 +82,9 @@ class FrameWriter:
         self._released: list[int] = []
         self._prompts: list[PromptScores] = []
         for sequence in self._runner.streams:
-            self._number(sequence)
+            number = self._number(sequence)
+            if sequence.slot is not None:
+                self._by_slot[:, sequence.slot] = number, sequence.prompt_len
             if sequence.finish_reason is not None:
                 self.ended(sequence)
 
@@ -89,17 +92,16 @@ class FrameWriter:
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
-        step, number, start = self._step, self._numbers.get(sequence), len(sequence.token_ids)
-        if number is None:
-            number = self._number(sequence)
-        step.sequences.append(sequence)
+        step, start = self._step, sequence.generated
+        number = self._number(sequence)
+        self._by_slot[:, slot] = number, sequence.prompt_len
         step.slots.append(slot)
         step.numbers.append(number)
         step.starts.append(start)
         step.counts.append(len(from_draft))
         step.drafted.append(-1 if drafted is None else drafted)
         step.accepted_draft.extend(from_draft)
-        if drafted and not sequence.plain and sequence.request.params.return_drafts:
+        if drafted and sequence.request.params.return_drafts:
             step.judged.append(_Judged(number, slot, start))
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
@@ -110,7 +112,7 @@ class FrameWriter:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
         step = self._step
         step.numbers.append(self._number(sequence))
-        step.starts.append(len(sequence.token_ids))
+        step.starts.append(sequence.generated)
         step.counts.append(RECOVERY if failed else PREEMPTED)
         step.drafted.append(-1)
 
@@ -135,12 +137,18 @@ class FrameWriter:
 
     # ---- frames
 
-    def stepped(self, report: StepReport) -> None:
+    def stepped(self, report: StepReport, slots: Ints, lengths: Ints) -> None:
         """Send collected entries with a step's tokens."""
-        slots = self._step.slots
-        # All slots up to some, as most steps have them, are a view.
-        where: Any = slice(len(slots)) if slots == self._slots[: len(slots)] else np.array(slots, np.int64)
-        mask = self._columns < report.counts[where][:, None]
+        step = self._step
+        where = np.concatenate([np.array(step.slots, np.int64), slots])
+        mask = report.counted[where]
+        step.slots += slots.tolist()
+        numbers, prompts = self._by_slot[:, slots]
+        step.numbers += numbers.tolist()
+        step.starts += (lengths - report.counts[slots] - prompts).tolist()
+        step.counts += report.counts[slots].tolist()
+        step.drafted += report.drafted[slots].tolist()
+        step.accepted_draft += report.matches[slots][report.counted[slots]].tobytes()
         if not self._send_drafts(report):
             step, self._step = self._step, _Step()
             self._lose(step)
@@ -199,7 +207,7 @@ class FrameWriter:
         """End the requests whose tokens were refused."""
         lost = set(step.numbers)
         self._ended = [StreamEnd(e.number, "error", TOO_SLOW) if e.number in lost else e for e in self._ended]
-        for sequence in step.sequences:
+        for sequence in [sequence for sequence, number in self._numbers.items() if number in lost]:
             if sequence.finish_reason is None:
                 self._runner.cancel(sequence.request.request_id, "error", TOO_SLOW)
 

@@ -1,0 +1,95 @@
+"""What the host does for each request of a step whose tokens end nothing: counted in bytecodes, not in time."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from copy import copy
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from specdec_hal import runner as package
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
+from specdec_hal.runner.stream import LazyDelta
+from specdec_hal.serve.stream import FrameWriter
+from tests.runner.conftest import make_runner
+from tests.support.history_model import DeviceHistoryModel, LetterDetokenizer
+
+OURS = str(Path(package.__file__).parent)
+PARAMS = SamplingParams(max_new_tokens=50, bad_token_ids=[0])
+
+
+def decoding(requests: int, drafts: int, sink: bool = False, callback: Any = None) -> ModelRunner:
+    """A runner all of whose requests decode."""
+    speculative = {"method": "ngram", "num_speculative_tokens": drafts} if drafts else {"method": "naive"}
+    sizes = {"max_num_seqs": requests, "block_size": 64, "max_num_batched_tokens": 512}
+    runner = make_runner(model=DeviceHistoryModel(), runner=sizes, speculative=speculative)
+    if sink:
+        FrameWriter(runner, lambda data: True)
+    for i in range(requests):
+        runner.add_request(Request(str(i), [3, 4, 3, 4], PARAMS, callback))
+    while min((one.generated for one in runner.streams), default=0) < 4:
+        runner.step()
+    return runner
+
+
+def bytecodes(runner: ModelRunner) -> int:
+    """Bytecodes of the runner's package in a step."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        if event == "call":
+            frame.f_trace_opcodes = frame.f_code.co_filename.startswith(OURS)
+            frame.f_trace_lines = False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        runner.step()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+@pytest.mark.parametrize(("sink", "most"), [(True, 2), (False, 40)])
+def test_a_step_costs_python_little_for_each_request(drafts: int, sink: bool, most: int) -> None:
+    """Nothing for a sink; else what hands its delta out, whatever tokens that has."""
+    few, many = (bytecodes(decoding(requests, drafts, sink)) for requests in (4, 24))
+    assert few > 500 and (many - few) / 20 < most, (few, many)
+
+
+def test_text_is_made_by_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed, push = list[int](), LetterDetokenizer.push
+    monkeypatch.setattr(LetterDetokenizer, "push", lambda self, token: pushed.append(token) or push(self, token))
+    deltas = list[StreamDelta]()
+    runner = decoding(1, 4, callback=deltas.append)
+    while len(deltas) < 8:
+        runner.step()
+    assert not pushed
+    late = deltas[3]
+    assert late.text == "".join(chr(ord("a") + token) for token in late.token_ids)
+    assert pushed == [token for delta in deltas[:4] for token in delta.token_ids]
+    outputs = runner.run()
+    assert outputs["0"].text == "".join(delta.text for delta in deltas) and len(pushed) == 50
+    assert outputs["0"].accepted_draft == sum((delta.accepted_draft for delta in deltas), ())
+
+
+def test_a_lazy_delta_is_a_tuple_like_others() -> None:
+    deltas = list[StreamDelta]()
+    decoding(2, 4, callback=deltas.append).run()
+    assert len(deltas) > 8
+    for delta in deltas:
+        assert isinstance(delta, LazyDelta) or delta.finish_reason is not None
+        made = StreamDelta._make(delta)
+        assert type(made.token_ids) is type(made.accepted_draft) is type(made.spans) is tuple and made.spans
+        assert delta == made == delta and (delta != made) is False and hash(delta) == hash(made) and delta != ()
+        assert repr(delta) == repr(made) and delta[:] == tuple(delta) == made and delta[1] == made.token_ids
+        for other in (copy(delta), pickle.loads(pickle.dumps(delta)), delta._replace(), StreamDelta.joined([delta])):
+            assert type(other) is StreamDelta and other == made
+        assert delta._asdict() == made._asdict()
