@@ -483,12 +483,15 @@ class ModelRunner:
 
     def _count_drafts(self, step: LaunchedStep, report: StepReport, slots: Ints, others: list[_Judged]) -> None:
         """Count the drafts of a step, and adapt lengths to them: of `slots` with usual results, and of others."""
-        record, drafted, accepted = step.record, report.drafted[slots].tolist(), report.matched[slots].tolist()
-        record.count_drafts([*drafted, *(one.drafted for one in others)], [*accepted, *(one.kept for one in others)])
+        record, drafted, accepted = step.record, report.drafted[slots], report.matched[slots]
+        if others:
+            drafted = np.append(drafted, [one.drafted for one in others])
+            accepted = np.append(accepted, [one.kept for one in others])
+        record.count_drafts(drafted, accepted)
         if self.lengths is not None and not record.prefill_slots:
-            decoded = list(map(Drafted, self._sequences(slots), drafted, accepted))
-            others = [one for one in others if one.slot not in step.forced]
-            self._adapt([*decoded, *(Drafted(*one[1:4]) for one in others)], record)
+            decoded = list(map(Drafted, self._sequences(slots), drafted.tolist(), accepted.tolist()))
+            decoded += [Drafted(*one[1:4]) for one in others if one.slot not in step.forced]
+            self._adapt(decoded, record)
 
     def _sequences(self, slots: Ints) -> list[Sequence]:
         return list(map(self.scheduler.running.__getitem__, slots.tolist()))

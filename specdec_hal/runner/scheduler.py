@@ -361,7 +361,14 @@ class Scheduler:
         drafts = self._keeps_draft_rows(sequence)
         if drafts and prefixes.lookahead is None:
             return []
-        return pool.find(self._keys(sequence)[: (sequence.target - 1) // pool.block_size], drafts)
+        found, most = list[int](), (sequence.target - 1) // pool.block_size
+        while len(found) < most:  # ever more at once: most texts are unknown from the first block on
+            wanted = min(2 * len(found) + 1, most)
+            new = pool.find(self._keys(sequence, wanted * pool.block_size)[len(found) : wanted], drafts)
+            found += new
+            if len(found) < wanted:
+                break
+        return found
 
     def _share(self, slot: int, sequence: Sequence) -> None:
         """Start a request after its known blocks."""
@@ -396,7 +403,7 @@ class Scheduler:
             # The drafter skips the last step's tokens and those without room for a draft.
             drafted = sequence.draft_rows and sequence.finish_reason is None
             drafted = drafted and self.table.length[slot] + 1 < self.table.end[slot]
-            keys, start = self._keys(sequence), sequence.registered
+            keys, start = self._keys(sequence, position), sequence.registered
             end = sequence.registered = min(len(keys), position // pool.block_size)
             for block, key in zip(sequence.blocks[start:end], keys[start:end], strict=True):
                 pool.register(block, key, drafted)
@@ -412,11 +419,12 @@ class Scheduler:
         assert self._prefixes is not None
         return self._prefixes.draft_rows and sequence.request.params.num_speculative_tokens != 0
 
-    def _keys(self, sequence: Sequence) -> list[bytes]:
-        """The keys of a request's full blocks."""
+    def _keys(self, sequence: Sequence, positions: int) -> list[bytes]:
+        """The keys of a request's full blocks, at least of those up to `positions`."""
         assert self.pool is not None and self._prefixes is not None
         keys, salt, size = sequence.block_keys, sequence.request.params.cache_salt, self.pool.block_size
-        block_keys(keys, sequence.context, sequence.length, size, self._prefixes.lookahead or 0, salt)
+        ahead = self._prefixes.lookahead or 0
+        block_keys(keys, sequence.context, min(positions + ahead, sequence.length), size, ahead, salt)
         return keys
 
     # ---- a new owner
