@@ -61,13 +61,6 @@ def test_every_role_and_kind_of_message(running: Running, template: Recorded) ->
     ]
 
 
-def test_an_answer_of_the_client_can_be_sent_back(running: Running, template: Recorded) -> None:
-    answer = chat(running, [{"role": "user", "content": "a"}]).choices[0].message
-    chat(running, [{"role": "user", "content": "a"}, answer.model_dump(), {"role": "user", "content": "b"}])
-    assert [message["role"] for message in template.messages] == ["user", "assistant", "user"]
-    assert template.messages[1]["content"] == answer.content
-
-
 def test_what_the_template_gets(running: Running, template: Recorded) -> None:
     more = {"documents": [{"title": "t", "text": "x"}], "chat_template_kwargs": {"enable_thinking": False}}
     messages = [{"role": "user", "content": "a"}]
@@ -104,10 +97,3 @@ def test_what_the_template_gets(running: Running, template: Recorded) -> None:
 def test_messages_that_are_refused(shared: Running, messages: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.APIStatusError, match=message):
         chat(shared, messages, **more)
-
-
-def test_a_model_without_a_template_says_how_to_give_one(running: Running) -> None:
-    running.service.renderer = None
-    with pytest.raises(openai.APIStatusError, match="has no chat template; give a Jinja file"):
-        chat(running, [{"role": "user", "content": "a"}])
-    assert running.openai.completions.create(model=MODEL, prompt="c", max_tokens=3).choices[0].text

@@ -148,11 +148,6 @@ def test_memory_of_large_bodies_is_given_back(shared: Running) -> None:
     assert post() - first < 64 and post() - first < 64
 
 
-def test_unknown_keys_are_named_one_by_one(shared: Running) -> None:
-    answer = shared.http.post("/v1/completions", json={"prompt": [1], "nothing": None, "first": 1, "second": 2})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "first"
-
-
 def test_memory_of_long_texts_is_given_back() -> None:
     """The tokenizer takes some 250 bytes a character, which glibc would keep."""
     served = SimpleNamespace(tokenizer=load_tokenizer(MODEL))
