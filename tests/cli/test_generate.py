@@ -159,13 +159,6 @@ class TestBadInput:
         assert captured.err.startswith(f"specdec-hal: {message}")
         assert captured.err.count("\n") == 1
 
-    def test_no_model(self, model: Model, capsys: Capture) -> None:
-        model()
-        assert main(["generate", "--prompt", "a"]) == 2
-        assert capsys.readouterr().err == (
-            "specdec-hal: defaults:model.path: no model is configured; pass --set model.path=FOLDER\n"
-        )
-
 
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])
 def test_request_that_fails_gives_status_1(model: Model, capsys: Capture, json_flag: list[str]) -> None:

@@ -140,16 +140,6 @@ def test_ranges_are_those_of_the_ops() -> None:
 
 
 class TestModelPath:
-    def test_relative_to_the_working_directory_in_an_override(
-        self, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "configs").mkdir()
-        (tmp_path / "here").mkdir()
-        (tmp_path / "configs" / "c.yaml").write_text("model: {path: ../models}")
-        monkeypatch.chdir(tmp_path)
-        config = load("configs/c.yaml", ["model.path=here"], registry=registry)
-        assert config.model_path == tmp_path / "here"
-
     def test_home(self, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
         (tmp_path / "lm").mkdir()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specdec_hal.errors import PluginError
-from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec, hookimpl
+from specdec_hal.plugin.hookspecs import hookimpl
 from specdec_hal.plugin.registry import Registry
 
 
@@ -122,15 +122,6 @@ def test_a_broken_plugin_contributes_nothing(fakes: SimpleNamespace) -> None:
     module = fakes.module(specdec_backends=lambda: fakes.spec("half"), specdec_models=lambda: _raising())
     registry = fakes.registry(half=module)
     assert registry.backends() == []
-
-
-def test_proposers_and_models_are_collected(fakes: SimpleNamespace) -> None:
-    ngram, llama = ProposerSpec("ngram", dict), ModelSpec("Llama", "torch", dict)
-    module = fakes.module(specdec_proposers=lambda: [ngram], specdec_models=lambda: llama)
-    registry = fakes.registry(p=module)
-    assert registry.get_proposer("ngram") is ngram
-    assert registry.get_model("Llama", "torch") is llama
-    assert registry.models() == [llama]
 
 
 def test_missing_builtin_is_listed_and_breaks_nothing(fakes: SimpleNamespace) -> None:

@@ -100,15 +100,6 @@ class TestAutomatic:
         with pytest.raises(BackendUnavailableError, match=r"'absent' \(from SPECDEC_HAL_BACKEND\) cannot run here"):
             machine.registry(SPECDEC_HAL_BACKEND="absent").get_backend()
 
-    def test_the_process_environment_is_the_default(
-        self, fakes: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from specdec_hal.plugin.registry import Registry
-
-        monkeypatch.setenv("SPECDEC_HAL_BACKEND", "nonsense")
-        with pytest.raises(UnknownBackendError, match="nonsense"):
-            Registry(builtins=(), entry_points=()).get_backend()
-
     def test_equal_priorities_go_by_name(self, fakes: SimpleNamespace) -> None:
         registry = fakes.registry(p=fakes.announcing(fakes.spec("b"), fakes.spec("a"), fakes.spec("c")))
         assert registry.get_backend().name == "a"
@@ -159,16 +150,8 @@ class TestFaultyAnnouncements:
         assert "skips backend 'twice': backend 'twice' is announced by plug-in 'one'" in caplog.text
         assert "skips backend 'old'" in caplog.text
 
-    def test_one_plugin_announcing_a_name_twice(self, fakes: SimpleNamespace) -> None:
-        registry = fakes.registry(one=fakes.announcing(fakes.spec("x"), fakes.spec("x")))
-        with pytest.raises(PluginError, match=r"'x' is announced by plug-in 'one'.* and plug-in 'one'"):
-            registry.get_backend("x")
-
 
 class TestBuilding:
-    def test_options_reach_the_factory(self, machine: SimpleNamespace) -> None:
-        assert machine.registry().get_backend("slow", options={"threads": 2}).options == {"threads": 2}
-
     @pytest.mark.parametrize(
         ("factory", "error", "message"),
         [
