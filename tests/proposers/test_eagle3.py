@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.conformance.statistics import ALPHA, g_test
@@ -76,63 +75,6 @@ def test_every_draft_of_a_perfect_head_is_accepted(
     if strategy != "rejection":
         plain = decode(make_runner(target, {"method": "naive"}, framework), temperature)
         assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
-
-
-def test_a_wrong_tap_of_it_is_noticed(tmp_path: Path) -> None:
-    """Counter-example of the test above: features one row too early."""
-    target, head = perfect(tmp_path / "target")
-    folder = head.write_speculators(tmp_path / "head")
-    runner = make_runner(target, with_head(folder))
-    fuse = runner.proposer._module.fuse  # type: ignore[attr-defined]
-    runner.proposer._module.fuse = lambda given: np.roll(fuse(given).numpy(), 1, 0)  # type: ignore[attr-defined]
-    outputs = decode(runner)
-    assert sum(output.accepted for output in outputs) < 0.6 * sum(output.drafted for output in outputs)
-
-
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_it_is_right_again_after_rejections(tmp_path: Path, adaptive: bool) -> None:
-    """Its draft vocabulary lacks a token: drafts are wrong where that comes, and nowhere else."""
-    target, head = perfect(tmp_path / "target")
-    plain = decode(make_runner(target, {"method": "naive"}), 0.8, 40)
-    lacking = max(range(12), key=[token for output in plain for token in output.token_ids].count)
-    ids = np.delete(np.arange(12), lacking)
-    head.draft_vocab_size = 11
-    head.tensors |= {"lm_head.weight": head.tensors["lm_head.weight"][ids], "d2t": ids - np.arange(11)}
-    folder = head.write_original(tmp_path / "head")
-    outputs = decode(make_runner(target, with_head(folder, verify_strategy="greedy", adaptive=adaptive)), 0.0, 40)
-    expected = [output.token_ids for output in decode(make_runner(target, {"method": "naive"}), 0.0, 40)]
-    assert [output.token_ids for output in outputs] == expected
-    rounds = 0
-    for output in outputs:
-        for round_ in output.drafts:
-            wanted = output.token_ids[round_.start : round_.start + len(round_.token_ids)]
-            right = [*wanted, lacking].index(lacking)
-            assert round_.token_ids[:right] == wanted[:right]
-            assert round_.accepted >= min(right, len(wanted))
-            rounds += right < len(wanted)
-    sampled = decode(make_runner(target, with_head(folder)), 0.8, 40)
-    assert [output.token_ids for output in sampled] == [output.token_ids for output in plain]
-    assert rounds or sum(output.accepted for output in sampled) < sum(output.drafted for output in sampled)
-
-
-def test_a_restart_changes_no_acceptance(tmp_path: Path) -> None:
-    target, head = perfect(tmp_path / "target")
-    drafting = with_head(head.write_speculators(tmp_path / "head"))
-    runner = make_runner(target, drafting)
-    for number, prompt in enumerate(PROMPTS):
-        runner.add_request(
-            Request(str(number), prompt, SamplingParams(max_new_tokens=20, temperature=1.0, seed=number))
-        )
-    for _ in range(4):
-        runner.step()
-    records = runner.snapshot()
-    restored = make_runner(target, drafting)
-    restored.restore(records)
-    outputs = finish(restored)
-    assert [o.token_ids for o in outputs] == [
-        o.token_ids for o in decode(make_runner(target, {"method": "naive"}), 1.0)
-    ]
-    assert restored.summary()["acceptance_rate"] == 1.0
 
 
 @pytest.mark.parametrize("framework", ["auto", pytest.param("device", marks=pytest.mark.torch)])
@@ -215,17 +157,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     other = head.write_speculators(tmp_path / "other", speculators_model_type="mtp")
     with pytest.raises(UnsupportedError, match="a drafter of the kind 'mtp', which no method runs"):
         make_runner(target, {"method": "auto", "path": str(other)})
-
-
-def test_a_request_without_drafts_and_one_that_wants_fewer(tmp_path: Path) -> None:
-    target, head = perfect(tmp_path / "target")
-    runner = make_runner(target, with_head(head.write_speculators(tmp_path / "head")))
-    for number, most in enumerate((0, 1, 3, None)):
-        params = sd.SamplingParams(max_new_tokens=12, num_speculative_tokens=most)
-        runner.add_request(Request(str(number), PROMPTS[number], params))
-    outputs = finish(runner)
-    assert outputs[0].drafted == 0 and all(o.drafted == o.accepted > 0 for o in outputs[1:])
-    assert outputs[1].steps > outputs[2].steps
 
 
 def test_the_committed_head_is_worth_its_while() -> None:
