@@ -12,36 +12,25 @@ from specdec_hal.conformance.guarded import GuardedHost
 from specdec_hal.conformance.inputs.generate import hostile
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import MatchPolicy
+from tests.support import ngram_texts
 from tests.support.bits import assert_same_bits
-from tests.support.building import build
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
-from tests.support.ngram_texts import TEXTS, buckets_of_single_tokens
+from tests.support.ngram_texts import TEXTS, Indexing, buckets_of_single_tokens
 from tests.support.running import run
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
 
-HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
 HEADER = 64  # bytes before a row's entries
 
 
 def scene(m: int, length: int, s: int, sizes: dict[str, int]) -> dict[str, Any]:
-    """Slots that all decode, without a limit."""
-    return build(
-        "ngram_match", {"M": m, "L": length, "S": s, "B": m}, draft_token_num=[s - 1] * m, seq_lens_decoder=[1] * m,
-        max_dec_len=[10**9] * m, seq_lens_this_time=[1] * m, **sizes, token_budget=10**9,
-        match_policy=MatchPolicy.LATEST,
-    )  # fmt: skip
+    """Slots that all decode."""
+    state = {"seq_lens_decoder": [1] * m, "max_dec_len": [10**9] * m, "seq_lens_this_time": [1] * m}
+    return ngram_texts.scene(m, length, s, sizes, **state)
 
 
-def fresh(backend: CudaOnHost, m: int, length: int, sizes: dict[str, int]) -> np.ndarray:
-    layout = backend.workspace("ngram_match", M=m, L=length, **sizes)["index"]
-    call = {"index": np.full(layout.shape, 0xA5, layout.dtype), "reset_slots": np.ones(m, np.bool_)}
-    return run("ngram_index_reset", call, backend)["index"]
-
-
-def updated(backend: CudaOnHost, index: np.ndarray, state: dict[str, Any], sizes: dict[str, int]) -> np.ndarray:
-    call = {"index": index, **{name: state[name] for name in HISTORY}, **sizes}
-    return run("ngram_index_update", call, backend)["index"]
+def indexing(backend: CudaOnHost, sizes: dict[str, int]) -> Indexing:
+    return Indexing(backend, lambda op, call: run(op, call, backend), sizes)
 
 
 def looked_up(backend: CudaOnHost, op: str, call: dict[str, Any], index: np.ndarray, context: object) -> np.ndarray:
@@ -78,12 +67,13 @@ def grow(text: Any, rng: np.random.Generator, backend: CudaOnHost, length: int, 
     """Histories of up to `length` tokens in rows of `width`, whose index look-ups grow by 0 to 12 tokens a step."""
     m, s, largest = 4, int(rng.integers(2, 12)), int(rng.integers(1, 17 if rng.random() < 0.3 else 5))
     sizes = {"max_ngram_size": largest, "min_ngram_size": int(rng.integers(1, min(largest, 3) + 1))}
-    state, index = scene(m, width, s, sizes), fresh(backend, m, width, sizes)
+    state, indexed = scene(m, width, s, sizes), indexing(backend, sizes)
+    index = indexed.fresh(m, width)
     state["token_ids_all"][:, :length] = [text(rng, length) for _ in range(m)]
     state["prompt_lens"][:] = rng.integers(1, 50, m)
     state["step_idx"][:] = 1
     if rng.random() < 0.5:
-        index = updated(backend, index, state, sizes)
+        index = indexed.updated(index, state)
     for step in range(8):
         room = length - state["prompt_lens"] - state["step_idx"]
         state["step_idx"] += np.minimum(rng.integers(0, 13, m), room)
@@ -92,9 +82,9 @@ def grow(text: Any, rng: np.random.Generator, backend: CudaOnHost, length: int, 
         op = ("ngram_match", "hybrid_mtp_ngram")[step % 2]
         call = {**state, "match_policy": MatchPolicy(int(rng.integers(2))), "continue_cycles": step % 4 > 1}
         if rng.random() < 0.2:
-            index = updated(backend, index, state, sizes)
+            index = indexed.updated(index, state)
         index = looked_up(backend, op, call, index, (context, step))
-        rebuilt = updated(backend, fresh(backend, m, width, sizes), state, sizes)
+        rebuilt = indexed.updated(indexed.fresh(m, width), state)
         np.testing.assert_array_equal(contents(index), contents(rebuilt), f"{(context, step)}")
     if width > length:
         assert_holds_all(backend, index, state, min(largest, width - length))
@@ -143,10 +133,10 @@ def test_a_look_up_that_fills_a_cluster_of_buckets_spoils_the_index():
     tokens = np.arange(1_300_000)
     colliding = tokens[buckets_of_single_tokens(tokens, buckets) == 7][:1040]
     backend = CudaOnHost(seed=1)
-    state, index = scene(1, width, 6, sizes), fresh(backend, 1, width, sizes)
+    state, indexed = scene(1, width, 6, sizes), indexing(backend, sizes)
     state["token_ids_all"][:, :1040], state["prompt_lens"][:] = colliding, 400
     state["step_idx"][:] = 610
-    index = updated(backend, index, state, sizes)
+    index = indexed.updated(indexed.fresh(1, width), state)
     overflowed = []
     for step in range(611, 641):
         state["step_idx"][:] = step

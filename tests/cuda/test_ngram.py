@@ -10,23 +10,13 @@ import pytest
 
 from specdec_hal.ops import MatchPolicy
 from tests.support.bits import assert_same_bits
-from tests.support.building import build
 from tests.support.gpu import run_on_gpu
-from tests.support.ngram_texts import TEXTS, buckets_of_single_tokens
+from tests.support.ngram_texts import TEXTS, Indexing, buckets_of_single_tokens, come_grow_and_leave, scene
 from tests.support.running import run
 
 pytestmark = pytest.mark.gpu
 
 MATCHERS = ("ngram_match", "hybrid_mtp_ngram")
-HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
-
-
-def scene(m: int, length: int, s: int, sizes: dict[str, int], **state: Any) -> dict[str, Any]:
-    """Slots that all decode, without a limit."""
-    return build(
-        "ngram_match", {"M": m, "L": length, "S": s, "B": m}, draft_token_num=[s - 1] * m, **sizes, **state,
-        token_budget=10**9, match_policy=MatchPolicy.LATEST,
-    )  # fmt: skip
 
 
 def assert_found(cuda: Any, state: dict[str, Any], index: np.ndarray | None, context: object) -> np.ndarray | None:
@@ -44,15 +34,8 @@ def assert_found(cuda: Any, state: dict[str, Any], index: np.ndarray | None, con
     return kept
 
 
-def updated(cuda: Any, index: np.ndarray, state: dict[str, Any], sizes: dict[str, int]) -> np.ndarray:
-    call = {"index": index, **{name: state[name] for name in HISTORY}, **sizes}
-    return run_on_gpu("ngram_index_update", call, cuda)["index"]
-
-
-def fresh_index(cuda: Any, m: int, length: int, sizes: dict[str, int]) -> np.ndarray:
-    layout = cuda.workspace("ngram_match", M=m, L=length, **sizes)["index"]
-    poisoned = {"index": np.full(layout.shape, 0xA5, layout.dtype), "reset_slots": np.ones(m, np.bool_)}
-    return run_on_gpu("ngram_index_reset", poisoned, cuda)["index"]
+def indexing(cuda: Any, sizes: dict[str, int]) -> Indexing:
+    return Indexing(cuda, lambda op, call: run_on_gpu(op, call, cuda), sizes)
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -63,37 +46,26 @@ def test_requests_come_grow_and_leave(text, m, length, steps, cuda):
         rng = np.random.default_rng(seed)
         s, largest = int(rng.integers(2, 12)), int(rng.integers(1, 7))
         sizes = {"max_ngram_size": largest, "min_ngram_size": int(rng.integers(1, largest + 1))}
-        state, index = scene(m, length, s, sizes), fresh_index(cuda, m, length, sizes)
+        state, indexed = scene(m, length, s, sizes), indexing(cuda, sizes)
+        index = indexed.fresh(m, length)
         for step in range(steps):
-            leaving = (state["prompt_lens"] + state["step_idx"] >= length) | (rng.random(m) < 0.1)
-            leaving |= state["seq_lens_decoder"] == 0
-            index = run_on_gpu("ngram_index_reset", {"index": index, "reset_slots": leaving}, cuda)["index"]
-            for b in range(m):
-                if leaving[b]:
-                    state["token_ids_all"][b] = text(rng, length)
-                    state["prompt_lens"][b] = rng.integers(1, length)
-                    state["step_idx"][b] = 1
-                else:
-                    state["step_idx"][b] += rng.integers(0, s + 1)
-                state["seq_lens_decoder"][b] = min(state["prompt_lens"][b] + state["step_idx"][b] - 1, length)
-            state["draft_tokens"][:] = text(rng, m * s).reshape(m, s)
-            state["seq_lens_this_time"][:] = rng.integers(1, s + 1, m)
+            index = indexed.reset(index, come_grow_and_leave(rng, text, state))
             if step % 2 == 0:
-                index = updated(cuda, index, state, sizes)
+                index = indexed.updated(index, state)
             index = assert_found(cuda, state, index, (seed, step))
 
 
 def test_a_history_that_shrank_is_indexed_again(cuda):
     """The contract asks for a reset; without one, results are still right."""
     rng, sizes = np.random.default_rng(0), {"max_ngram_size": 3, "min_ngram_size": 1}
-    state, index = scene(4, 500, 6, sizes), fresh_index(cuda, 4, 500, sizes)
+    state, indexed = scene(4, 500, 6, sizes), indexing(cuda, sizes)
+    index = indexed.fresh(4, 500)
     state["token_ids_all"][:] = rng.integers(0, 4, (4, 500))
     state["seq_lens_decoder"][:] = 1
     for prompt, step in ((100, 300), (100, 40), (90, 50), (90, 390)):
         state["prompt_lens"][:], state["step_idx"][:] = prompt, step
         assert_found(cuda, state, index, "behind")  # searched: the index is of something else
-        index = updated(cuda, index, state, sizes)
-        index = assert_found(cuda, state, index, "rebuilt")
+        index = assert_found(cuda, state, indexed.updated(index, state), "rebuilt")
 
 
 def test_tokens_made_to_collide(cuda):
@@ -102,14 +74,14 @@ def test_tokens_made_to_collide(cuda):
     row_width, buckets = 2400, 600
     tokens = np.arange(1_300_000)
     colliding = tokens[buckets_of_single_tokens(tokens, buckets) == 7][:1100]
-    state, index = scene(2, row_width, 6, sizes), fresh_index(cuda, 2, row_width, sizes)
+    state, indexed = scene(2, row_width, 6, sizes), indexing(cuda, sizes)
+    index = indexed.fresh(2, row_width)
     assert index.shape[1] == 64 * (buckets + 1)
     state["token_ids_all"][:, :1100], state["token_ids_all"][:, 1100] = colliding, colliding[1060]
     state["prompt_lens"][:], state["seq_lens_decoder"][:] = 400, 1
     for step in (690, 701):
         state["step_idx"][:] = step
-        index = updated(cuda, index, state, sizes)
-        index = assert_found(cuda, state, index, step)
+        index = assert_found(cuda, state, indexed.updated(index, state), step)
 
 
 @pytest.mark.parametrize("length", [511, 1024, 2047, 2048, 4095, 8191, 32_767, 70_001, 200_003])

@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field
 from specdec_hal import SamplingParams
 from specdec_hal.config import Config, parse
 from specdec_hal.engine import LLM, AsyncEngine
-from specdec_hal.errors import RequestError
 from specdec_hal.models import Tokenizer, load_model, load_tokenizer
 from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models.chat import ChatTemplate, load_chat_template
@@ -253,15 +252,6 @@ def test_llama_cpp_makes_the_same_prompts_of_chats(file: Model, name: str) -> No
         assert file.server.answer(chat, 1)["usage"]["prompt_tokens"] == len(expected)
 
 
-def test_both_refuse_what_a_template_refuses(gemma: Model) -> None:
-    chat = [*turns("a"), *turns("b")]
-    with pytest.raises(RequestError, match="roles must alternate"):
-        gemma.prompt(chat)
-    assert gemma.server is not None
-    with pytest.raises(httpx.HTTPStatusError):
-        gemma.server.prompt(chat)
-
-
 def test_a_file_without_a_template_has_none(gemma: Model) -> None:
     assert load_chat_template(gemma.path) is None
 
@@ -292,12 +282,6 @@ def test_llama_cpp_has_the_same_tokens(file: Model) -> None:
             assert file.tokenizer.encode(text, add_special_tokens=special) == file.server.tokens(text, special), text
         ids = file.tokenizer.encode(text, add_special_tokens=False)
         assert file.tokenizer.decode(ids) == file.server.ask("/detokenize", tokens=ids)["content"] == text
-
-
-def test_what_a_file_adds_to_texts(smollm2: Model, gemma: Model) -> None:
-    assert smollm2.tokenizer.encode("") == []
-    assert gemma.tokenizer.encode("") == [gemma.tokenizer.bos_token_id]
-    assert gemma.tokenizer.decode(gemma.tokenizer.encode("Hi")) == "<bos>Hi"
 
 
 @pytest.mark.torch

@@ -97,37 +97,6 @@ def test_bits_do_not_depend_on_the_sizes_of_steps(embedded_driver: Any, data: st
     np.testing.assert_array_equal(np.concatenate(rows), plain(driver))
 
 
-def test_every_small_step_size_gives_the_same_bits(embedded_driver: Any) -> None:
-    """1..16 tokens in each of 1..3 slots, at positions where padded contexts end."""
-    driver = embedded_driver
-    tokens = driver.tokens(LONG)
-    for slot in range(3):
-        driver.step((slot, 0, tokens))
-    for position in (63, 120, 250):
-        for length in range(1, 17):
-            for slots in ((1,), (0, 2), (2, 1, 0)):
-                for result in driver.step(*((slot, position, tokens[position : position + length]) for slot in slots)):
-                    np.testing.assert_array_equal(result, plain(driver)[position : position + length])
-
-
-def test_cache_grows_with_its_context(driver: Any, make_driver: Any) -> None:
-    """Nothing is held for an idle slot, and little for a short context; what is held survives growing."""
-    one = make_driver(driver.path, driver.model.framework, slots=3, length=4096)
-
-    def held() -> list[int]:
-        return [cache.positions for cache in one.model._attention.slots]
-
-    assert held() == [0, 0, 0]
-    tokens = driver.tokens(330)
-    parts, grown = [], []
-    for start in range(0, 330, 30):
-        parts += one.step((1, start, tokens[start : start + 30]))
-        grown.append(held()[1])
-    np.testing.assert_array_equal(np.concatenate(parts), driver.whole(tokens))
-    assert grown == sorted(grown) and 330 <= grown[-1] <= 1024
-    assert held() == [0, grown[-1], 0]
-
-
 def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
     from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 

@@ -119,46 +119,6 @@ def test_pieces_of_text_are_whole_characters(tokenizer: Tokenizer, text: str) ->
         assert "".join(pieces) == text
 
 
-@given(st.lists(st.integers(0, VOCABULARY + 4), max_size=40))
-def test_pieces_joined_are_the_whole(tokenizer: Tokenizer, ids: list[int]) -> None:
-    """Any tokens: invalid UTF-8, special tokens, ids without a token."""
-    detokenizer = tokenizer.detokenizer()
-    pieces = [detokenizer.push(i) for i in ids]
-    assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(ids)
-
-
-@given(st.binary(max_size=30))
-def test_any_bytes(tokenizer: Tokenizer, data: bytes) -> None:
-    """Byte tokens one by one, as a model may emit them; Python's decoder is the reference."""
-    library = tokenizer._library
-    letters = {byte: library.token_to_id(letter) for byte, letter in byte_letters().items()}
-    detokenizer = tokenizer.detokenizer()
-    pieces = [detokenizer.push(letters[byte]) for byte in data]
-    assert "".join(pieces) + detokenizer.finish() == data.decode("utf-8", errors="replace")
-
-
-def byte_letters() -> dict[int, str]:
-    """GPT-2's letters for bytes: printable Latin-1 stands for itself, the rest for U+0100 and up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
-
-
-def test_a_character_comes_with_its_last_byte(tokenizer: Tokenizer) -> None:
-    library = tokenizer._library
-    letters = byte_letters()
-    detokenizer = tokenizer.detokenizer()
-    pieces = [detokenizer.push(library.token_to_id(letters[byte])) for byte in "a\N{DROMEDARY CAMEL}b".encode()]
-    assert pieces == ["a", "", "", "", "\N{DROMEDARY CAMEL}", "b"] and detokenizer.finish() == ""
-
-
-def test_interrupted_character(tokenizer: Tokenizer) -> None:
-    library, letters = tokenizer._library, byte_letters()
-    detokenizer = tokenizer.detokenizer()
-    assert [detokenizer.push(library.token_to_id(letters[byte])) for byte in b"\xf0\x9f"] == ["", ""]
-    assert detokenizer.finish() == "\ufffd"
-
-
 def test_tokenizer_with_too_many_tokens(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**raw, "vocab_size": VOCABULARY - 1}))
@@ -211,9 +171,7 @@ PADDING = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "<p
     ("name", "settings"),
     [
         ("truncation", {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}),
-        ("truncation", {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 8}),
-        ("padding", {"strategy": {"Fixed": 100}, "pad_to_multiple_of": None, **PADDING}),
-        ("padding", {"strategy": {"Fixed": 10**9}, "pad_to_multiple_of": None, **PADDING}),
+        ("padding", {"strategy": {"Fixed": 1000}, "pad_to_multiple_of": None, **PADDING}),
         ("padding", {"strategy": "BatchLongest", "pad_to_multiple_of": 64, **PADDING}),
     ],
 )
