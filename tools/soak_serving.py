@@ -88,7 +88,7 @@ def ranks_under_load(args: argparse.Namespace) -> tuple[dict[str, Any], list[str
     """What came of ranks that were killed and stopped, and what was wrong with any."""
     rng, device, end = random.Random(args.seed), args.device, time.monotonic() + args.limit_s
     config = {"cpu": "configs/reference.yaml", "cuda": "configs/cuda.yaml"}[device]
-    wanted = ["model.framework=torch", f"engine.tensor_parallel={args.ranks}", "serve.drain_timeout_s=1"]
+    wanted = ["model.framework=transformers", f"engine.tensor_parallel={args.ranks}", "serve.drain_timeout_s=1"]
     command = ["--config", config, *(word for one in wanted for word in ("--set", one))]
     signals = [(rng.randrange(args.ranks), signal.SIGKILL) for _ in range(args.rank_kills)]
     signals += [(rng.randrange(1, args.ranks), signal.SIGSTOP) for _ in range(args.rank_stops)]

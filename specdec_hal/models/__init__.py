@@ -3,7 +3,8 @@
 - :mod:`.checkpoint`: config.json and model.safetensors, read and checked
 - :mod:`.layout`: weights rearranged for few and large matrix products, rotary tables, attention masks
 - :mod:`.rows`: which batch sizes give a token the same bits, measured
-- :mod:`.llama`: the decoder, written once; :mod:`.llama_paddle` and :mod:`.llama_torch` are its primitives
+- :mod:`.llama`: a decoder over the primitives of :mod:`.llama_paddle`
+- :mod:`.transformers`: decoders of `transformers`; :mod:`.triton_kernels` are theirs on GPUs
 - :mod:`.llama_cpp`: GGUF files, computed by llama.cpp through :mod:`.llama_cpp_api`
 - :mod:`.cpu_threads`: how many threads they take
 - :mod:`.tokenizer`: text to token ids and back; :mod:`.detokenizer`: back piece by piece

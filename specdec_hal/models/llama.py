@@ -1,4 +1,4 @@
-"""A Llama decoder over a dense KV cache; each framework supplies primitives.
+"""A Llama decoder over a dense KV cache; a framework supplies primitives (:mod:`.llama_paddle`).
 
 A batch is cut into blocks of up to 256 rows, which run through all layers one after the other. Per layer a block
 takes four matrix products with weights and one call for the attention of all its slots (:mod:`.attention`). A slot's
@@ -71,8 +71,6 @@ class Llama(Primitives):
     framework: ClassVar[str]
     _keeps_bits: bool = False
     """Whether a row of a product has the same bits for any number of rows."""
-    is_partial: ClassVar[bool] = False
-    """Whether it holds a part of each weight, as a tensor-parallel rank."""
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, batch_invariant: bool) -> None:
         self.config = config
@@ -160,22 +158,14 @@ class Llama(Primitives):
                 qkv = self._project(normed, layer.qkv, rows)
             attended = self._cast(self._attention.attend(i, self._output(qkv), block))
             qkv = None
-            delta = self._whole(self._project(attended, layer.out, rows))
+            delta = self._project(attended, layer.out, rows)
             normed, residual = self._add_norm(residual, delta, layer.mlp_norm)
             gated = self._swiglu(self._project(normed, layer.gate_up, rows))
-            delta = self._whole(self._project(gated, layer.down, rows))
+            delta = self._project(gated, layer.down, rows)
             if i in layers:
                 hidden[i] = residual + delta
         hidden[FINAL_NORM], _ = self._add_norm(residual, delta, self._final_norm)
         return hidden if rows == tokens else {n: self._rows(part, 0, tokens) for n, part in hidden.items()}
-
-    def _whole(self, partial: Any) -> Any:
-        """Combine the summands of tensor-parallel ranks."""
-        return partial
-
-    def _agreed(self, sizes: RowSizes) -> RowSizes:
-        """The sizes that all tensor-parallel ranks have in common."""
-        return sizes
 
     def _project(self, x: Any, linear: Linear, rows: int) -> Any:
         """x @ weight, padded to a row count that agrees with the others."""
@@ -256,7 +246,7 @@ class Llama(Primitives):
         linear = self._linear_sizes.values()
         shared = set.intersection(*(set(sizes.sizes) for sizes in linear))
         # If nothing is shared, each weight pads by itself.
-        self._block_sizes = self._agreed(RowSizes(shared or range(1, min(sizes.largest for sizes in linear) + 1)))
+        self._block_sizes = RowSizes(shared or range(1, min(sizes.largest for sizes in linear) + 1))
 
 
 def widest(layers: Sequence[LayerWeights]) -> int:

@@ -81,7 +81,7 @@ class TensorParallelLlamaCuda(LlamaCuda):
         partial = self.exchange.take(name, tuple(residual.shape), self.dtype)
         self.launcher.linear(x, weight, partial, count)
         parts = self.exchange.parts(name, partial)
-        self.launcher.sum_norm(parts, residual, norm, out, count, self.config.rms_norm_eps)
+        self.launcher.sum_norm(parts, residual, residual, count, weight=norm, out=out, epsilon=self.config.rms_norm_eps)
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceModel.compute_logits_device. Rows from `num_rows` on are undefined."""

@@ -20,7 +20,11 @@ from specdec_hal.plugin.registry import Registry, or_default
 if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
 
-BUILTIN_FRAMEWORKS = {"paddle": ("paddle",), "torch": ("torch",), "transformers": ("torch", "transformers")}
+BUILTIN_FRAMEWORKS = {
+    "paddle": ("paddle",),
+    "torch": ("torch", "transformers"),
+    "transformers": ("torch", "transformers"),
+}
 """Candidates of "auto" in order, with required modules; each is an extra of this package."""
 
 

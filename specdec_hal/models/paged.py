@@ -85,8 +85,11 @@ class PagedStore:
         if self._launcher is not None:
             self._launcher.pending = None  # of a step that failed
         if self._launcher is not None and batch.token_ids is not None:
-            ids, self._step = self._by_kernel(batch, vocab_size)
-            return ids, self._step.position
+            # Kept buffers: while kernels are only compiled, they hold ids and positions that operators can read.
+            take, shape = self._launcher.arena.take, (len(batch.batch_id_per_token),)
+            ids, position = (take(name, shape, torch.int64) for name in ("ids", "positions"))
+            self._step = self._by_kernel(batch, vocab_size, ids, position)
+            return ids, position
         ids = None
         if batch.token_ids is not None:  # drafts of a stopped slot may be invalid tokens
             ids = batch.token_ids.flatten()
@@ -97,7 +100,10 @@ class PagedStore:
     def place(self, batch: DeviceBatch) -> Placed:
         """Where the rows of a batch are."""
         if self._launcher is not None and batch.token_ids is not None:
-            return self._by_kernel(batch, 0)[1]
+            ids, position = torch.zeros(
+                (2, len(batch.batch_id_per_token)), dtype=torch.int64, device=batch.token_ids.device
+            )
+            return self._by_kernel(batch, 0, ids, position)
         slot, size, dead = batch.batch_id_per_token.long(), self._block_size, len(self.pool[0]) - 1
         real, slot = slot >= 0, slot.clamp(min=0)
         row = torch.arange(len(slot), device=slot.device)
@@ -111,13 +117,11 @@ class PagedStore:
         line = block * (2 * size) + position % size
         return Placed(batch, slot, position, line)
 
-    def _by_kernel(self, batch: DeviceBatch, vocab_size: int) -> tuple[Any, Placed]:
-        """The rows' ids, and their places, of which the slots are not needed."""
-        ids, position, line = torch.empty(
-            (3, len(batch.batch_id_per_token)), dtype=torch.int64, device=batch.token_ids.device
-        )
+    def _by_kernel(self, batch: DeviceBatch, vocab_size: int, ids: Any, position: Any) -> Placed:
+        """Write the rows' ids and positions; their places, of which the slots are not needed."""
+        line = torch.empty_like(position)
         self._launcher.places(batch, ids, position, line, len(self.pool[0]) - 1, self._block_size, vocab_size)
-        return ids, Placed(batch, None, position, line)
+        return Placed(batch, None, position, line)
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
@@ -132,8 +136,9 @@ class PagedStore:
             pool, value = self.pool[layer.index], value if value.stride(-1) == 1 else value.contiguous()
             query = torch.empty(query.shape, dtype=self._dtype, device=query.device)
             self._launcher.rotate(
-                due.q, due.k, due.cos[0], due.sin[0], query, pool, norms=due.norms, value=value, lines=step.line
-            )
+                due.q, due.k, due.cos[0], due.sin[0], query, pool, norms=due.norms, value=value, lines=step.line,
+                positions=due.positions,
+            )  # fmt: skip
         out = self.look(layer, step, query, sinks)
         return out[..., : layer.value_dim] if narrower else out
 
@@ -200,10 +205,10 @@ class PagedStore:
         return out[step.slot, row].to(self._dtype)
 
 
-def launchers(device: Any) -> Callable[[Any], Any] | None:
-    """Triton's kernels on a GPU, by dtype; None without Triton."""
+def launchers(device: Any, pdl_rows: int | None = None) -> Callable[[Any], Any] | None:
+    """Triton's kernels on a GPU, by dtype; None without Triton. `pdl_rows`: see Launcher."""
     if importlib.util.find_spec("triton") is None:
         return None
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
-    return partial(Launcher, device)
+    return partial(Launcher, device, pdl_rows=pdl_rows)

@@ -24,26 +24,49 @@ TRANSFORMERS = "transformers"
 
 def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = None, **options: Any) -> Any:
     if dtype != "float32":
-        raise _refused("paddle", "dtype", "float32", dtype, "use model.framework torch for others")
+        raise _refused("paddle", "dtype", "float32", dtype, "use model.framework transformers for others")
     if group is not None:
-        raise _refused("paddle", "tensor_parallel", "1", group.size, "use model.framework torch for more")
+        raise _refused("paddle", "tensor_parallel", "1", group.size, "use model.framework transformers for more")
     arguments = _arranged(path)
     from specdec_hal.models.llama_paddle import LlamaPaddle
 
     return LlamaPaddle(*arguments, **options)
 
 
+def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) -> Any:
+    if group is not None:
+        raise _refused(FRAMEWORK, "tensor_parallel", "1", group.size, "use model.framework transformers for more")
+    from specdec_hal.models.llama_cpp import LlamaCpp
+
+    return LlamaCpp(path, **options)
+
+
+def _transformers(
+    path: str | Path, *, device: str = "cpu", dtype: str | None = None, group: Group | None = None, **options: Any
+) -> Any:
+    if dtype not in (None, *DTYPES):
+        raise _refused(TRANSFORMERS, "dtype", f"one of {', '.join(DTYPES)}", dtype, "choose one of them")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise _refused(TRANSFORMERS, "device", "cpu, cuda or cuda:N", device, "choose one of them")
+    if device == "cpu" and "pdl_rows" in options:
+        raise _refused(TRANSFORMERS, "pdl_rows", "none on cpu", options["pdl_rows"], "leave it out (model.pdl_rows)")
+    if device != "cpu" and "threads" in options:
+        hint = "leave it out (model.num_threads)"
+        raise _refused(TRANSFORMERS, "threads", f"none on {device}", options["threads"], hint)
+    from specdec_hal.models.transformers.load import load
+
+    return load(path, device=device, dtype=dtype, group=group, **options)
+
+
+def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None:
+    from specdec_hal.models.transformers.load import memory
+
+    return memory(path, device=device)
+
+
 def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None, **options: Any) -> Any:
     if device == "cpu":
-        if "pdl_rows" in options:
-            raise _refused("torch", "pdl_rows", "none on cpu", options["pdl_rows"], "leave it out (model.pdl_rows)")
-        if group is not None:
-            from specdec_hal.models.llama_tp import TensorParallelLlama
-
-            return TensorParallelLlama(*_read(path), group=group, **options)
-        from specdec_hal.models.llama_torch import LlamaTorch
-
-        return LlamaTorch(*_arranged(path), **options)
+        return _transformers(path, device=device, group=group, **options)
     if not re.fullmatch(r"cuda(:\d+)?", device):
         raise _refused("torch", "device", "cpu, cuda or cuda:N", device, "choose one of them")
     options.pop("batch_invariant", None)  # it always is
@@ -66,46 +89,9 @@ def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None,
     return load(path, config, device=device, **options)
 
 
-def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) -> Any:
-    if group is not None:
-        raise _refused(FRAMEWORK, "tensor_parallel", "1", group.size, "use model.framework torch for more")
-    from specdec_hal.models.llama_cpp import LlamaCpp
-
-    return LlamaCpp(path, **options)
-
-
-def _transformers(
-    path: str | Path, *, device: str = "cpu", dtype: str | None = None, group: Group | None = None, **options: Any
-) -> Any:
-    if dtype not in (None, *DTYPES):
-        raise _refused(TRANSFORMERS, "dtype", f"one of {', '.join(DTYPES)}", dtype, "choose one of them")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise _refused(TRANSFORMERS, "device", "cpu, cuda or cuda:N", device, "choose one of them")
-    if device != "cpu" and "threads" in options:
-        raise _refused(TRANSFORMERS, "threads", f"none on {device}", options["threads"], "leave it out")
-    from specdec_hal.models.transformers.load import load
-
-    return load(path, device=device, dtype=dtype, group=group, **options)
-
-
-def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None:
-    from specdec_hal.models.transformers.load import memory
-
-    return memory(path, device=device)
-
-
-def _host_memory(path: str | Path, *, device: str) -> ModelMemory:
-    """The models on CPUs keep everything in float32, and a cache that grows."""
-    from specdec_hal.models.checkpoint import read_config
-    from specdec_hal.models.weights import read_memory
-
-    config = read_config(path)
-    return ModelMemory(read_memory(path, config), 0, Field((config.hidden_size,), "float32").nbytes)
-
-
-def _torch_memory(path: str | Path, *, device: str) -> ModelMemory:
+def _torch_memory(path: str | Path, *, device: str) -> ModelMemory | None:
     if device == "cpu":
-        return _host_memory(path, device=device)
+        return _transformers_memory(path, device=device)
     from specdec_hal.models.checkpoint import read_config
     from specdec_hal.models.weights import loaded_memory
 
@@ -115,19 +101,22 @@ def _torch_memory(path: str | Path, *, device: str) -> ModelMemory:
     return ModelMemory(weights, cache.nbytes, Field((config.hidden_size,), dtype).nbytes)
 
 
-def _read(path: str | Path) -> tuple[Any, Any]:
+def _paddle_memory(path: str | Path, *, device: str) -> ModelMemory:
+    """Everything is float32, with a cache that grows."""
     from specdec_hal.models.checkpoint import read_config
-    from specdec_hal.models.weights import read_weights
+    from specdec_hal.models.weights import read_memory
 
     config = read_config(path)
-    return config, read_weights(path, config)
+    return ModelMemory(read_memory(path, config), 0, Field((config.hidden_size,), "float32").nbytes)
 
 
 def _arranged(path: str | Path) -> tuple[Any, Any]:
+    from specdec_hal.models.checkpoint import read_config
     from specdec_hal.models.layout import arrange
+    from specdec_hal.models.weights import read_weights
 
-    config, weights = _read(path)
-    return config, arrange(weights, config)
+    config = read_config(path)
+    return config, arrange(read_weights(path, config), config)
 
 
 def _refused(framework: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
@@ -136,9 +125,9 @@ def _refused(framework: str, argument: str, expected: str, got: object, hint: st
 
 @hookimpl
 def specdec_models() -> list[ModelSpec]:
-    """Llama-style decoders in PaddlePaddle and PyTorch (CPU and CUDA), any decoder of `transformers`, any GGUF file."""
+    """Llama-style decoders in PaddlePaddle and for GPUs, any decoder of `transformers`, any GGUF file."""
     return [
-        ModelSpec(ARCHITECTURE, "paddle", _paddle, _host_memory),
+        ModelSpec(ARCHITECTURE, "paddle", _paddle, _paddle_memory),
         ModelSpec(ARCHITECTURE, "torch", _torch, _torch_memory),
         ModelSpec(ANY_ARCHITECTURE, TRANSFORMERS, _transformers, _transformers_memory),
         ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),

@@ -130,10 +130,14 @@ Norms: TypeAlias = tuple[Any, Any, float]
 
 @dataclass(frozen=True)
 class Rotation:
-    """Pending rotary embeddings: of tensors [T, heads, width], by angles [1, T, width] or half as wide, after norms."""
+    """Pending rotary embeddings: of tensors [T, heads, width], by angles [1, T, width] or half as wide, after norms.
+
+    `positions` int64 [T]: the angles are those of all positions, of which each row takes one; None: of the rows.
+    """
 
     q: Any
     k: Any
     cos: Any
     sin: Any
     norms: Norms | None
+    positions: Any = None

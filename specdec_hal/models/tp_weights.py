@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.backends.reference.primitives import CHUNK
+from specdec_hal.backends.reference.primitives import vocabulary_part
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.layout import round_up
 from specdec_hal.models.weights import EMBEDDING, HEAD, Slices
 
 _WHOLE = slice(None)
@@ -25,11 +24,6 @@ _QUERIES = ("q_proj", "o_proj")
 _KEYS = ("k_proj", "v_proj")
 _BY_INPUTS = ("o_proj", "down_proj")
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
-
-
-def vocabulary_part(vocab_size: int, size: int) -> int:
-    """Columns of the head per rank, in whole chunks of a row's masses; those beyond the vocabulary are zeros."""
-    return round_up(-(-vocab_size // size), CHUNK)
 
 
 class WeightsPart:

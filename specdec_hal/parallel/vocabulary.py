@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from specdec_hal.backends.reference.primitives import CHUNK
-from specdec_hal.models.tp_weights import vocabulary_part
+from specdec_hal.backends.reference.primitives import CHUNK, vocabulary_part
 from specdec_hal.ops import Purpose
 from specdec_hal.runner.request import SamplingParams
 from specdec_hal.tensors.group import Group

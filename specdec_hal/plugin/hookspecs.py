@@ -60,7 +60,7 @@ class ProposerSpec:
 @dataclass(frozen=True)
 class ModelSpec:
     """A target model. `name`: the ``architectures`` entry of config.json, or :data:`ANY_ARCHITECTURE` for unannounced
-    ones; `framework`: value of ``model.framework`` ("paddle", "torch" or another).
+    ones; `framework`: value of ``model.framework`` ("paddle" or another).
 
     `loader(path, device=..., **options)` builds the :class:`specdec_hal.plugin.model.TargetModel` of a checkpoint
     folder with a valid config.json on a device ("cpu", "cuda:0"). `memory(path, device=...)` estimates its memory, for

@@ -61,7 +61,7 @@ def test_a_block_drafter_whose_config_counts_layers_otherwise(
     drafter = perfect_drafter(head, calibration.DEPTH)
     drafter.taps = (2, 3, 4)
     folder = drafter.write_zlab(tmp_path / "drafter", 4)
-    to_target = ("--set", f"model.path={target}", "--set", "model.framework=torch")
+    to_target = ("--set", f"model.path={target}", "--set", "model.framework=transformers")
     assert check(folder, *to_target) == 1
     key = "speculative.dflash.layers=[1, 2, 3]"
     assert capsys.readouterr().out.rstrip().endswith(f"better: set {key}")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def model() -> TargetModel:
     pytest.importorskip("torch")
-    return sd.load(ROOT / "configs/cuda.yaml", ["model.framework=torch"]).load_model()
+    return sd.load(ROOT / "configs/cuda.yaml", ["model.framework=transformers"]).load_model()
 
 
 def runner(model: TargetModel, k: int, method: str = "ngram", **keys: Any) -> ModelRunner:

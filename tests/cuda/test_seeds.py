@@ -19,7 +19,7 @@ def test_a_closed_engine_leaves_no_memory_behind() -> None:
 
     left = []
     for _ in range(3):
-        with sd.LLM(FOLDER, framework="torch", dtype="float32", backend={"name": "cuda"}) as llm:
+        with sd.LLM(FOLDER, framework="transformers", dtype="float32", backend={"name": "cuda"}) as llm:
             llm.generate([PROMPT] * 3, sd.SamplingParams(max_new_tokens=24), progress=False)
             assert llm.runner.summary()["graphs"] > 0
             held = torch.cuda.memory_allocated()

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 def engine(seed: int) -> tuple[Callable[[], Any], Callable[[], None]]:
     """A runner's outputs alone, and again by new runners, whose steps are captured again."""
-    runtime = sd.load(ROOT / "configs/cuda.yaml", ["model.framework=torch", "runner.max_num_seqs=2"])
+    runtime = sd.load(ROOT / "configs/cuda.yaml", ["model.framework=transformers", "runner.max_num_seqs=2"])
     model, tokenizer = runtime.load_model(), runtime.load_tokenizer()
     prompt = np.random.default_rng(seed).integers(1, 4096, 12).tolist() * 2
     params = SamplingParams(max_new_tokens=12, min_new_tokens=12, temperature=0.8, seed=seed)

@@ -21,13 +21,12 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9}
 
 @pytest.fixture(
     scope="module",
-    params=[("paddle", 1), ("paddle", 2), pytest.param(("torch", None), marks=pytest.mark.torch)],
-    ids=["paddle", "paddle, 2 threads", "torch"],
+    params=[("paddle", 1), ("paddle", 2), pytest.param(("transformers", None), marks=pytest.mark.torch)],
+    ids=["paddle", "paddle, 2 threads", "transformers"],
 )
 def loaded(request: pytest.FixtureRequest) -> tuple[TargetModel, Tokenizer]:
     framework, threads = request.param
-    if framework == "paddle":
-        pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    pytest.importorskip(framework, reason=f"{framework} is not installed (pip install 'specdec-hal[{framework}]')")
     folder = ROOT / "models/tiny-py-lm"
     return load_model(folder, framework, **({} if threads is None else {"threads": threads})), load_tokenizer(folder)
 

@@ -112,12 +112,11 @@ def embedded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("embedded-only"), SHAPES["embedded"])
 
 
-@pytest.fixture(scope="session", params=["paddle", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.fixture(scope="session", params=["paddle", pytest.param("transformers", marks=pytest.mark.torch)])
 def framework(request: pytest.FixtureRequest) -> str:
     """Each framework; a test that needs an absent one is skipped, and says so."""
     name: str = request.param
-    if name == "paddle":
-        pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    pytest.importorskip(name, reason=f"{name} is not installed (pip install 'specdec-hal[{name}]')")
     return name
 
 
@@ -125,7 +124,7 @@ class Driver:
     """A model with a cache, driven by lists of token ids."""
 
     def __init__(self, path: Path, framework: str, slots: int = 3, length: int = 400, **options: Any) -> None:
-        self.path = path
+        self.path, self.framework = path, framework
         self.model: Any = load_model(path, framework, **options)
         self.model.allocate(slots, length)
 

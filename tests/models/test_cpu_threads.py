@@ -72,17 +72,17 @@ class TestConfiguration:
 
         before = torch.get_num_threads()
         try:
-            self.runtime("model.framework=torch", f"model.num_threads={before + 1}").load_model()
+            self.runtime("model.framework=transformers", f"model.num_threads={before + 1}").load_model()
             assert torch.get_num_threads() == before + 1
         finally:
             torch.set_num_threads(before)
         with pytest.raises(ValueError, match="'threads': expected an integer >= 1, got 0"):
-            load_model(TINY, "torch", threads=0)
+            load_model(TINY, "transformers", threads=0)
 
     @pytest.mark.torch
     def test_a_gpu_has_none(self) -> None:
         with pytest.raises(ValueError, match="'threads': expected none on cuda:0, got 2; leave it out"):
-            load_model(TINY, "torch", device="cuda:0", threads=2)
+            load_model(TINY, "transformers", device="cuda:0", threads=2)
 
     def test_range(self) -> None:
         for wrong in ("0", "-1", "two"):

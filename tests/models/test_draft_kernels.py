@@ -11,7 +11,7 @@ import pytest
 
 from specdec_hal.models import load_model
 from specdec_hal.models.dflash import dflash_shapes, read_dflash
-from specdec_hal.models.drafter import Blocks, read_drafter_weights
+from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
 from specdec_hal.plugin.model import ForwardBatch, Segment
 from tests.models.conftest import Shape, write_checkpoint
 from tests.support.dflash import Drafter
@@ -29,10 +29,10 @@ def test_a_block_is_the_same_with_kernels(tmp_path: Path, monkeypatch: pytest.Mo
     from specdec_hal.models import draft_pass
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
-    model: Any = load_model(write_checkpoint(tmp_path / "target", TARGET, seed=2), "torch")
+    model: Any = load_model(write_checkpoint(tmp_path / "target", TARGET, seed=2), "transformers")
     drafter = Drafter(vocab_size=24, hidden_size=24, taps=(1, 3, 5), head_dim=8).randomize(4)
     folder = drafter.write_zlab(tmp_path / "drafter", 5)
-    config = read_dflash(folder, model.config)
+    config = read_dflash(folder, target_of(model, "dflash"))
 
     def logits() -> Any:
         weights = read_drafter_weights(folder, dflash_shapes(config), config)

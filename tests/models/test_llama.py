@@ -54,7 +54,7 @@ plain_logits: dict[str, npt.NDArray[np.float32]] = {}
 
 def plain(driver: Any) -> npt.NDArray[np.float32]:
     """Logits of driver.tokens(LONG), one token a step."""
-    framework = driver.model.framework
+    framework = driver.framework
     if framework not in plain_logits:
         plain_logits[framework] = driver.whole(driver.tokens(LONG), 1)
     return plain_logits[framework]
@@ -166,7 +166,8 @@ def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path
     from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
     model, tokens = driver.model, driver.tokens(40)
-    layers = tuple(range(model.config.num_hidden_layers))
+    config = read_config(driver.path)
+    layers = tuple(range(config.num_hidden_layers))
     assert set(model.capabilities.hidden_layers) == {FINAL_NORM, *layers}
     assert model.capabilities.stable_row_counts is None
 
@@ -189,10 +190,10 @@ def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path
         shorter = {**raw, "num_hidden_layers": layer + 1, "num_nextn_predict_layers": 0}
         (cut / "config.json").write_text(json.dumps(shorter))
         save_file({name: weights[name] for name in expected_shapes(read_config(cut))}, cut / "model.safetensors")
-        one = make_driver(cut, model.framework, slots=1, length=40).model
+        one = make_driver(cut, driver.framework, slots=1, length=40).model
         expected = one.forward(ForwardBatch(tokens, [Segment(0, 0, 40, 0)]))[FINAL_NORM].numpy()
         hidden = whole[layer].astype(np.float64)
-        scale = np.sqrt((hidden**2).mean(-1, keepdims=True) + model.config.rms_norm_eps)
+        scale = np.sqrt((hidden**2).mean(-1, keepdims=True) + config.rms_norm_eps)
         gain = weights["model.norm.weight"].astype(np.float64)
         np.testing.assert_allclose(hidden / scale * gain, expected, rtol=0, atol=1e-4)
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pytest
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models.checkpoint import read_config
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, Segment
 from tests.support.llama_oracle import oracle
 
@@ -76,16 +75,11 @@ def test_hidden_states_of_another_number_are_refused(text: Any) -> None:
 def test_on_the_device(make_checkpoint: Callable[..., Path], triton_device: str, chunk: int) -> None:
     """Two slots, one of them after the other, over KV blocks in any order, in rows of fixed capacity."""
     torch = pytest.importorskip("torch")
-    from specdec_hal.models.llama_cuda import LlamaCuda
-    from specdec_hal.models.weights import load_weights
+    from tests.support.device_models import device_model
 
     folder = make_checkpoint()
-    config = read_config(folder)
-    model = LlamaCuda(
-        config,
-        load_weights(folder, config, device=triton_device, dtype="float32"),
-        load_mtp=lambda: load_weights(folder, config, device=triton_device, dtype="float32", mtp=True),
-    )
+    model = device_model(folder, triton_device)
+    config = model.config
     assert model.capabilities.mtp_modules == 1
     model.allocate_blocks(8, 4, 16)
     module = model.mtp_module()

@@ -9,7 +9,6 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.models.checkpoint import read_config
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.runner import build as build_module
 from tests.models.conftest import Shape, write_checkpoint
@@ -21,14 +20,14 @@ BLOCK = 4
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
-    from specdec_hal.models.llama_cuda import load
     from specdec_hal.tensors.on_torch import TorchDevice
+    from tests.support.device_models import device_model
 
     on_host = triton_device == "cpu"
     if on_host:
         monkeypatch.setattr(build_module, "get_device", lambda place, framework: TorchDevice("cpu"))
     folder = write_checkpoint(tmp_path / "checkpoint", SHAPE)
-    model = load(folder, read_config(folder), device=triton_device, dtype="float32")
+    model = device_model(folder, triton_device)
     rng = np.random.default_rng(1)
     said = [rng.integers(1, SHAPE.vocab_size, 7).tolist() for _ in range(3)]
 

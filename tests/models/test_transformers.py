@@ -96,14 +96,11 @@ def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_device
     name, folder, want = stored
     if triton_device == "cpu" and name not in ON_TRITON:
         pytest.skip("takes seconds in Triton's interpreter and covers nothing that the other cases do not")
-    from specdec_hal.models.checkpoint import read_config
-    from specdec_hal.models.llama_cuda import LlamaCuda
-    from specdec_hal.models.weights import load_weights
+    from tests.support.device_models import device_model
     from tests.support.paged import Paged
 
-    config = read_config(folder)
     # The stored numbers, widened: what differs then is rounding, and how the checkpoint was read.
-    model = LlamaCuda(config, load_weights(folder, config, device=triton_device, dtype="float32"))
+    model = device_model(folder, triton_device)
     paged = Paged(model, 2, 4 * ORIGINAL)
     tokens = text()
     parts = [(0, tokens[:80]), (80, tokens[80:89]), (89, tokens[89:])]
@@ -114,13 +111,10 @@ def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_device
 def test_half_precision_of_the_gpu_model(tmp_path: Path, triton_device: str) -> None:
     """By itself the model computes in the dtype of its checkpoint."""
     want = write(tmp_path, CASES["float16"])
-    from specdec_hal.models.checkpoint import read_config
-    from specdec_hal.models.llama_cuda import LlamaCuda
-    from specdec_hal.models.weights import load_weights
+    from tests.support.device_models import device_model
     from tests.support.paged import Paged
 
-    config = read_config(tmp_path)
-    model = LlamaCuda(config, load_weights(tmp_path, config, device=triton_device))
+    model = device_model(tmp_path, triton_device, "auto")
     assert model.capabilities.hidden_dtype == "float16"
     got = Paged(model, 1, 40).step({0: (0, text()[:40])})[0].cpu().numpy()
     assert np.sqrt(((got - want[:40]) ** 2).mean()) < 0.01 * want.std()

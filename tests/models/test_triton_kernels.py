@@ -186,6 +186,30 @@ def test_norm_of_embeddings(make_launcher: MakeLauncher) -> None:
     assert residual[5].isnan().all() and out[5].isnan().all() and again[5].isnan().all()
 
 
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_sums_over_ranks_and_their_norm(make_launcher: MakeLauncher, with_residual: bool) -> None:
+    """The norm has the bits of the one by itself; rows after the count stay as they were."""
+    import torch
+
+    from specdec_hal.models.triton_kernels.launcher import RankParts
+
+    launcher = make_launcher()
+    parts, weight = random(launcher, 3, 6, 33), random(launcher, 33, seed=1)
+    residual = random(launcher, 6, 33, seed=2) if with_residual else None
+    total, out, again = (torch.full((6, 33), float("nan"), device=parts.device) for _ in range(3))
+    count, ranks = ints(launcher, [5]), RankParts(parts, None, 0, 3)
+    launcher.sum_norm(ranks, residual, total, count, weight=weight, out=out, epsilon=1e-5)
+    want = doubles(parts).sum(0) + (doubles(residual) if residual is not None else 0)
+    np.testing.assert_allclose(doubles(total)[:5], want[:5], rtol=0, atol=1e-5)
+    normed = want / np.sqrt((want**2).mean(1, keepdims=True) + 1e-5) * doubles(weight)
+    np.testing.assert_allclose(doubles(out)[:5], normed[:5], rtol=0, atol=1e-4)
+    launcher.rms_norm(total, weight, again, count, 1e-5)
+    assert torch.equal(again[:5], out[:5])
+    assert total[5].isnan().all() and out[5].isnan().all() and again[5].isnan().all()
+    launcher.sum_norm(ranks, residual, again, None)
+    assert torch.equal(again[:5], total[:5]) and not again[5].isnan().any()
+
+
 # ---- attention
 
 

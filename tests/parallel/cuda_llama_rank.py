@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 import tests.support.interpreted  # noqa: F401
+from specdec_hal.backends.reference.primitives import vocabulary_part
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import LlamaCuda, load
 from specdec_hal.models.llama_cuda_tp import load_part
-from specdec_hal.models.tp_weights import vocabulary_part
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch
 from specdec_hal.tensors.group import ProcessGroup
 

@@ -38,7 +38,8 @@ def main(device: str) -> None:
     mine = exchange.take("summand", (3, 8), torch.float32).fill_(2)
     residual, out = (torch.zeros(3, 8, device=device) for _ in range(2))
     count = torch.tensor([2], dtype=torch.int32, device=device)
-    launcher.sum_norm(exchange.parts("summand", mine), residual, torch.ones(8, device=device), out, count, 1e-5)
+    parts, weight = exchange.parts("summand", mine), torch.ones(8, device=device)
+    launcher.sum_norm(parts, residual, residual, count, weight=weight, out=out, epsilon=1e-5)
     assert residual[:, 0].tolist() == [2, 2, 0]
     assert out[:, 0].tolist()[2] == 0 and out[0, 0] > 0.9
 

@@ -23,8 +23,8 @@ from tests.support.rank_server import END_S, Texts, disturb
 
 pytestmark = pytest.mark.torch
 
-SERVER = ("--config", "configs/reference.yaml", "--set", "model.framework=torch", "--set", "engine.tensor_parallel=2")
-SERVER += ("--set", "serve.drain_timeout_s=1")
+SERVER = ("--config", "configs/reference.yaml", "--set", "model.framework=transformers")
+SERVER += ("--set", "engine.tensor_parallel=2", "--set", "serve.drain_timeout_s=1")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(
-    path: Path, ranks: int, vocabulary_parallel: bool = False, framework: str = "torch", **speculative: Any
+    path: Path, ranks: int, vocabulary_parallel: bool = False, framework: str = "transformers", **speculative: Any
 ) -> dict[str, Any]:
     return {
         "backend": {"name": "reference"},
@@ -164,9 +164,10 @@ def test_hidden_states_are_the_models(checkpoint: Path, ranks: int) -> None:
             parts.append(model.compute_logits(model.forward(batch)[FINAL_NORM]).numpy())
         return np.concatenate(parts)
 
-    whole = logits(load_model(checkpoint, "torch"), [])
+    whole = logits(load_model(checkpoint, "transformers"), [])
+    models = Threads(ranks).run(lambda group: load_model(checkpoint, "transformers", group=group))
     for cuts in ([], [1, 2, 7]):
-        found = Threads(ranks).run(lambda group, cuts=cuts: logits(load_model(checkpoint, "torch", group=group), cuts))
+        found = Threads(ranks).run(lambda group, cuts=cuts: logits(models[group.rank], cuts))
         assert all(np.array_equal(found[0], other) for other in found[1:]), "ranks have the same bits"
         np.testing.assert_allclose(found[0], whole, rtol=0, atol=2e-4 * np.abs(whole).max())
         if not cuts:
@@ -330,7 +331,7 @@ def test_ranks_end_with_their_leader_and_refuse_what_the_time_decides(tmp_path: 
 
 def test_sizes_that_cannot_be_divided(checkpoint: Path) -> None:
     with pytest.raises(Exception, match="a divisor or a multiple of num_key_value_heads = 4, got 3"):
-        load_model(checkpoint, "torch", group=Threads(3).rank(0))
+        load_model(checkpoint, "transformers", group=Threads(3).rank(0))
     with pytest.raises(Exception, match="'tensor_parallel': expected 1, got 2"):
         load_model(checkpoint, "paddle", group=Threads(2).rank(0))
 

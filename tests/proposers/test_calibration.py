@@ -39,7 +39,7 @@ def make_runner(target: Path, drafter: Path, framework: str = "auto", **speculat
         ("eagle3", "auto", (2, 3, 4), {}, "layers=[1, 2, 3]"),
         ("eagle3", "auto", (1, 2, 4), {"norm_output": True}, "norm_output=false"),
         ("eagle3", "auto", (1, 2, 4), {"norm_before_residual": True}, "norm_before_residual=false"),
-        pytest.param("dflash", "torch", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
+        pytest.param("dflash", "transformers", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
         pytest.param("dflash", "device", (2, 3, 4), {}, "layers=[1, 2, 3]", marks=pytest.mark.torch),
     ],
 )

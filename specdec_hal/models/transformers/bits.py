@@ -14,6 +14,7 @@ from specdec_hal.models.transformers.survey import only
 from specdec_hal.plugin.model import FINAL_NORM
 
 _TRIED = (11, 7)  # ids
+_POSITION = 37  # not 0, where rotary embeddings change nothing
 
 
 class Silent:
@@ -33,16 +34,19 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
     survey, kinds = decoder.survey, dict[Any, int]()
     for i, block in enumerate(survey.blocks):
         kinds.setdefault(_kind(block, survey.layers[i]), i)
-    decoder.serve(Silent(), 1)
+    position = min(_POSITION, decoder.config.max_position_embeddings - 1)
+    decoder.serve(Silent(), 1 + position)
     device = next(decoder.model.parameters()).device
+
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn((len(_TRIED), decoder.config.hidden_size), generator=generator).to(device, decoder.dtype)
 
     def hidden(rows: int) -> bytes | None:
         at = torch.zeros(rows, dtype=torch.int64, device=device)
-        return _common([decoder.hidden(at + token, at)[FINAL_NORM] for token in _TRIED])
+        return _common([decoder.hidden(at + token, at + position)[FINAL_NORM] for token in _TRIED])
 
     def logits(rows: int) -> bytes | None:
-        x = torch.linspace(-3, 3, decoder.config.hidden_size, device=device).to(decoder.dtype)
-        return _common([decoder.logits(x.repeat(rows, 1))])
+        return _common([decoder.logits(x.repeat(rows, 1)) for x in states])
 
     with torch.inference_mode(), only(survey.blocks, list(kinds.values())):
         return agreeing(hidden, sizes), agreeing(logits, head_sizes)

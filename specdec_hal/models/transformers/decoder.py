@@ -38,6 +38,11 @@ class Decoder:
         return result
 
     @property
+    def head(self) -> Any | None:
+        """The layer whose product the logits are; None if they are more than that."""
+        return self.model.get_output_embeddings() if self._plain else None
+
+    @property
     def hidden_layers(self) -> tuple[int, ...]:
         """See ModelCapabilities.hidden_layers."""
         return (FINAL_NORM, *range(len(self.survey.layers) if self.survey.tappable else 0))

@@ -15,14 +15,15 @@ import torch
 
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.batch import check_positive, no_cache
-from specdec_hal.models.drafter import Blocks
 from specdec_hal.models.from_host import FromHost
 from specdec_hal.models.paged import PagedStore, on_torch
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
-from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
-from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
+from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
+from specdec_hal.models.transformers.replace import Linear, holds_experts, install, is_experts, is_plain, tabulate
+from specdec_hal.models.transformers.tensor_parallel import Gathered
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
+from specdec_hal.tensors.group import Group
 
 # Row counts to try: tiles of products and numbers of programs differ.
 _SIZES = (1, 2, 9, 40, 200)
@@ -34,7 +35,7 @@ class DeviceTransformers(FromHost):
     `make_launcher`: of Triton's kernels for a dtype (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`);
     None: PyTorch's operators. `batch_invariant`: UnsupportedError unless a token's bits are independent of its step;
     None: as measured; False: not measured. `module`: the checkpoint's MTP module, or None. On a CPU batches may be
-    NumPy arrays.
+    NumPy arrays. `group`: of the ranks that share the model.
     """
 
     def __init__(
@@ -44,18 +45,23 @@ class DeviceTransformers(FromHost):
         make_launcher: Callable[[Any], Any] | None = None,
         batch_invariant: bool | None = None,
         module: ModuleFiles | None = None,
+        group: Group | None = None,
     ) -> None:
         self._decoder, self.config, self.dtype = decoder, decoder.config, decoder.dtype
         self.device = next(decoder.model.parameters()).device
-        self._launcher = None if make_launcher is None else make_launcher(self.dtype)
-        self._module = module
+        self._make_launcher = make_launcher
+        self._launcher: Any = None if make_launcher is None else make_launcher(self.dtype)
+        self._module, self._group = module, group
+        self._exchange: Any = None
         self._store: PagedStore | None = None
         parts = list(decoder.model.modules())
         for part in filter(is_experts, parts):
             part.config._experts_implementation = "batched_mm"
-        self._static = not any(map(holds_experts, parts))
+        self._static = not any(map(holds_experts, parts)) and (group is None or group.capturable)
         self._mode: AbstractContextManager[Any] = nullcontext()
         self.batch_invariant = False
+        self._head: Any = None
+        self._plain = False
         with torch.inference_mode():
             if make_launcher is not None:
                 self._use_kernels(make_launcher, batch_invariant is not False)
@@ -76,7 +82,14 @@ class DeviceTransformers(FromHost):
             decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
 
         decoder.serve(Silent(), 8)
-        decoder.modify(lambda model: install(decoder, Kernels(self._launcher), run))
+        if self._group is not None:
+            from specdec_hal.models.transformers.exchange import Exchange, connect
+
+            self._exchange = Exchange(self._group, self._launcher)
+            connect(decoder.model, self._exchange, run)
+        parts = decoder.modify(lambda model: install(decoder, Kernels(self._launcher), run))
+        self._plain = is_plain(decoder.base, parts)
+        self._find_head()
         if not stable:
             return
         launchers = {self.dtype: self._launcher}
@@ -88,6 +101,14 @@ class DeviceTransformers(FromHost):
         with self._mode:
             sizes, head = agreeing_sizes(decoder, _SIZES, _SIZES)
         self.batch_invariant = sizes.sizes == head.sizes == _SIZES
+
+    def _find_head(self) -> None:
+        """Let our product write the logits, if they are only that."""
+        head = self._decoder.head
+        if isinstance(getattr(head, "part", head), Linear):
+            self._head = head
+        if isinstance(head, Gathered) and self._head is not None:
+            self.compute_logits_part_device = self._logits_part
 
     @property
     def capabilities(self) -> ModelCapabilities:
@@ -128,7 +149,10 @@ class DeviceTransformers(FromHost):
             launcher=self._launcher,
         )  # fmt: skip
         self._decoder.serve(self._store, positions)
-        self._blocks = Blocks(1, positions, (num_blocks, block_size))
+        if self._plain:
+            with torch.inference_mode():
+                tabulate(self._decoder.base, positions)
+        self._blocks = num_blocks, block_size, positions
 
     def pool_layers(self) -> list[Any]:
         """The KV pool: see :class:`~.paged.PagedStore`."""
@@ -154,7 +178,11 @@ class DeviceTransformers(FromHost):
     def mtp_module(self) -> Any:
         """See MTPModel.mtp_module."""
         assert self._module is not None  # else its capabilities have none
-        return TransformersMTP(self, self._decoder, self._module, self._blocks)
+        decoder = ModuleDecoder(self._decoder, self._module, self._group)
+        served = DeviceTransformers(decoder, make_launcher=self._make_launcher, group=self._group)
+        served.allocate_blocks(*self._blocks)
+        served._slots = self._slots
+        return TransformersMTP(self, served, decoder)
 
     def embed(self, ids: Any) -> Any:
         """See LendingModel.embed."""
@@ -162,5 +190,18 @@ class DeviceTransformers(FromHost):
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceModel.compute_logits_device."""
+        head, hidden, out = self._head, torch.as_tensor(hidden), torch.as_tensor(out)
         with torch.inference_mode(), self._mode:
-            torch.as_tensor(out).copy_(self._decoder.logits(torch.as_tensor(hidden)))
+            if head is None:
+                out.copy_(self._decoder.logits(hidden))
+            elif isinstance(head, Gathered):
+                self._exchange.logits(head, hidden, out, num_rows)
+            else:
+                self._launcher.linear(hidden, head.weight, out, num_rows, bias=head.bias)
+
+    def _logits_part(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """The first of this rank's columns of the logits, as many as `out` [R, W] has, by the same product."""
+        weight, bias = self._head.part.weight, self._head.part.bias
+        mine = self._launcher.arena.take("logits", (len(hidden), len(weight)), torch.float32)
+        self._launcher.linear(hidden, weight, mine, num_rows, bias=bias)
+        out.copy_(mine[:, : out.shape[1]])

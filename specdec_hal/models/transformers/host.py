@@ -17,15 +17,15 @@ import torch
 from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import HostAttention
 from specdec_hal.models.batch import Limits, blocks, check_hidden_layers, check_positive, check_rows, no_cache
-from specdec_hal.models.drafter import Blocks
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
-from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
+from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import Packed, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
+from specdec_hal.tensors.group import Group
 
 # Row counts to try; fewer for logits, as few rows need them and a head is large.
 _SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
@@ -97,7 +97,7 @@ class HostTransformers:
     """See :class:`specdec_hal.plugin.model.TargetModel`. `model`: loaded on a CPU; its linear layers are replaced.
 
     `batch_invariant` None: in float32. `threads`: sets PyTorch's for the whole process; None: unchanged.
-    `module`: the checkpoint's MTP module, or None.
+    `module`: the checkpoint's MTP module, or None. `group`: of the ranks that share the model.
     """
 
     framework: ClassVar[str] = "torch"
@@ -109,11 +109,12 @@ class HostTransformers:
         batch_invariant: bool | None = None,
         threads: int | None = None,
         module: ModuleFiles | None = None,
+        group: Group | None = None,
     ) -> None:
         cpu_threads.check(threads, self.framework)
         if threads is not None:
             torch.set_num_threads(threads)
-        self._decoder, self.config, self._module = decoder, decoder.config, module
+        self._decoder, self.config, self._module, self._group = decoder, decoder.config, module, group
         exact, self._operators = decoder.dtype is torch.float32, Packed()
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
         self.batch_invariant = self._fused = False
@@ -212,8 +213,10 @@ class HostTransformers:
     def mtp_module(self) -> Any:
         """See MTPModel.mtp_module."""
         assert self._module is not None and self._limits is not None  # else its capabilities have none
-        blocks = Blocks(self._limits.max_num_seqs, self._limits.max_model_len)
-        return TransformersMTP(self, self._decoder, self._module, blocks)
+        decoder = ModuleDecoder(self._decoder, self._module, self._group)
+        served = HostTransformers(decoder, batch_invariant=self.batch_invariant)
+        served.allocate(self._limits.max_num_seqs, self._limits.max_model_len)
+        return TransformersMTP(self, served, decoder)
 
     def embed(self, ids: Any) -> Any:
         """See LendingModel.embed."""

@@ -42,6 +42,8 @@ class _Trial(threading.local):
     recorder: Recorder | None = None
 
 
+loading = threading.Lock()
+"""Held while `transformers` loads a model, when it changes what all threads share."""
 trial = _Trial()
 """Of this thread: its recorder is set while a model is tried."""
 

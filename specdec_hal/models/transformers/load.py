@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
-import threading
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from specdec_hal.models.checkpoint import checkpoint_error, read_token_ids
 from specdec_hal.models.from_host import gpu
 from specdec_hal.models.paged import launchers
 from specdec_hal.models.transformers.decoder import Decoder
-from specdec_hal.models.transformers.interface import NAME
-from specdec_hal.models.transformers.mtp import find_module
+from specdec_hal.models.transformers.interface import NAME, loading
+from specdec_hal.models.transformers.mtp import ModuleFiles, find_module
 from specdec_hal.models.transformers.survey import check_class, compare, refused, survey
 from specdec_hal.models.weights import some_names
 from specdec_hal.plugin.model import ModelConfig, ModelMemory
@@ -32,7 +34,6 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # others: a byte
 _GGUF = "pip install gguf, or leave model.framework to llama.cpp"
 _OF_TEXT = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?language_model\.(model\.)?": "model."}
 """Names of a decoder's weights, where it is a part of another model."""
-_loading = threading.Lock()  # while it loads, the library changes what all threads share
 _log = logging.getLogger("specdec_hal")
 
 
@@ -43,12 +44,13 @@ def load(
     dtype: str | None = None,
     batch_invariant: bool | None = None,
     threads: int | None = None,
+    pdl_rows: int | None = None,
     group: Group | None = None,
 ) -> Any:
     """A :class:`~.host.HostTransformers` on a CPU, a :class:`~.device.DeviceTransformers` on a GPU.
 
-    `dtype` None: float32 on CPUs, the checkpoint's own on GPUs. CheckpointError for what `transformers` cannot load;
-    UnsupportedError, with the reason, for a model that cannot run over our KV cache.
+    `dtype` None: float32 on CPUs, the checkpoint's own on GPUs. `pdl_rows`: of Triton's launcher. CheckpointError for
+    what `transformers` cannot load; UnsupportedError, with the reason, for a model that cannot run over our KV cache.
     """
     on_host = device == "cpu"
     if not on_host:
@@ -58,13 +60,16 @@ def load(
     if on_host:
         from specdec_hal.models.transformers.host import HostTransformers
 
-        made: Any = HostTransformers(decoder, batch_invariant=batch_invariant, threads=threads, module=module)
+        made: Any = HostTransformers(
+            decoder, batch_invariant=batch_invariant, threads=threads, module=module, group=group
+        )
     else:
         from specdec_hal.models.transformers.device import DeviceTransformers
 
         made = DeviceTransformers(
-            decoder, make_launcher=launchers(torch.device(device)), batch_invariant=batch_invariant, module=module
-        )
+            decoder, make_launcher=launchers(torch.device(device), pdl_rows), batch_invariant=batch_invariant,
+            module=module, group=group,
+        )  # fmt: skip
     _log.info("%s: %s", type(decoder.model).__name__, made.describe())
     return made
 
@@ -104,7 +109,7 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
         config.quantization_config = {**method, "dequantize": True}  # else a hook would do it, in the first whole pass
     wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
     try:
-        with _loading:
+        with loading, _known(architecture, find_module(Path(path), config)):
             if options:  # not as `gguf_file`, which demands the package accelerate
                 wanted["state_dict"] = _gguf_weights(Path(path), architecture, config)
             model, info = architecture.from_pretrained(
@@ -122,6 +127,18 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     if group is None:
         return Decoder(model.to(device), found)
     return _part(model, found, device, group)
+
+
+@contextmanager
+def _known(architecture: Any, module: ModuleFiles | None) -> Iterator[None]:
+    """Within it the library does not report the weights of an MTP module as unexpected."""
+    name, names = "_keys_to_ignore_on_load_unexpected", [] if module is None else list(map(re.escape, module.files))
+    before = getattr(architecture, name, None)
+    setattr(architecture, name, [*(before or ()), *names])
+    try:
+        yield
+    finally:
+        setattr(architecture, name, before)
 
 
 def _part(model: Any, config: ModelConfig, device: str, group: Group) -> Decoder:

@@ -1,17 +1,19 @@
-"""Multi-token-prediction modules in the checkpoints of other families, beside their decoders of `transformers`.
+"""Multi-token-prediction modules of checkpoints, beside their decoders of `transformers`.
 
 The library's classes ignore these weights. A module is one more decoder layer of its target's class over
 ``projection([norm(embedding of the token at p + 1), norm(hidden state of p)])`` and a final norm, whose rows feed the
-target's head and the next draft. So it is a decoder of one layer, loaded, tried and served like its target. Only the
-first of several modules is used.
+target's head and the next draft (DeepSeek-V3, arXiv:2412.19437, equation 21). So it is a decoder of one layer, loaded,
+tried and served like its target, with the same operators and promises about bits. Only the first of several modules is
+used.
 
 | family | names | final norm |
 |---|---|---|
-| DeepSeek-V3, GLM-4.5 | enorm, hnorm, eh_proj, shared_head.norm and the layer in ``model.layers.N`` | its own |
+| DeepSeek-V3, GLM-4.5, Llama | enorm, hnorm, eh_proj, shared_head.norm, the layer in ``model.layers.N`` | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
 | MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
 
-MiMo's projection takes the hidden state first. The first row of all but ERNIE's reads no embedding, as in vLLM.
+MiMo's projection takes the hidden state first. The first row of all but ERNIE's and Llama's reads no embedding, as in
+vLLM.
 Engines disagree about GLM's state for the next draft (vLLM: from before the norm) and about ERNIE's norm (vLLM: none);
 these are SGLang's and FastDeploy's. Decoders of Qwen3-Next and Qwen3.5 keep a recurrent state and are refused by name.
 """
@@ -24,18 +26,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from specdec_hal.models.batch import check_rows
 from specdec_hal.models.checkpoint import checkpoint_error
-from specdec_hal.models.draft_pass import PagedPass
-from specdec_hal.models.drafter import Blocks
-from specdec_hal.models.paged import on_torch
+from specdec_hal.models.paged import PagedStore
 from specdec_hal.models.transformers.decoder import Decoder
-from specdec_hal.models.transformers.interface import NAME
+from specdec_hal.models.transformers.interface import NAME, loading
 from specdec_hal.models.transformers.mimo import MODEL_TYPE
 from specdec_hal.models.transformers.replace import is_experts
+from specdec_hal.models.transformers.survey import text_batch
+from specdec_hal.models.transformers.tensor_parallel import divide
 from specdec_hal.models.weights import header, shards
-from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelConfig
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
+from specdec_hal.tensors.group import Group
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class _Family:
     changes: dict[str, Any]
     hidden_first: bool = False
 
+    def named(self, layers: int) -> _Family:
+        """With the names in a checkpoint of so many decoder layers."""
+        names = ("layer", "embedding_norm", "hidden_norm", "projection", "final_norm")
+        given = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: text and text.format(n=layers) for name, text in given.items()})
+
 
 _IN = "model.layers.{n}."
 _DEEPSEEK = _Family(
@@ -71,6 +80,7 @@ _MIMO = _Family(
     f"{_MIMO_LAYER}input_proj.weight", f"{_MIMO_LAYER}final_layernorm.weight", False, {}, hidden_first=True,
 )  # fmt: skip
 FAMILIES = {
+    "llama": replace(_DEEPSEEK, first=True, changes={}),
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe": _DEEPSEEK,
     "ernie4_5": _ERNIE,
@@ -103,15 +113,7 @@ def find_module(path: Path, config: Any) -> ModuleFiles | None:
     family = FAMILIES.get(config.model_type)
     if family is None or not path.is_dir():
         return None
-
-    def named(name: str) -> str:
-        return name.format(n=config.num_hidden_layers)
-
-    family = replace(
-        family, layer=named(family.layer), embedding_norm=named(family.embedding_norm),
-        hidden_norm=named(family.hidden_norm), projection=named(family.projection),
-        final_norm=None if family.final_norm is None else named(family.final_norm),
-    )  # fmt: skip
+    family = family.named(config.num_hidden_layers)
     wanted = (family.embedding_norm, family.hidden_norm, family.projection, family.final_norm)
     layer = family.layer
     files = {name: file for file in shards(path) for name in header(file) if name in wanted or name.startswith(layer)}
@@ -123,44 +125,109 @@ def find_module(path: Path, config: Any) -> ModuleFiles | None:
     return ModuleFiles(family, files)
 
 
-class TransformersMTP(PagedPass):
-    """See :class:`specdec_hal.plugin.model.MTPModule` and `DeviceMTPModule`: both, whatever the target is."""
+class ModuleDecoder(Decoder):
+    """A module as a decoder of one layer, over rows of its target: `hidden` projects them first.
 
-    def __init__(self, model: Any, target: Decoder, files: ModuleFiles, blocks: Blocks) -> None:
-        weights, family = files.read(), files.family
+    `target`: the decoder whose embedding it uses. `group`: of the ranks that share it.
+    """
+
+    def __init__(self, target: Decoder, files: ModuleFiles, group: Group | None = None) -> None:
+        weights, self._family, self._target = files.read(), files.family, target
+        self._states: Any = None  # before the trials
         first = next(target.model.parameters())
-
-        def take(name: str) -> Any:
-            return weights.pop(name).to(first.device, target.dtype)
-
-        self._target, self._family = target, family
-        self._norms = take(family.embedding_norm), take(family.hidden_norm)
-        self._projection = take(family.projection)
-        norm = target.base.norm.weight if family.final_norm is None else take(family.final_norm)
+        family, final = files.family, target.base.norm
+        names = family.embedding_norm, family.hidden_norm, family.projection
+        embedding_norm, hidden_norm, projection = (weights.pop(name).to(target.dtype) for name in names)
+        norm = final.weight.detach().cpu() if family.final_norm is None else weights.pop(family.final_norm)
         layer = {name.removeprefix(family.layer): weight for name, weight in weights.items()}
-        self._decoder = _one_layer(target, layer, norm, family)
-        super().__init__(model, self._decoder.survey.layers, blocks, dtype=target.dtype)
-        self._decoder.serve(self._store, blocks.positions)
-        self._epsilon = target.model.config.get_text_config().rms_norm_eps
+        model = _one_layer(target, layer, norm.to(target.dtype), family)
+        if group is not None:
+            divide(model, group)
+        epsilon = target.model.config.get_text_config().rms_norm_eps
+        own = _norm(embedding_norm, epsilon), _norm(hidden_norm, epsilon), _linear(projection)
+        model.mtp = torch.nn.ModuleDict(dict(zip(("embedding_norm", "hidden_norm", "projection"), own, strict=True)))
+        size = ModelConfig(
+            vocab_size=_VOCABULARY, hidden_size=len(norm), max_position_embeddings=target.config.max_position_embeddings
+        )
+        super().__init__(model.to(first.device), size)
+        self.config = target.config
+        self._try()
+
+    def _try(self) -> None:
+        """Survey the layer with the projection, of which the general trial knows nothing."""
+        ids = self.survey.ids % self.config.vocab_size
+        store = PagedStore(self.survey.layers, 1, len(ids), dtype=self.dtype, device=ids.device)
+        self.serve(store, len(ids))
+        with torch.inference_mode():
+            _, positions = store.begin(text_batch(ids.device, [(0, len(ids))], len(ids)))
+            self.survey = replace(self.survey, ids=ids, hidden=self.hidden(ids, positions)[FINAL_NORM])
+
+    def of(self, states: Any) -> None:
+        """The hidden states [T, D] that the next passes of T rows together are over."""
+        self._states = states
+
+    def hidden(self, ids: Any, positions: Any, layers: Any = ()) -> dict[int, Any]:
+        """See Decoder; `ids` are of the target's vocabulary. Rows beyond those of :meth:`of` are over zeros."""
+        token = state = self._target.embed(ids)
+        if self._states is not None:
+            state, rest = self._states[: len(ids)].to(token.dtype), self._states[len(ids) :]
+            self._states = rest
+            if len(state) < len(ids):
+                state = torch.cat([state, state.new_zeros((len(ids) - len(state), state.shape[1]))])
+        if not self._family.first:
+            token = torch.where(positions[:, None] > 0, token, 0)
+        own = self.model.mtp
+        parts = [own["embedding_norm"](token[None]), own["hidden_norm"](state[None])]
+        if self._family.hidden_first:
+            parts.reverse()
+        return super().hidden(own["projection"](torch.cat(parts, -1))[0], positions, layers)
+
+
+class TransformersMTP:
+    """See :class:`specdec_hal.plugin.model.MTPModule` and `DeviceMTPModule`: what `served` is.
+
+    `model`: the target. `served`: the model of a :class:`ModuleDecoder`, with a cache like the target's.
+    """
+
+    def __init__(self, model: Any, served: Any, decoder: ModuleDecoder) -> None:
+        self._model, self._served, self._decoder = model, served, decoder
 
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
         """See DeviceMTPModule.forward_device."""
-        batch = on_torch(batch)
-        with torch.inference_mode():
-            ids, positions = self._store.begin(batch, self._vocab_size)
-            token = self._target.embed(ids)
-            if not self._family.first:
-                token = torch.where(positions[:, None] > 0, token, 0)
-            state = torch.as_tensor(hidden).to(token.dtype)
-            parts = [F.rms_norm(x, w.shape, w, self._epsilon) for x, w in zip((token, state), self._norms, strict=True)]
-            if self._family.hidden_first:
-                parts.reverse()
-            x = F.linear(torch.cat(parts, 1), self._projection)
-            torch.as_tensor(out).copy_(self._decoder.hidden(x, positions)[FINAL_NORM])
+        self._decoder.of(torch.as_tensor(hidden))
+        self._served.forward_device(batch, {FINAL_NORM: out})
+
+    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
+        """See MTPModule.forward."""
+        check_rows(self._served.framework, "forward", hidden, self._model.config.hidden_size, len(batch.token_ids))
+        states = hidden if isinstance(hidden, torch.Tensor) else torch.as_tensor(hidden)
+        self._decoder.of(states.to(self._decoder.survey.hidden.device))
+        return self._served.forward(batch)[FINAL_NORM]
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """See DeviceMTPModule.compute_logits_device."""
+        self._model.compute_logits_device(hidden, out, num_rows)
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See MTPModule.compute_logits."""
+        return self._model.compute_logits(hidden)
 
 
-def _one_layer(target: Decoder, layer: dict[str, Any], norm: Any, family: _Family) -> Decoder:
-    """A decoder of the target's class with only this layer."""
+def _norm(weight: Any, epsilon: float) -> Any:
+    made = torch.nn.RMSNorm(len(weight), epsilon, device="meta")
+    made.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return made
+
+
+def _linear(weight: Any) -> Any:
+    outputs, inputs = weight.shape
+    made = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
+    made.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return made
+
+
+def _one_layer(target: Decoder, layer: dict[str, Any], norm: Any, family: _Family) -> Any:
+    """A model of the target's class with only this layer, on the CPU."""
     config = copy.deepcopy(target.model.config)
     kinds = getattr(config, "layer_types", None)
     changes = {
@@ -170,18 +237,15 @@ def _one_layer(target: Decoder, layer: dict[str, Any], norm: Any, family: _Famil
     for name, value in changes.items():
         if hasattr(config, name):
             setattr(config, name, value)
-    like = norm.detach().cpu()
-    table = torch.randn((_VOCABULARY, len(like)), generator=torch.Generator().manual_seed(0)).to(like.dtype)
-    ends = {"model.norm.weight": like, "model.embed_tokens.weight": table, "lm_head.weight": table}
+    table = torch.randn((_VOCABULARY, len(norm)), generator=torch.Generator().manual_seed(0)).to(norm.dtype)
+    ends = {"model.norm.weight": norm, "model.embed_tokens.weight": table, "lm_head.weight": table}
     ignored = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's
     state = {f"model.layers.0.{name}": weight for name, weight in layer.items() if name not in ignored}
-    model = type(target.model).from_pretrained(
-        None, config=config, state_dict={**state, **ends}, dtype=target.dtype, attn_implementation=NAME
-    )
+    with loading:
+        model = type(target.model).from_pretrained(
+            None, config=config, state_dict={**state, **ends}, dtype=target.dtype, attn_implementation=NAME
+        )
     for module in model.modules():
         if is_experts(module):
             module.config._experts_implementation = "batched_mm"
-    size = ModelConfig(
-        vocab_size=_VOCABULARY, hidden_size=len(like), max_position_embeddings=target.config.max_position_embeddings
-    )
-    return Decoder(model.eval().to(norm.device), size)
+    return model.eval()

@@ -162,15 +162,15 @@ def holds_experts(module: Any) -> bool:
 @dataclass(frozen=True)
 class Parts:
     """A layer that is Llama's or Qwen3's: its attention, norms, products, the function between the MLP's products, and
-    norms of heads or None."""
+    norms of heads or None. `out`, `down`: Linear, or Summed of :mod:`.tensor_parallel`."""
 
     attention: Any
     first: Callable[[Any], Any]
     qkv: Linear
-    out: Linear
+    out: Any
     second: Callable[[Any], Any]
     middle: Callable[[Any], Any]
-    down: Linear
+    down: Any
     head_norms: Norms | None
 
 
@@ -215,10 +215,21 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
         norm.seen = None
     for rotary in rotaries.values():
         rotary.settle(watch)
-    return [
+    parts = [
         _replace_block(block, args, kwargs, operators, watch)
         for block, (args, kwargs) in zip(blocks, calls, strict=True)
     ]
+    _join_norms(parts, getattr(getattr(decoder.base, "norm", None), "forward", None))
+    return parts
+
+
+def _join_norms(parts: list[Parts | None], final: Any) -> None:
+    """Let sums over ranks know the norms of their results."""
+    following = [*(None if part is None else part.first for part in parts[1:]), final]
+    for part, norm in zip(parts, following, strict=True):
+        for layer, after in () if part is None else ((part.out, part.second), (part.down, norm)):
+            if isinstance(after, _Norm) and not isinstance(layer, Linear):
+                layer.norm = after
 
 
 def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
@@ -269,11 +280,12 @@ def _norm(norm: Any, operators: Operators) -> _Norm | None:
 
 class _Norm:
     """RMSNorm. `seen`: during a trial, the last norms and their results. `later`: for head norms that the following
-    rotary embedding computes, where to put it.
+    rotary embedding computes, where to put it. `ready`: an input whose norm another kernel has computed, and that.
     """
 
     seen: deque[tuple[_Norm, Any]] | None = None
     later: list[_Norm] | None = None
+    ready: tuple[Any, Any] | None = None
 
     def __init__(self, operators: Operators, weight: Any, epsilon: float) -> None:
         self._operators, self.weight, self.epsilon = operators, weight, epsilon
@@ -282,6 +294,10 @@ class _Norm:
         if self.later is not None:
             self.later.append(self)
             return x
+        if self.ready is not None:
+            (known, out), self.ready = self.ready, None
+            if known is x:
+                return out
         out = self._operators.norm(x, self.weight, self.epsilon)
         if self.seen is not None:
             self.seen.append((self, out))
@@ -408,14 +424,14 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
     attention, mlp, first, second = parts
     out: Any = getattr(attention, "o_proj", None)
     down: Any = getattr(mlp, "down_proj", None)
-    if {name for name, _ in block.named_children()} != {*names} or not isinstance(out, Linear):
+    if {name for name, _ in block.named_children()} != {*names} or not _adds(out):
         return None
     inner, qkv, norms = _attention(attention, operators)
     first, second = first.forward, second.forward  # without what calls of modules cost on a CPU
     middle: Any = mlp.forward.args[1] if isinstance(mlp.forward, partial) else None
 
     def feed(attended: Any) -> Any:
-        if isinstance(down, Linear):
+        if _adds(down):
             down.add(attended)
             return down.product(middle(second(attended))) if middle is not None else mlp(second(attended))
         result = mlp(second(attended))
@@ -434,19 +450,38 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
     expected, given = block(*args, **kwargs), watch.given
     if not isinstance(expected, torch.Tensor):
         return None
-    for forward in (within, around) if inner is not None and isinstance(down, Linear) else (around,):
+    for forward in (within, around) if inner is not None and _adds(down) else (around,):
         try:
             got = forward(*args, **kwargs)
         except TypeError:  # other arguments
             got = None
         for part in (out, down):
-            if isinstance(part, Linear):
+            if _adds(part):
                 part.add(None)
         if got is not None and got.shape == expected.shape and _close(expected, got) and _same(given, watch.given):
             block.forward = forward
             whole = forward is within and middle is not None
             return Parts(attention, first, qkv, out, second, middle, down, norms) if whole else None
     return None
+
+
+def is_plain(base: Any, parts: list[Parts | None]) -> bool:
+    """Whether a model is only layers of such parts and one rotary embedding, between its embedding and its norm."""
+    plain = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
+    return plain and None not in parts and isinstance(base.rotary_emb.rope_type, str)
+
+
+def tabulate(base: Any, positions: int) -> None:
+    """Let layers of a plain model take angles from a table of so many positions instead of computing them."""
+    rotary, like = base.rotary_emb, base.embed_tokens.weight[:1, None]
+    at = torch.arange(positions, device=like.device)[None]
+    table = type(rotary).forward(rotary, like, position_ids=at)
+    rotary.forward = lambda x, position_ids: (*table, position_ids[0])
+
+
+def _adds(layer: Any) -> bool:
+    """Whether a layer's product takes a residual: ours, or of ranks."""
+    return hasattr(layer, "product")
 
 
 def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | None]:
@@ -475,8 +510,8 @@ def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | 
                 qkv.split_with_sizes(whole.sizes, 1), (layer.head_dim, layer.head_dim, layer.value_dim), strict=True
             )
         )
-        cos, sin = angles
-        operators.pending = Rotation(q, k, cos, sin, before)
+        cos, sin, *positions = angles
+        operators.pending = Rotation(q, k, cos, sin, before, *positions)
         return state[STORE].attend(layer, q, k, v, None).flatten(1)[None]
 
     return forward, whole, before

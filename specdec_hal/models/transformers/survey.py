@@ -108,7 +108,7 @@ class _Recorder:
         self.found[module] = layer
         here = Layer(**{**vars(layer), "index": 0})
         store = PagedStore([here], 1, len(query), dtype=query.dtype, device=query.device)
-        store.begin(_batch(query.device, [(0, len(query))], len(query)))
+        store.begin(text_batch(query.device, [(0, len(query))], len(query)))
         return store.attend(here, query, key, value, arguments.get("s_aux"))
 
     def _check(self, module: Any, name: str, arguments: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ def _window(mask_function: Any, positions: int) -> int:
     return found.pop() if len(found) == 1 else _OTHER
 
 
-def _batch(device: Any, parts: Sequence[tuple[int, int]], size: int) -> DeviceBatch:
+def text_batch(device: Any, parts: Sequence[tuple[int, int]], size: int) -> DeviceBatch:
     """Position and length of each slot's tokens, as a batch without ids; each slot has one block of `size`."""
     lengths = [length for _, length in parts]
 
@@ -209,7 +209,7 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
 
     def run(*parts: tuple[Any, int, int]) -> list[Any]:
         """Hidden states of `length` tokens of a text from `start` on, with all parts in one pass."""
-        _, position = store.begin(_batch(device, [(start, length) for _, start, length in parts], _TRIED))
+        _, position = store.begin(text_batch(device, [(start, length) for _, start, length in parts], _TRIED))
         packed = torch.cat([text[:, start : start + length] for text, start, length in parts], 1)
         found = base(input_ids=packed, position_ids=position[None], use_cache=False)[0][0]
         return list(found.split([length for *_, length in parts]))

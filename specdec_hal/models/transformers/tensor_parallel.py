@@ -1,19 +1,22 @@
 """A model of `transformers` over a group of ranks, divided by the plan of its class (`base_model_tp_plan`).
 
 Layers that the plan calls "colwise" keep a part of their outputs, those that it calls "rowwise" a part of their inputs.
-Results of the latter are gathered and added in float32, in the order of ranks. So a token's bits do not depend on its
-batch, as a library's reduction may have it, and are the same on every rank; they depend on the number of ranks. The
-embedding is whole on every rank.
+Results of the latter are added in float32, in the order of ranks. So a token's bits do not depend on its batch, as a
+library's reduction may have it, and are the same on every rank; they depend on the number of ranks. With fewer KV heads
+than ranks, several ranks have the same one. The head is divided by tokens; the embedding is whole on every rank.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from specdec_hal.models.tp_weights import indivisible
+from specdec_hal.backends.reference.primitives import vocabulary_part
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import refused as refused_argument
 from specdec_hal.models.transformers.replace import is_experts
 from specdec_hal.models.transformers.survey import refused
 from specdec_hal.tensors.group import Group
@@ -26,18 +29,40 @@ _KV = ("k_proj", "v_proj")
 
 
 class Summed(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer of which each rank has a part of the inputs. `split`: its input is whole."""
+    """A linear layer of which each rank has a part of the inputs. `split`: its input is whole.
+
+    `exchange`: adds the ranks' products of x and a residual or None, for this layer; None: they are gathered. `norm`:
+    the RMSNorm of the result that follows, where the exchange may compute it.
+    """
+
+    exchange: Callable[[Summed, Any, Any | None], Any] | None = None
+    norm: Any = None
 
     def __init__(self, layer: Any, group: Group, mine: slice, split: bool) -> None:
         super().__init__()
         self.bias, layer.bias = layer.bias, None
         self.part, self._group, self._mine = layer, group, mine if split else slice(None)
+        self._residual: list[Any] = []
         _keep(layer, "weight", layer.weight[:, mine])
 
+    def add(self, residual: Any) -> None:
+        """A residual to add to the next result."""
+        self._residual[:] = [residual]
+
+    def product(self, x: Any) -> Any:
+        """The sum of all ranks' products, the bias and the residual."""
+        x = x[..., self._mine]
+        residual = self._residual.pop() if self._residual else None
+        if self.exchange is not None:
+            return self.exchange(self, x, residual)
+        out = summed(self._group, self.part(x.contiguous()))
+        for more in (self.bias, residual):
+            out = out if more is None else out + more
+        return out
+
     def forward(self, x: Any) -> Any:
-        """The sum of all ranks' products, and the bias."""
-        out = summed(self._group, self.part(x[..., self._mine].contiguous()))
-        return out if self.bias is None else out + self.bias
+        """See :meth:`product`."""
+        return self.product(x)
 
 
 class Gathered(torch.nn.Module):  # type: ignore[misc]
@@ -46,7 +71,7 @@ class Gathered(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, layer: Any, group: Group) -> None:
         super().__init__()
         self._outputs = len(layer.weight)
-        width = -(-self._outputs // group.size)
+        width = vocabulary_part(self._outputs, group.size)
         for name in ("weight", "bias"):
             if (whole := getattr(layer, name)) is not None:
                 part = whole[group.rank * width : (group.rank + 1) * width]
@@ -81,10 +106,10 @@ def divide(model: Any, group: Group) -> None:
         if getattr(config, "base_model_ep_plan", None):
             raise refused(model, "its plan is expert parallelism (base_model_ep_plan), which is not supported")
         raise refused(model, "it has no plan for tensor parallelism (base_model_tp_plan)")
-    _part(group, config.num_attention_heads, "num_attention_heads")
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if group.size % kv_heads and kv_heads % group.size:
         raise indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, group.size)
+    _part(group, config.num_attention_heads, "num_attention_heads")
 
     def style(name: str) -> Any:
         return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
@@ -132,6 +157,12 @@ def _divide_experts(model: Any, name: str, module: Any, group: Group, style: Any
     _keep(module, up, packed[:, :, mine].flatten(1, 2))
     _keep(module, "down_proj", module.down_proj[:, :, mine])
     module.register_forward_hook(lambda module, args, out: summed(group, out))
+
+
+def indivisible(relation: str, name: str, count: int, size: int) -> ArgumentError:
+    """The error of sizes that cannot be divided among ranks."""
+    expected, hint = f"{relation} of {name} = {count}", "lower engine.tensor_parallel"
+    return refused_argument("transformers", "load_model", "tensor_parallel", expected, size, hint)
 
 
 def _part(group: Group, count: int, what: str) -> slice:

@@ -114,12 +114,18 @@ class Launcher:
         """`out` [rows] = sums of the rows of `x`, in float32."""
         row_sum[(len(x),)](x, out, len(x), **self._of_rows(x))
 
-    def sum_norm(self, parts: RankParts, residual: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
-        """`residual` += the ranks' parts in their order, rounded once; `out` = its RMSNorm times `weight`."""
-        rows = len(residual)
+    def sum_norm(
+        self, parts: RankParts, residual: Any | None, total: Any, count: Any | None, *,
+        weight: Any | None = None, out: Any | None = None, epsilon: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`total` = the ranks' parts in their order + `residual`, which may be `total`, rounded once.
+
+        With `weight`, `out` is its RMSNorm. All rows without `count`.
+        """
+        rows = len(total)
         sum_norm[(min(rows, self._meeting) if parts.shared else rows,)](
-            parts.parts, parts.cells, residual, weight, out, count, rows, epsilon,
-            SHARED=parts.shared, **parts.constants, **self._of_rows(residual),
+            parts.parts, parts.cells, residual, total, weight, out, count, rows, epsilon,
+            SHARED=parts.shared, **parts.constants, **self._of_rows(total),
         )  # fmt: skip
 
     def gather_columns(self, parts: RankParts, width: int, out: Any, count: Any | None) -> None:
@@ -281,18 +287,19 @@ class Launcher:
 
     def rotate(
         self, q: Any, k: Any, cos: Any, sin: Any, q_out: Any, k_out: Any, *, norms: Norms | None = None,
-        value: Any | None = None, lines: Any | None = None,
+        value: Any | None = None, lines: Any | None = None, positions: Any | None = None,
     ) -> None:  # fmt: skip
         """`q_out` and `k_out` = rotated `q` and `k` [T, heads, width], whose last stride is 1: :func:`.rows.rotate`.
 
-        With `lines` `k_out` is the cache, which takes `value` too. `norms`: of the heads before.
+        With `lines` `k_out` is the cache, which takes `value` too. `norms`: of the heads before. `positions`: of the
+        rows, if `cos` and `sin` are by position.
         """
         rows, heads, width = q.shape
         q_weight, k_weight, epsilon = norms or (None, None, 0.0)
         v = k if value is None else value
         rotate[(rows, 2 if lines is None else 3)](
-            q, k, v, cos, sin, q_weight, k_weight, q_out, k_out, lines, *q.stride()[:2], *k.stride()[:2],
-            *v.stride()[:2], cos.stride(0), epsilon, HEADS=heads, KV_HEADS=k.shape[1], HALF=width // 2,
+            q, k, v, cos, sin, positions, len(cos), q_weight, k_weight, q_out, k_out, lines, *q.stride()[:2],
+            *k.stride()[:2], *v.stride()[:2], cos.stride(0), epsilon, HEADS=heads, KV_HEADS=k.shape[1], HALF=width // 2,
             SECOND=cos.shape[1] - width // 2, VALUE_DIM=v.shape[2], BLOCK_SIZE=1 if lines is None else k_out.shape[2],
             BLOCK_H=power_of_2(max(heads, k.shape[1])), BLOCK_D=power_of_2(width // 2), **self._options(rows),
         )  # fmt: skip

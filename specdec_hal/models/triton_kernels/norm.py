@@ -71,6 +71,7 @@ def sum_norm(
     parts,
     cells,
     residual,
+    total,
     weight,
     out,
     count,
@@ -84,12 +85,15 @@ def sum_norm(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`residual` += the sum of the ranks' parts in their order, rounded once; `out` = its norm.
+    """`total` = the sum of the ranks' parts in their order + `residual`, if any, rounded once; `out` = its norm.
 
     `parts` [RANKS, capacity, D], or SHARED the addresses of what each rank has, with the cells of :func:`.ranks.meet`.
+    Without `weight` nothing is normed. Rows from int32 `count` [1], if any, on are left alone.
     """
     begin(PDL)
-    rows = min(capacity, tl.load(count))
+    rows = capacity
+    if count is not None:
+        rows = min(capacity, tl.load(count))
     if tl.program_id(0) >= rows:
         return
     if SHARED:
@@ -98,15 +102,17 @@ def sum_norm(
     inside = column < D
     for at in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.cast(at, tl.int64)
-        total = tl.zeros((BLOCK_D,), tl.float32)
+        added = tl.zeros((BLOCK_D,), tl.float32)
         for rank in tl.static_range(RANKS):
-            x = part_of(parts, rank, residual) + row * D if SHARED else parts + (rank * capacity + row) * D
+            x = part_of(parts, rank, total) + row * D if SHARED else parts + (rank * capacity + row) * D
             x = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-            total = x if rank == 0 else total + x
-        total += tl.load(residual + row * D + column, mask=inside, other=0.0).to(tl.float32)
-        x = total.to(residual.dtype.element_ty)
-        tl.store(residual + row * D + column, x, mask=inside)
-        _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
+            added = x if rank == 0 else added + x
+        if residual is not None:
+            added += tl.load(residual + row * D + column, mask=inside, other=0.0).to(tl.float32)
+        x = added.to(total.dtype.element_ty)
+        tl.store(total + row * D + column, x, mask=inside)
+        if weight is not None:
+            _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -52,13 +52,15 @@ def places(
     tl.store(lines + row, block * (2 * BLOCK_SIZE) + position % BLOCK_SIZE, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["angles"])
 def rotate(
     q,
     k,
     value,
     cos,
     sin,
+    positions,
+    angles,
     q_weight,
     k_weight,
     q_out,
@@ -86,7 +88,8 @@ def rotate(
 
     `q` [rows, HEADS, 2 HALF], with rows every `q_line` and heads every `q_head` elements, and `k` likewise; `q_out`
     contiguous. `q_weight` and `k_weight` [2 HALF], or None: of RMSNorms of the heads before. `cos` and `sin` [rows,
-    HALF + SECOND], every `angle_line`: those of the second dimensions begin at SECOND. Without `lines`, `k_out` is
+    HALF + SECOND], every `angle_line`: those of the second dimensions begin at SECOND. With `positions` int64 [rows]
+    they are [angles, HALF + SECOND], by position. Without `lines`, `k_out` is
     contiguous too, and the grid (rows, 2). With `lines` it is the cache, to which values go as well, as in
     :func:`store`; grid (rows, 3).
     """
@@ -97,7 +100,10 @@ def rotate(
         k_at += row * (KV_HEADS * 2 * HALF)
     else:
         k_at += tl.load(lines + row) * (KV_HEADS * 2 * HALF)
-    cos_at, sin_at = cos + row * angle_line, sin + row * angle_line
+    angle = row
+    if positions is not None:
+        angle = tl.minimum(tl.load(positions + row), angles - 1)
+    cos_at, sin_at = cos + angle * angle_line, sin + angle * angle_line
     if part == 0:
         _rotate(
             q + row * q_line, q_head, q_weight, q_at, cos_at, sin_at, epsilon, HEADS, HALF, SECOND, BLOCK_H, BLOCK_D
