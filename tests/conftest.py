@@ -24,6 +24,12 @@ _NEEDED = {
 }
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """The loop of tests that are coroutines."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="module")
 def little_garbage() -> Iterator[None]:
     """Freeze existing objects for tests that collect garbage."""

@@ -190,12 +190,6 @@ def test_nothing_is_proposed_for_nothing() -> None:
     assert drafter.propose([[], [1]]) == [[], []]
 
 
-def test_a_name_that_is_not_known_is_not_forgotten() -> None:
-    drafter = make()
-    drafter.propose([[1, 1, 1]], request_ids=["a"])
-    assert [drafter.forget("a"), drafter.forget("a"), drafter.forget("b")] == [True, False, False]
-
-
 def test_slots_are_taken_again() -> None:
     drafter = make()
     for round_ in range(50):

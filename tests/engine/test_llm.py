@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
+pytestmark = pytest.mark.anyio
 CONFIG = {
     "backend": {"name": "reference"},
     "runner": {"max_num_seqs": 3},
@@ -211,18 +212,14 @@ class TestOverrides:
         assert config.speculative.method == "ngram" and runner.backend.name == "reference", "the rest stays"
 
     @pytest.mark.parametrize("kind", ["file", "config", "runtime"])
-    def test_over_every_kind_of_configuration(self, kind: str, tmp_path: Path) -> None:
+    async def test_over_every_kind_of_configuration(self, kind: str, tmp_path: Path) -> None:
         file = tmp_path / "c.yaml"
         file.write_text(json.dumps(CONFIG))
         config: Any = {"file": file, "config": parse(CONFIG), "runtime": Runtime(parse(CONFIG))}[kind]
         model, tokenizer = cast(Any, HistoryModel), cast(Any, LetterTokenizer())
         self.check(LLM(model(), config, tokenizer=tokenizer, **self.GIVEN).runner)
-
-        async def body() -> None:
-            async with AsyncEngine(model(), config, tokenizer=tokenizer, **self.GIVEN) as streaming:
-                self.check(streaming.runner)
-
-        run(body())
+        async with AsyncEngine(model(), config, tokenizer=tokenizer, **self.GIVEN) as streaming:
+            self.check(streaming.runner)
 
     def test_without_a_configuration(self) -> None:
         model: Any = HistoryModel()
@@ -255,10 +252,6 @@ class TestClosing:
             model.default_params  # noqa: B018
 
 
-def run(body: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(body, 60))
-
-
 async def collect(streaming: AsyncEngine, prompt: list[int], params: SamplingParams) -> list[StreamDelta]:
     return [delta async for delta in streaming.generate(prompt, params)]
 
@@ -274,159 +267,131 @@ async def asked(streaming: AsyncEngine) -> None:
 
 
 class TestAsyncEngine:
-    def test_streams_of_many_tasks(self) -> None:
-        async def body() -> list[list[StreamDelta]]:
-            async with engine() as streaming:
-                return await asyncio.gather(*(collect(streaming, p, q) for p, q in zip(PROMPTS, PARAMS, strict=True)))
-
-        for deltas, prompt, params in zip(run(body()), PROMPTS, PARAMS, strict=True):
+    async def test_streams_of_many_tasks(self) -> None:
+        async with engine() as streaming:
+            streams = await asyncio.gather(*(collect(streaming, p, q) for p, q in zip(PROMPTS, PARAMS, strict=True)))
+        for deltas, prompt, params in zip(streams, PROMPTS, PARAMS, strict=True):
             tokens = [token for delta in deltas for token in delta.token_ids]
             assert tokens == plain_decoding(prompt, params).tokens
             assert len([entry for delta in deltas for entry in delta.logprobs]) == len(tokens)
             assert deltas[0].prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
             assert [delta.finish_reason is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
 
-    def test_a_stream_that_is_left_early_cancels_its_request(self) -> None:
-        async def body() -> None:
-            model = HeldModel()
-            async with engine(model) as streaming:
-                params = SamplingParams(max_new_tokens=40, bad_token_ids=[0])
-                stream = streaming.generate([1, 2], params, "left")
-                await anext(stream)
-                await stream.aclose()
-                model.let_go()
-                await collect(streaming, [1, 2], SamplingParams(max_new_tokens=2))
-                assert streaming.runner.metrics.requests["cancelled"] == 1
-            assert not streaming._streams and not streaming.runner.has_requests
-
-        run(body())
-
-    def test_refusals_and_duplicates(self) -> None:
-        async def body() -> None:
-            model = HeldModel()
-            async with engine(model) as streaming:
-                with pytest.raises(RequestError, match="empty prompt"):
-                    await collect(streaming, [], SamplingParams())
-                first = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]), "same")
-                await anext(first)
-                await asyncio.to_thread(model.waiting.wait)
-                second = asyncio.ensure_future(anext(streaming.generate([1], None, "same")))
-                await asked(streaming)
-                model.permits.release()  # requests are queued between steps
-                with pytest.raises(RequestError, match="the id is in use"):
-                    await second
-                streaming.abort("same")
-                streaming.abort("nobody")
-                model.let_go()
-                assert [delta.finish_reason async for delta in first][-1] == "cancelled"
-
-        run(body())
-
-    def test_deadlines(self) -> None:
-        async def body() -> None:
-            async with engine() as streaming:
-                for late in ({"timeout_s": 1e-9}, {"ttft_timeout_s": 1e-9}):
-                    deltas = [delta async for delta in streaming.generate([1], SamplingParams(), **late)]
-                    assert [delta.finish_reason for delta in deltas] == ["timeout"]
-
-        run(body())
-
-    def test_closing_ends_every_stream(self) -> None:
-        async def body() -> None:
-            model = HeldModel()
-            streaming = engine(model)
-            stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
+    async def test_a_stream_that_is_left_early_cancels_its_request(self) -> None:
+        model = HeldModel()
+        async with engine(model) as streaming:
+            params = SamplingParams(max_new_tokens=40, bad_token_ids=[0])
+            stream = streaming.generate([1, 2], params, "left")
             await anext(stream)
+            await stream.aclose()
+            model.let_go()
+            await collect(streaming, [1, 2], SamplingParams(max_new_tokens=2))
+            assert streaming.runner.metrics.requests["cancelled"] == 1
+        assert not streaming._streams and not streaming.runner.has_requests
+
+    async def test_refusals_and_duplicates(self) -> None:
+        model = HeldModel()
+        async with engine(model) as streaming:
+            with pytest.raises(RequestError, match="empty prompt"):
+                await collect(streaming, [], SamplingParams())
+            first = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]), "same")
+            await anext(first)
             await asyncio.to_thread(model.waiting.wait)
-            closing = asyncio.ensure_future(asyncio.to_thread(streaming.close))
+            second = asyncio.ensure_future(anext(streaming.generate([1], None, "same")))
             await asked(streaming)
+            model.permits.release()  # requests are queued between steps
+            with pytest.raises(RequestError, match="the id is in use"):
+                await second
+            streaming.abort("same")
+            streaming.abort("nobody")
             model.let_go()
-            await closing
-            assert [delta.finish_reason async for delta in stream][-1] == "cancelled"
-            with pytest.raises(EngineDeadError, match="has stopped: it was closed"):
-                await collect(streaming, [1], SamplingParams())
+            assert [delta.finish_reason async for delta in first][-1] == "cancelled"
 
-        run(body())
+    async def test_deadlines(self) -> None:
+        async with engine() as streaming:
+            for late in ({"timeout_s": 1e-9}, {"ttft_timeout_s": 1e-9}):
+                deltas = [delta async for delta in streaming.generate([1], SamplingParams(), **late)]
+                assert [delta.finish_reason for delta in deltas] == ["timeout"]
 
-    def test_an_engine_that_dies_says_so_on_every_stream(self, caplog: pytest.LogCaptureFixture) -> None:
-        async def body() -> None:
-            model = HeldModel()
-            streaming = engine(model)
-            stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
-            await anext(stream)
-            streaming.runner.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-            model.let_go()
-            with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
-                async for _ in stream:
-                    pass
-            streaming.close()
+    async def test_closing_ends_every_stream(self) -> None:
+        model = HeldModel()
+        streaming = engine(model)
+        stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
+        await anext(stream)
+        await asyncio.to_thread(model.waiting.wait)
+        closing = asyncio.ensure_future(asyncio.to_thread(streaming.close))
+        await asked(streaming)
+        model.let_go()
+        await closing
+        assert [delta.finish_reason async for delta in stream][-1] == "cancelled"
+        with pytest.raises(EngineDeadError, match="has stopped: it was closed"):
+            await collect(streaming, [1], SamplingParams())
 
-        run(body())
+    async def test_an_engine_that_dies_says_so_on_every_stream(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = HeldModel()
+        streaming = engine(model)
+        stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
+        await anext(stream)
+        streaming.runner.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        model.let_go()
+        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+            async for _ in stream:
+                pass
+        streaming.close()
 
-    def test_a_step_that_never_returns_after_what_it_needs_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_step_that_never_returns_after_what_it_needs_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Streams, pending commands and close() do not wait for it."""
         monkeypatch.setattr("specdec_hal.engine.async_engine._LAST_STEP_S", 0.1)
         lost = list[Any]()
         monkeypatch.setattr(ModelRunner, "when_lost", lambda runner, ended: lost.append(ended))
+        model = HeldModel()
+        streaming = engine(model)
+        stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
+        await anext(stream)
+        await asyncio.to_thread(model.waiting.wait)
+        late = asyncio.ensure_future(collect(streaming, [2], SamplingParams()))
+        await asked(streaming)
+        ended = asyncio.ensure_future(streaming.until_ended())
+        assert streaming.alive and streaming.failure == ""
+        threading.Thread(target=lost[0], args=(EngineDeadError("rank 1 has ended"),)).start()
+        await ended
+        assert not streaming.alive and "rank 1 has ended" in streaming.failure
+        for waiting in (collect(streaming, [2], SamplingParams()), late, collect_rest(stream)):
+            with pytest.raises(EngineDeadError, match="rank 1 has ended"):
+                await waiting
+        await streaming.until_ended()
+        await asyncio.to_thread(streaming.close)
+        assert streaming._thread.is_alive(), "it is held still"
+        model.let_go()
+        await asyncio.to_thread(streaming._thread.join)
 
-        async def body() -> None:
-            model = HeldModel()
-            streaming = engine(model)
-            stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
-            await anext(stream)
-            await asyncio.to_thread(model.waiting.wait)
-            late = asyncio.ensure_future(collect(streaming, [2], SamplingParams()))
-            await asked(streaming)
-            ended = asyncio.ensure_future(streaming.until_ended())
-            assert streaming.alive and streaming.failure == ""
-            threading.Thread(target=lost[0], args=(EngineDeadError("rank 1 has ended"),)).start()
-            await ended
-            assert not streaming.alive and "rank 1 has ended" in streaming.failure
-            for waiting in (collect(streaming, [2], SamplingParams()), late, collect_rest(stream)):
-                with pytest.raises(EngineDeadError, match="rank 1 has ended"):
-                    await waiting
-            await streaming.until_ended()
-            await asyncio.to_thread(streaming.close)
-            assert streaming._thread.is_alive(), "it is held still"
-            model.let_go()
-            await asyncio.to_thread(streaming._thread.join)
-
-        run(body())
-
-    def test_requests_that_are_submitted_together(self) -> None:
+    async def test_requests_that_are_submitted_together(self) -> None:
         requests = [Request(f"r{n}", PROMPTS[n], PARAMS[n]) for n in range(4)]
+        async with engine() as streaming:
+            with pytest.raises(RequestError, match="request 'bad': empty prompt"):
+                await streaming.submit([*requests, Request("bad", [])])
+            await collect(streaming, [1], SamplingParams(max_new_tokens=1))  # a step, after which the ids are free
+            assert streaming.runner.metrics.requests["cancelled"] == 0  # none of them was queued
+            stream = await streaming.submit(requests)
+            tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+            while deltas := await stream.read():
+                assert len({delta.request_id for delta in deltas}) == len(deltas)
+                for delta in deltas:
+                    tokens[delta.request_id] += delta.token_ids
+            plain = [plain_decoding(PROMPTS[n], PARAMS[n]).tokens for n in range(4)]
+            assert list(tokens.values()) == plain
+            assert [list(stream.outputs[f"r{n}"].token_ids) for n in range(4)] == plain
+            assert await stream.read() == []
 
-        async def body() -> None:
-            async with engine() as streaming:
-                with pytest.raises(RequestError, match="request 'bad': empty prompt"):
-                    await streaming.submit([*requests, Request("bad", [])])
-                await collect(streaming, [1], SamplingParams(max_new_tokens=1))  # a step, after which the ids are free
-                assert streaming.runner.metrics.requests["cancelled"] == 0  # none of them was queued
-                stream = await streaming.submit(requests)
-                tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-                while deltas := await stream.read():
-                    assert len({delta.request_id for delta in deltas}) == len(deltas)
-                    for delta in deltas:
-                        tokens[delta.request_id] += delta.token_ids
-                plain = [plain_decoding(PROMPTS[n], PARAMS[n]).tokens for n in range(4)]
-                assert list(tokens.values()) == plain
-                assert [list(stream.outputs[f"r{n}"].token_ids) for n in range(4)] == plain
-                assert await stream.read() == []
-
-        run(body())
-
-    def test_a_slow_reader_gets_several_steps_at_once(self) -> None:
-        async def body() -> None:
-            async with engine() as streaming:
-                stream = await streaming.submit([Request("slow", [1, 2], SamplingParams(max_new_tokens=40))])
-                while streaming._streams:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.01)  # what the engine's thread has pushed arrives
-                (delta,) = await stream.read()
-                assert list(delta.token_ids) == plain_decoding([1, 2], SamplingParams(max_new_tokens=40)).tokens
-                assert delta.finish_reason is not None and await stream.read() == []
-
-        run(body())
+    async def test_a_slow_reader_gets_several_steps_at_once(self) -> None:
+        async with engine() as streaming:
+            stream = await streaming.submit([Request("slow", [1, 2], SamplingParams(max_new_tokens=40))])
+            while streaming._streams:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # what the engine's thread has pushed arrives
+            (delta,) = await stream.read()
+            assert list(delta.token_ids) == plain_decoding([1, 2], SamplingParams(max_new_tokens=40)).tokens
+            assert delta.finish_reason is not None and await stream.read() == []
 
 
 class WatchedTokenizer(LetterTokenizer):
@@ -457,26 +422,23 @@ class WatchedTokenizer(LetterTokenizer):
         {"stop": ["jt"]},
     ],
 )
-def test_text_is_made_where_it_is_read(more: dict[str, Any]) -> None:
+async def test_text_is_made_where_it_is_read(more: dict[str, Any]) -> None:
     """Off the engine's thread, unless a stop string has to be found; the same text."""
     params = SamplingParams(max_new_tokens=20, temperature=0.9, seed=5, **more)
     tokenizer = WatchedTokenizer()
     with llm() as offline:
         wanted = {output.text for prompt in ([1, 2], [7, 8, 9]) for output in offline.generate([prompt], params)}
 
-    async def body() -> None:
-        async with AsyncEngine(HistoryModel(), parse(CONFIG), tokenizer=tokenizer) as streaming:  # type: ignore[arg-type]
-            texts: dict[str, str] = {}
-            for name, prompt in (("a", [1, 2]), ("b", [7, 8, 9])):
-                requests = requests_of(name, prompt, params)
-                stream = await streaming.submit(requests)
-                while deltas := await stream.read():
-                    for delta in deltas:
-                        texts[delta.request_id] = texts.get(delta.request_id, "") + delta.text
-                assert {one: output.text for one, output in stream.outputs.items()} == {
-                    one: text for one, text in texts.items() if one.startswith(name)
-                }
-            assert set(texts.values()) == wanted and any(texts.values())
-
-    asyncio.run(body())
+    async with AsyncEngine(HistoryModel(), parse(CONFIG), tokenizer=tokenizer) as streaming:  # type: ignore[arg-type]
+        texts: dict[str, str] = {}
+        for name, prompt in (("a", [1, 2]), ("b", [7, 8, 9])):
+            requests = requests_of(name, prompt, params)
+            stream = await streaming.submit(requests)
+            while deltas := await stream.read():
+                for delta in deltas:
+                    texts[delta.request_id] = texts.get(delta.request_id, "") + delta.text
+            assert {one: output.text for one, output in stream.outputs.items()} == {
+                one: text for one, text in texts.items() if one.startswith(name)
+            }
+        assert set(texts.values()) == wanted and any(texts.values())
     assert tokenizer.threads == {"specdec-engine" if "stop" in more else threading.current_thread().name}

@@ -31,22 +31,6 @@ def test_known_answers(native, counter, key, expected):
     np.testing.assert_array_equal(native.philox4x32_10([counter], [key]), [expected])
 
 
-def test_rows_are_independent_of_each_other(native):
-    rng = np.random.default_rng(1)
-    counter = rng.integers(0, 2**32, (1000, 4), dtype=np.uint32)
-    key = rng.integers(0, 2**32, (1000, 2), dtype=np.uint32)
-    together = p.philox4x32_10(counter, key)
-    np.testing.assert_array_equal(together[123], p.philox4x32_10(counter[123], key[123]))
-    np.testing.assert_array_equal(together, native.philox4x32_10(counter, key))
-
-
-def test_one_key_broadcasts_over_many_counters():
-    counter = np.arange(24, dtype=np.uint32).reshape(2, 3, 4)
-    out = p.philox4x32_10(counter, [7, 8])
-    assert out.shape == (2, 3, 4)
-    np.testing.assert_array_equal(out[1, 2], p.philox4x32_10(counter[1, 2], [7, 8]))
-
-
 @given(seed=seeds, position=seeds, purpose=st.sampled_from(list(Purpose)), index=u32s)
 def test_words_of_a_decision(native, seed, position, purpose, index):
     s, q = seed % 2**64, position % 2**64

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.layout import RotaryTable, arrange, round_up
+from specdec_hal.models.layout import RotaryTable, arrange
 from specdec_hal.models.weights import expected_shapes
 
 
@@ -16,13 +15,6 @@ def config(heads: int = 4, kv_heads: int = 2, head_dim: int = 6, ffn: int = 10) 
         num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=64, rope_theta=100.0,
         rms_norm_eps=1e-5, tie_word_embeddings=True,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("value", "step", "expected"), [(0, 64, 0), (1, 64, 64), (64, 64, 64), (65, 64, 128), (7, 1, 7)]
-)
-def test_round_up(value: int, step: int, expected: int) -> None:
-    assert round_up(value, step) == expected
 
 
 def test_rotary_turns_pairs_of_a_head_and_leaves_values() -> None:

@@ -11,7 +11,7 @@ import pytest
 from specdec_hal.conformance.contract_page import SECTIONS, render_contracts, render_op
 from specdec_hal.ops import OPS, MatchPolicy, Purpose, Strategy, TokenOrder, vocabulary
 from specdec_hal.ops.enums import ENUMERATIONS, AcceptPolicy, SlotAction
-from specdec_hal.ops.spec import NO_NAN, OFFSETS, Dim, Relation, Role, between
+from specdec_hal.ops.spec import NO_NAN, OFFSETS, Dim, Role, between
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,12 +47,6 @@ def test_value_rules():
     assert OFFSETS.check(np.array([0, 2, 1]), {}) == "1 after 2 at [2]"
     assert NO_NAN.check(np.array([[0, np.inf]], np.float16), {}) is None
     assert NO_NAN.check(np.array([[0x3F80], [0xFFC1]], np.uint16), {}) == "NaN in row 1"
-
-
-def test_relations():
-    relation = Relation("B", "M")
-    assert str(relation) == "B <= M"
-    assert relation.holds({"B": 2, "M": 2}) and not relation.holds({"B": 3, "M": 2}) and relation.holds({"B": 3})
 
 
 def test_enumerations_are_numbered_for_good():

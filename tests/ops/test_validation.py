@@ -41,44 +41,30 @@ def refused(op, call, *, about="", **exact):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_every_operand_is_checked(op):
-    """By presence, type, dtype, rank, layout and device; the suite's group `arguments` breaks each on every backend."""
+def test_what_each_operand_may_be(op):
+    """What is said of one that it may not be; the suite's group `arguments` breaks each in more ways."""
     for name, operand in OPS[op].by_name.items():
         call = valid_call(op, name)
         array = call[name]
-
-        def wrong(value, about="", call=call, name=name, **exact):
-            return refused(op, {**call, name: value}, about=about, argument=name, **exact)
-
         run(op, call)
         without = {n: v for n, v in call.items() if n != name}
         if operand.optional:
             run(op, without)
             run(op, {**without, name: None})
         else:
-            refused(op, without, argument=name, got="nothing")
-            wrong(None, got="nothing")
-        for value in (array.tolist(), 7, object(), np.float32(1), memoryview(b"12")):
-            assert wrong(value, got=type(value).__name__).expected.startswith("a tensor (")
-        for dtype in ("float64", "int16", "complex64", "object", array.dtype.newbyteorder()):
-            if array.itemsize > 1 or dtype in ("float64", "int16"):
-                assert all(kind in wrong(array.astype(dtype)).expected for kind in operand.tensor.dtypes)
-        wrong(np.stack([array, array], -1), "rank")
-        wrong(array.reshape(-1)[0:1].reshape(()), "rank")
-        strided = np.repeat(array, 2, axis=-1)[..., ::2]
-        if array.shape == (1,):  # one element is contiguous whatever its stride
-            run(op, {**call, name: strided})
-        else:
-            wrong(strided, "contiguous")
+            refused(op, {**call, name: None}, argument=name, got="nothing")
+        error = refused(op, {**call, name: array.tolist()}, argument=name, got="list")
+        assert error.expected.startswith("a tensor (")
+        for dtype in ("complex64", array.dtype.newbyteorder()) if array.itemsize > 1 else ("int16",):
+            error = refused(op, {**call, name: array.astype(dtype)}, argument=name)
+            assert all(kind in error.expected for kind in operand.tensor.dtypes)
         if array.ndim > 1:
-            wrong(array.reshape(-1), "rank")
-            wrong(np.asfortranarray(array), "contiguous")
+            refused(op, {**call, name: array.reshape(-1)}, about="rank", argument=name)
+            refused(op, {**call, name: np.asfortranarray(array)}, about="contiguous", argument=name)
         elif array.ndim == 1:
             expected, actual = run(op, call), run(op, {**call, name: array.reshape(-1, 1)})
             for other in expected:
                 np.testing.assert_array_equal(actual[other].reshape(expected[other].shape), expected[other])
-        error = wrong(FakeTensor(array if array.dtype != np.uint16 else array.astype(np.float16)), got="one on cuda:0")
-        assert error.expected == "a tensor on cpu" and "device" in error.hint
         error = refused(op, {**call, f"{name}_": array}, argument=f"{name}_", got="an unknown name")
         assert error.hint == f"use '{name}'" and name in error.expected
         frozen = {**call, name: array.copy()}
@@ -220,25 +206,16 @@ def test_a_name_like_nothing_else():
 def test_attributes():
     for op, name in ATTRIBUTES:
         call, attr = valid_call(op), OPS[op].attr_by_name[name]
-        for value in (None, 1.5, "nonsense", [1], np.float32(1)):
-            error = refused(op, {**call, name: value}, argument=name, got=repr(value))
-            assert error.expected == attr.allowed()
+        for value in (None, np.float32(1), *(() if attr.kind is bool else (True,))):
+            assert refused(op, {**call, name: value}, argument=name, got=repr(value)).expected == attr.allowed()
         if issubclass(attr.kind, IntEnum):
-            refused(op, {**call, name: 0}, argument=name, got="0", expected=" | ".join(m.name for m in attr.kind))
-            for member in attr.kind:
-                spec = get_op(op)
-                mode = valid_call(op, **{name: member})
-                assert check_call(spec, (), {**mode, name: member.name.lower()}, backend="x").attrs[name] is member
-        elif attr.kind is bool:
-            refused(op, {**call, name: 1}, argument=name)
-            assert check_call(OPS[op], (), {**call, name: np.bool_(call[name])}, backend="x").attrs[name] is call[name]
+            taken = {member.name.lower(): member for member in attr.kind}
         else:
-            refused(op, {**call, name: True}, argument=name)
-            if attr.minimum is not None:
-                refused(op, {**call, name: attr.minimum - 1}, argument=name, got=str(attr.minimum - 1))
-            if attr.maximum is not None:
-                refused(op, {**call, name: attr.maximum + 1}, argument=name, got=str(attr.maximum + 1))
-            assert check_call(OPS[op], (), {**call, name: np.int64(call[name])}, backend="x").attrs[name] == call[name]
+            taken = {(np.bool_ if attr.kind is bool else np.int64)(call[name]): call[name]}
+        for given, wanted in taken.items():
+            mode = {**valid_call(op, **{name: wanted}), name: given}
+            found = check_call(get_op(op), (), mode, backend="x").attrs[name]
+            assert type(found) is type(wanted) and found == wanted
 
 
 def test_missing_attributes():

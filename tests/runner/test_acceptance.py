@@ -95,13 +95,6 @@ def test_accepted_drafts_after_a_stop_string_do_not_count(kept: int, overlap: bo
     assert output.accepted < len(output.token_ids)
 
 
-@pytest.mark.parametrize("limit", range(2, 40, 3))
-def test_accepted_drafts_beyond_a_length_limit_do_not_count(limit: int) -> None:
-    output = decode(make_runner(), max_new_tokens=limit)
-    assert len(output.token_ids) == limit
-    assert output.accepted == sum(output.accepted_draft) == sum(round_.accepted for round_ in output.drafts)
-
-
 def test_adaptive_lengths_learn_what_the_model_accepted() -> None:
     """A stop string says nothing about the drafts after it."""
     whole = unlimited()

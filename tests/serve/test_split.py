@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from tests.support.history_model import LetterTokenizer
 from tests.support.killing import Server, kill_under_load, split_server
 from tests.support.split_server import DEADLY
 
+pytestmark = pytest.mark.anyio
 INFO = EngineInfo("reference", 64, [0], "ngram", 3)
 
 
@@ -295,18 +296,19 @@ class Sent(list[Any]):
         pass
 
 
-@asynccontextmanager
-async def remote(tmp_path: Path) -> AsyncIterator[tuple[RemoteEngine, Sent]]:
+Remote = tuple[RemoteEngine, Sent]
+
+
+@pytest.fixture
+async def remote(tmp_path: Path) -> AsyncIterator[Remote]:
     tokenizer: Any = LetterTokenizer()
     engine, sent = RemoteEngine(parse({}), tokenizer, tmp_path), Sent()
     engine._engine = sent  # type: ignore[assignment]
     engine.receive(messages.Hello(INFO, []))
     engine.receive(messages.Up(messages.TOKENS))
     assert not engine.unready and engine.info == INFO
-    try:
-        yield engine, sent
-    finally:
-        engine.close()
+    yield engine, sent
+    engine.close()
 
 
 async def submitted(engine: RemoteEngine, sent: Sent, *names: str) -> RequestStream:
@@ -325,128 +327,103 @@ def update(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = 
     return OutputDelta(delta, tokens, chars, RequestSummary(2, "", (3, 4, 5, 2), 0.5, 1) if ended else None)
 
 
-def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remote(tmp_path) as (engine, sent):
-            waiting = asyncio.create_task(engine.submit([Request("a", [1, 2])]))
-            await asyncio.sleep(0)
-            engine.receive(messages.Update([update("a", "b")]))
-            engine.receive(messages.Queued(sent[-1].number))
-            assert [delta.text for delta in await (await waiting).read()] == ["b"]
-
-    asyncio.run(run())
+async def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(remote: Remote) -> None:
+    engine, sent = remote
+    waiting = asyncio.create_task(engine.submit([Request("a", [1, 2])]))
+    await asyncio.sleep(0)
+    engine.receive(messages.Update([update("a", "b")]))
+    engine.receive(messages.Queued(sent[-1].number))
+    assert [delta.text for delta in await (await waiting).read()] == ["b"]
 
 
-def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remote(tmp_path) as (engine, sent):
-            stream = await submitted(engine, sent, "a")
-            engine.receive(messages.Update([update("a", "bcd")]))
-            assert [delta.text for delta in await stream.read()] == ["bcd"]
-            engine.receive(messages.Down(messages.TOKENS))
-            assert "tokens" in engine.unready
-            engine.receive(
-                messages.Update([update("a", "bc"), update("a", "defg", 2, 2), update("a", "h", 6, 6, ended=True)])
-            )
-            assert [(d.text, d.token_ids, d.finish_reason) for d in await stream.read()] == [
-                ("efgh", (4, 5, 6, 7), "length")
-            ]
-            assert await stream.read() == []
-            output = stream.outputs["a"]
-            assert output.prompt_logprobs == (None, TokenLogprobs(-1.0, 2, ())), "once"
-            assert output.text == "bcdefgh" and (output.drafted, output.accepted, output.queue_s) == (4, 5, 0.5)
-            assert output.num_cached_tokens == 1
-            assert sent[-1] == messages.Release("a", "length")
-            engine.receive(messages.Update([update("a", "bcdefgh", ended=True)]))
-            assert sent[-1] == messages.Release("a", "cancelled"), "nobody waits for it any more"
-
-    asyncio.run(run())
+async def test_what_a_new_token_processor_says_again_is_left_out(remote: Remote) -> None:
+    engine, sent = remote
+    stream = await submitted(engine, sent, "a")
+    engine.receive(messages.Update([update("a", "bcd")]))
+    assert [delta.text for delta in await stream.read()] == ["bcd"]
+    engine.receive(messages.Down(messages.TOKENS))
+    assert "tokens" in engine.unready
+    engine.receive(messages.Update([update("a", "bc"), update("a", "defg", 2, 2), update("a", "h", 6, 6, ended=True)]))
+    assert [(d.text, d.token_ids, d.finish_reason) for d in await stream.read()] == [("efgh", (4, 5, 6, 7), "length")]
+    assert await stream.read() == []
+    output = stream.outputs["a"]
+    assert output.prompt_logprobs == (None, TokenLogprobs(-1.0, 2, ())), "once"
+    assert output.text == "bcdefgh" and (output.drafted, output.accepted, output.queue_s) == (4, 5, 0.5)
+    assert output.num_cached_tokens == 1
+    assert sent[-1] == messages.Release("a", "length")
+    engine.receive(messages.Update([update("a", "bcdefgh", ended=True)]))
+    assert sent[-1] == messages.Release("a", "cancelled"), "nobody waits for it any more"
 
 
 @pytest.mark.parametrize("missing", [update("a", "d", 2, 1), update("a", "d", 1, 2)])
-def test_a_part_that_is_missing_ends_the_request(tmp_path: Path, missing: OutputDelta) -> None:
-    async def run() -> None:
-        async with remote(tmp_path) as (engine, sent):
-            stream = await submitted(engine, sent, "a")
-            engine.receive(messages.Update([update("a", "b"), missing]))
-            (delta,) = await stream.read()
-            assert (delta.text, delta.finish_reason) == ("b", "error")
-            assert await stream.read() == [] and "missing" in stream.outputs["a"].error
-            assert sent[-1] == messages.Release("a", "error")
-
-    asyncio.run(run())
+async def test_a_part_that_is_missing_ends_the_request(remote: Remote, missing: OutputDelta) -> None:
+    engine, sent = remote
+    stream = await submitted(engine, sent, "a")
+    engine.receive(messages.Update([update("a", "b"), missing]))
+    (delta,) = await stream.read()
+    assert (delta.text, delta.finish_reason) == ("b", "error")
+    assert await stream.read() == [] and "missing" in stream.outputs["a"].error
+    assert sent[-1] == messages.Release("a", "error")
 
 
-def test_a_new_engine_gets_what_was_not_in_the_journal(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remote(tmp_path) as (engine, sent):
-            for names in (("a",), ("b", "c")):
-                await submitted(engine, sent, *names)
-            engine.abort("c")
-            waiting = asyncio.create_task(engine.submit([Request("d", [1])]))
-            await asyncio.sleep(0)
-            sent.clear()
-            engine.receive(messages.Down(messages.ENGINE))
-            engine.receive(messages.Hello(INFO, ["a", "ghost", "d"]))
-            assert (await waiting).outputs == {}
-            keep, submit, abort = sent
-            assert keep == messages.Keep(["a", "b", "c", "d"]) and abort == messages.Abort("c")
-            assert [asked.request_id for asked in submit.requests] == ["b", "c"]
-            assert submit.requests[0].request() == Request("b", [1, 2], SamplingParams(seed=3))
-            engine.receive(messages.Refused(submit.number, "too long", None))
-            assert set(engine._live) == {"a", "d"}, "what the new engine refuses has ended"
-
-    asyncio.run(run())
+async def test_a_new_engine_gets_what_was_not_in_the_journal(remote: Remote) -> None:
+    engine, sent = remote
+    for names in (("a",), ("b", "c")):
+        await submitted(engine, sent, *names)
+    engine.abort("c")
+    waiting = asyncio.create_task(engine.submit([Request("d", [1])]))
+    await asyncio.sleep(0)
+    sent.clear()
+    engine.receive(messages.Down(messages.ENGINE))
+    engine.receive(messages.Hello(INFO, ["a", "ghost", "d"]))
+    assert (await waiting).outputs == {}
+    keep, submit, abort = sent
+    assert keep == messages.Keep(["a", "b", "c", "d"]) and abort == messages.Abort("c")
+    assert [asked.request_id for asked in submit.requests] == ["b", "c"]
+    assert submit.requests[0].request() == Request("b", [1, 2], SamplingParams(seed=3))
+    engine.receive(messages.Refused(submit.number, "too long", None))
+    assert set(engine._live) == {"a", "d"}, "what the new engine refuses has ended"
 
 
-def test_a_new_engine_gets_the_seed_that_was_drawn(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remote(tmp_path) as (engine, sent):
-            waiting = asyncio.create_task(engine.submit([Request("a", [1, 2], SamplingParams(temperature=1.0))]))
-            await asyncio.sleep(0)
-            first = sent[-1].requests[0].request()
-            engine.receive(messages.Hello(INFO, []))
-            second = sent[-1].requests[0].request()
-            assert first == second and first.params.seed is not None
-            engine.receive(messages.Queued(sent[-1].number))
-            stream = await waiting
-            engine.receive(messages.Update([update("a", "b", ended=True)]))
-            assert stream.outputs["a"].seed == first.params.seed
-
-    asyncio.run(run())
+async def test_a_new_engine_gets_the_seed_that_was_drawn(remote: Remote) -> None:
+    engine, sent = remote
+    waiting = asyncio.create_task(engine.submit([Request("a", [1, 2], SamplingParams(temperature=1.0))]))
+    await asyncio.sleep(0)
+    first = sent[-1].requests[0].request()
+    engine.receive(messages.Hello(INFO, []))
+    second = sent[-1].requests[0].request()
+    assert first == second and first.params.seed is not None
+    engine.receive(messages.Queued(sent[-1].number))
+    stream = await waiting
+    engine.receive(messages.Update([update("a", "b", ended=True)]))
+    assert stream.outputs["a"].seed == first.params.seed
 
 
-def test_a_request_that_engines_die_of_is_given_up(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remote(tmp_path) as (engine, sent):
-            stream = await submitted(engine, sent, "a")
-            waiting = asyncio.create_task(engine.submit([Request("b", [1])]))
-            await asyncio.sleep(0)
-            for _ in range(MAX_DEATHS):
-                engine.receive(messages.Down(messages.ENGINE))
-                engine.receive(messages.Hello(INFO, []))
-            (delta,) = await stream.read()
-            assert delta.finish_reason == "error" and await stream.read() == []
-            assert stream.outputs["a"].error == f"{MAX_DEATHS} engines died while they computed it"
-            with pytest.raises(EngineDeadError, match="engines died"):
-                await waiting
-            assert not engine._live
-
-    asyncio.run(run())
+async def test_a_request_that_engines_die_of_is_given_up(remote: Remote) -> None:
+    engine, sent = remote
+    stream = await submitted(engine, sent, "a")
+    waiting = asyncio.create_task(engine.submit([Request("b", [1])]))
+    await asyncio.sleep(0)
+    for _ in range(MAX_DEATHS):
+        engine.receive(messages.Down(messages.ENGINE))
+        engine.receive(messages.Hello(INFO, []))
+    (delta,) = await stream.read()
+    assert delta.finish_reason == "error" and await stream.read() == []
+    assert stream.outputs["a"].error == f"{MAX_DEATHS} engines died while they computed it"
+    with pytest.raises(EngineDeadError, match="engines died"):
+        await waiting
+    assert not engine._live
 
 
-def test_refusals(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remote(tmp_path) as (engine, sent):
-            for late, kind in ((None, RequestError), (2.5, QueueFullError)):
-                waiting = asyncio.create_task(engine.submit([Request("a", [99])]))
-                await asyncio.sleep(0)
-                engine.receive(messages.Refused(sent[-1].number, "token 99 is outside", late))
-                with pytest.raises(kind, match="token 99 is outside"):
-                    await waiting
-                assert not engine._live and not engine._submitted
-
-    asyncio.run(run())
+async def test_refusals(remote: Remote) -> None:
+    engine, sent = remote
+    for late, kind in ((None, RequestError), (2.5, QueueFullError)):
+        waiting = asyncio.create_task(engine.submit([Request("a", [99])]))
+        await asyncio.sleep(0)
+        engine.receive(messages.Refused(sent[-1].number, "token 99 is outside", late))
+        with pytest.raises(kind, match="token 99 is outside"):
+            await waiting
+        assert not engine._live and not engine._submitted
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\xa5hello", b"\x92\xa6submit\x01"])
@@ -454,12 +431,6 @@ def test_what_is_no_message(data: bytes) -> None:
     for decode, what in ((messages.for_engine, "to the engine"), (messages.for_http, "to HTTP")):
         with pytest.raises(FrameError, match=f"expected a message {what}, got {len(data)} bytes"):
             decode(data)
-
-
-def test_messages_are_what_they_were(tmp_path: Path) -> None:
-    scored = update("a", "b")
-    scored = scored._replace(delta=scored.delta._replace(logprobs=(TokenLogprobs(-0.5, 2, ((1, -0.25),)),)))
-    assert messages.for_http(messages.encode(messages.Update([scored]))) == messages.Update([scored])
 
 
 def test_an_engine_has_a_journal_of_its_own(tmp_path: Path) -> None:
