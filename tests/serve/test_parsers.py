@@ -201,15 +201,6 @@ def test_an_answer_with_calls_can_be_sent_back(shared: Running, monkeypatch: pyt
     )
 
 
-def test_the_clients_own_stream_of_tools(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, TEXT)
-    asked: Any = {"model": MODEL, "messages": USER, "tools": [TOOL], "stop": END, "extra_body": {"ignore_eos": True}}
-    with shared.openai.chat.completions.stream(**asked) as stream:
-        message = stream.get_final_completion().choices[0].message
-    assert message.tool_calls is not None
-    assert message.tool_calls[0].function.arguments == '{"a": 1}' and message.content == "\n\nok"
-
-
 def test_what_is_not_looked_for_stays_text(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, TEXT)
     text = TEXT.partition("</think>")[2]
