@@ -19,6 +19,7 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
+from tests.runner.conftest import PrefillFirst
 from tests.support.cuda_on_host import CudaOnHost, why_not
 from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel
 
@@ -142,23 +143,30 @@ def test_a_perfect_model_is_never_refused(device: bool) -> None:
         assert output.accepted == output.drafted > 0
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("blocks", [12, 48], ids=["preempted", "enough blocks"])
-@pytest.mark.parametrize("chunk", [1, 2, 9])
-@pytest.mark.parametrize("k", [1, 4])
-def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, overlap: bool) -> None:
-    """A model that is always right is always accepted: it looks at each token of its text, the first one included.
+WHERE = ["device", "device, overlapped", "host", "host, prefill first"]
 
-    Whatever was rejected, chunked, preempted, or not drafted for some steps; a position that it lacks has it draft
-    nothing.
+
+@pytest.mark.parametrize("drafter", [*(f"imitation, {where}" for where in WHERE[:2]), *(f"mtp, {w}" for w in WHERE)])
+@pytest.mark.parametrize("blocks", [12, 48], ids=["few blocks", "enough blocks"])
+@pytest.mark.parametrize(("k", "chunk"), [(1, 1), (1, 9), (4, 2), (4, 9)])
+def test_a_drafter_that_is_always_right_is_always_accepted(drafter: str, blocks: int, k: int, chunk: int) -> None:
+    """Its inputs are in place: it looks at each token of its text, the first one included.
+
+    Whatever was rejected, chunked, reordered, preempted, or not drafted for some steps; a position that it lacks has it
+    draft nothing, or fail.
     """
+    method, on_device = drafter.partition(",")[0], "device" in drafter
     registry = registry_with_draft_model(DeviceHistoryModel)
-    speculative = {"method": "imitation", "num_speculative_tokens": k, "imitation": settings_of("imitation")}
-    sizes = {"max_num_seqs": 3, "prefill_chunk": chunk, "block_size": 4, "num_kv_blocks": blocks, "overlap": overlap}
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
+    if section := settings_of(method):
+        speculative[method] = section
+    sizes = {"max_num_seqs": 3, "prefill_chunk": chunk, "block_size": 4, "num_kv_blocks": blocks}
+    sizes["overlap"] = "overlapped" in drafter
     config = parse({"runner": sizes, "speculative": speculative}, registry=registry)
-    backend = ReferenceBackend()
+    backend = PrefillFirst() if "prefill first" in drafter else ReferenceBackend()
     backend.debug = True
-    runner = build_runner(config, backend, DeviceHistoryModel(), registry=registry)
+    model = DeviceHistoryModel() if on_device else HistoryModel()
+    runner = build_runner(config, backend, model, registry=registry)
     wanted = (None, None, 1, 0, None)
     asked = [
         ([3, 4, 5 + i] * (1 + i), SamplingParams(max_new_tokens=21, num_speculative_tokens=most))
@@ -170,11 +178,12 @@ def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, o
     while runner.has_requests:
         runner.step()
         steps += 1
-        for slot, sequence in runner.scheduler.running.items():  # no drafts in two of five steps
+        for slot, sequence in runner.scheduler.running.items() if method == "imitation" else ():
+            # No drafts in two of five steps.
             lengths.host["draft_token_num"][slot] = runner._draft_limit(sequence) if steps % 5 < 3 else 0
     outputs, summary = runner.take_finished(), runner.summary()
     assert summary["failed_steps"] == summary["failed_proposals"] == 0
-    assert (summary["preemptions"] > 0) == (blocks == 12)
+    assert (summary["preemptions"] > 0) == (blocks == 12 and on_device)
     for i, most in enumerate(wanted):
         output = outputs[str(i)]
         assert output.token_ids == decode([asked[i]], ReferenceBackend(), plain=True)[0].token_ids
@@ -183,6 +192,7 @@ def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, o
             assert output.accepted == output.drafted
     # Where it drafts nothing though it may, it has not read everything.
     assert summary["drafted_tokens"] > 5 * k
+    assert method == "imitation" or outputs["0"].steps == -(-20 // (k + 1))
 
 
 def test_a_forward_that_fails_leaves_nothing_behind() -> None:

@@ -257,40 +257,6 @@ def test_every_request_decodes_as_if_alone_and_plain(
             assert output.drafted == 0
 
 
-@pytest.mark.parametrize("where", ["host", "host, prefill first", "device", "device, preempted"])
-@pytest.mark.parametrize("chunk", [2, 9])
-@pytest.mark.parametrize("k", [1, 4])
-def test_a_module_that_is_always_right_is_always_accepted(where: str, chunk: int, k: int) -> None:
-    """Its inputs are in place, whatever was rejected, chunked, reordered or preempted: its cache insists on that."""
-    runner = make_runner(
-        prefill_first="prefill first" in where,
-        model=DeviceHistoryModel() if "device" in where else HistoryModel(),
-        runner={
-            "max_num_seqs": 3,
-            "prefill_chunk": chunk,
-            "block_size": 4,
-            "num_kv_blocks": 12 if "preempted" in where else 48,
-            "debug": True,
-        },
-        speculative={"method": "mtp", "num_speculative_tokens": k, "verify_strategy": "greedy"},
-    )
-    wanted = (None, None, 1, 0, None)
-    prompts = [[3, 4, 5 + number] * (1 + number) for number in range(len(wanted))]
-    params = [SamplingParams(max_new_tokens=21, num_speculative_tokens=most) for most in wanted]
-    for number, prompt in enumerate(prompts):
-        runner.add_request(Request(str(number), prompt, params[number]))
-    outputs, summary = runner.run(), runner.summary()
-    assert summary["failed_steps"] == summary["failed_proposals"] == 0
-    assert (summary["preemptions"] > 0) == ("preempted" in where)
-    for number, most in enumerate(wanted):
-        output = outputs[str(number)]
-        assert list(output.token_ids) == plain_decoding(prompts[number], params[number]).tokens
-        assert (output.drafted == 0) == (most == 0)
-        if not summary["preemptions"]:  # which drops unverified drafts
-            assert output.accepted == output.drafted
-    assert outputs["0"].steps == -(-20 // (k + 1))
-
-
 def test_padded_drafts_change_nothing_but_the_room() -> None:
     params = SamplingParams(temperature=0.5, seed=3, max_new_tokens=200)
     prompt = [3, 4, 5] * 4
