@@ -28,6 +28,15 @@ def verify_args(b: Batch, strategy: int, judged: list[Any], reasoning: Any, colu
     ]  # fmt: skip
 
 
+def one_slot(rng: Any) -> Batch:
+    """With three drafts."""
+    b = Batch(rng, slots=1, width=4)
+    b.drafts, b.slt, b.enc = np.array([[7, 11, 12, 13]]), np.array([4], np.int32), np.array([0], np.int32)
+    b.stop, b.paused, b.cu_out = np.array([False]), np.array([False]), np.array([0], np.int32)  # exactly real_bsz of it
+    b.ends, b.step, b.limit = np.array([1]), np.array([5]), np.array([100])
+    return b
+
+
 CASES = [
     # targets, end tokens, step, limit, ids, len: the worked examples of FastDeploy's rule, counts exact
     ([11, 12, 99, 50], [1], 5, 100, [11, 12, 99, -1], 3),
@@ -43,9 +52,7 @@ CASES = [
 def test_worked_examples(
     gpu: Any, rng: Any, targets: list[int], ends: list[int], step: int, limit: int, ids: list[int], count: int
 ) -> None:
-    b = Batch(rng, slots=1, width=4)
-    b.drafts, b.slt, b.enc = np.array([[7, 11, 12, 13]]), np.array([4], np.int32), np.array([0], np.int32)
-    b.stop, b.paused, b.cu_out = np.array([False]), np.array([False]), np.array([0], np.int32)  # exactly real_bsz of it
+    b = one_slot(rng)
     b.ends, b.step, b.limit = np.array(ends), np.array([step]), np.array([limit])
     args = verify_args(b, GREEDY, [tensor(np.array(targets)), None, None, None], np.zeros(1, np.int32))
     for _ in range(2):  # planned, and run again
@@ -55,6 +62,22 @@ def test_worked_examples(
     if limit == 100:  # no older call has limits
         gpu.verify_draft_tokens(*args[:15], *args[17:])
         equal(args[0], [ids])
+
+
+@pytest.mark.parametrize(
+    ("window", "third", "ids"),
+    [(1, 99, [11, 12, 99, -1]), (2, 99, [50, -1, -1, -1]), (2, 13, [11, 12, 13, 60]), (3, 13, [50, -1, -1, -1])],
+)
+def test_a_second_choice_before_first_ones(gpu: Any, rng: Any, window: int, third: int, ids: list[int]) -> None:
+    """Is taken where first choices fill the window after it."""
+    b = one_slot(rng)
+    choices = np.array([[50, 11], [12, 0], [third, 0], [60, 0]])
+    scores = np.array([[0.5, 0.3]] * 4, np.float32)
+    judged = [None, *tensors(choices, scores, np.ones(4, np.int32))]
+    args = verify_args(b, TOPP, judged, np.zeros(1, np.int32))
+    args[-4] = window
+    gpu.verify_draft_tokens(*args)
+    equal(args[0], [ids])
 
 
 def test_the_older_update_takes_no_part_of_a_prompt(xpu: Any, rng: Any) -> None:
