@@ -88,12 +88,6 @@ def test_a_decode_loop_with_chunked_prompts_and_moving_rows() -> None:
     assert runner.step([[*text, 5, 6]], [True]) == [[7, 8, 5, 6]]
 
 
-def test_a_full_context_gets_no_drafts() -> None:
-    runner = Runner(adapter.NgramProposer(vllm_config()))
-    full, nearly = [1, 2] * (MAX_MODEL_LEN // 2), [1, 2] * (MAX_MODEL_LEN // 2 - 1)
-    assert runner.step([full, nearly], [True, True]) == [[], [1, 2]]
-
-
 def test_options_come_from_the_environment_and_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
 
