@@ -90,10 +90,11 @@ class StepReport:
         """
         at = table.places[slots] + table.length[slots, None]
         table.tokens.reshape(-1)[at] = self.emitted[slots]
-        table.length[slots] += self.counts[slots]
-        table.counts[0, slots] += 1
         if at.shape[1] > 1:
             table.from_draft.reshape(-1)[at] = self.matches[slots]
+        table.length[slots] += self.counts[slots]  # after both: another thread may read as far
+        table.counts[0, slots] += 1
+        if at.shape[1] > 1:
             table.counts[1, slots] += self.drafted[slots]
             table.counts[2, slots] += self.matched[slots]
             table.counts[3, slots] += self.drafted[slots] > 0
@@ -104,6 +105,11 @@ class StepReport:
         return (ordinary[ids] | ~self.counted).all(1) & (self.counts > 0)
 
     # ---- made when first asked for, once a step
+
+    @cached_property
+    def largest(self) -> int:
+        """Of all token ids in `emitted`."""
+        return int(self.emitted.max(initial=-1))
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

@@ -505,23 +505,24 @@ class ModelRunner:
             self._computed(sequence, work.end)
             return None
         tokens = report.tokens(slot)
-        if max(tokens, default=0) >= self._vocab_size:
+        if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
             return None if work.chunk else _Judged(slot, sequence, report.drafted_of(slot), 0, 0)
         flags = [False] * len(tokens) if work.chunk else report.flags(slot)
-        before, wants = sequence.generated, sequence.wants
+        known, wants = sequence.token_ids, sequence.wants
+        before = len(known)
         logprobs = [] if wants.top < 0 else report.logprobs(slot, len(tokens), wants.top)
         drafted = None if work.chunk else report.drafted_of(slot)
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
-        self._computed(sequence, sequence.length - 1)
+        self._computed(sequence, sequence.prompt_len + len(known) - 1)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
         if sequence.grammar is not None and sequence.finish_reason is None:
             self._commit(sequence, sequence.grammar)
-        gained = sequence.generated - before
+        gained = len(known) - before
         record.emitted += gained
         judged = None
         if drafted is not None:

@@ -140,13 +140,16 @@ class Sequence(OutputStream):
         if table is None:
             return
         known, end = self.prompt_len + len(self._token_ids), int(table.length[self.slot])
-        self._accepted_draft += table.from_draft[self.slot, known:end].tolist()
-        self._token_ids += table.tokens[self.slot, known:end].tolist()
-        self._copied = len(self._token_ids)
+        if known >= end:  # the runner's thread was here first
+            return
         if isinstance(self.written, TokenText):
             self.written.extend(end - known)
+        self._copied = end - self.prompt_len
         if self.shown:
-            self.reported = len(self._token_ids)
+            self.reported = self._copied
+        self._accepted_draft += table.from_draft[self.slot, known:end].tolist()
+        # At last, as who finds them here needs no lock.
+        self._token_ids += table.tokens[self.slot, known:end].tolist()
 
     @property
     def accepted_draft(self) -> list[bool]:

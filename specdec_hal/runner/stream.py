@@ -459,23 +459,22 @@ class OutputStream:
     def delta(self) -> StreamDelta | None:
         """The delta since the last call, or None."""
         token_ids, text, reason = self.token_ids, self.written, self.finish_reason
-        start, end = self.reported, len(token_ids)
-        self.reported = end
-        spans: tuple[Any, ...]
+        start, final, self.reported = self.reported, reason is not None, len(token_ids)
+        tokens, flags = tuple(token_ids[start:]), tuple(self._accepted_draft[start:])
+        make: Callable[[Any], StreamDelta] = _delta
+        spans: tuple[Any, ...] = ()
         if isinstance(text, TextStream):
-            spans = text.release(reason is not None)
+            spans = text.release(final)
+        elif self.lazy:
+            make, spans = _lazy, (self, self.prompt_len + start)
         else:
-            new = token_ids[start:], self._accepted_draft[start:]
-            spans = () if self.lazy else text.spans(start, *new, reason is not None)
-        if start == end and not spans and reason is None:
+            spans = text.spans(start, tokens, flags, final)
+        if not (tokens or final or (spans and make is _delta)):
             return None
+        entries = tuple(self.logprobs[start:]) if self.logprobs else ()
         scored = () if start else self._scored_prompt()
         drafts = tuple([one for one in self.drafts if one.start >= start]) if self.drafts else ()
-        flags, entries = tuple(self._accepted_draft[start:]), tuple(self.logprobs[start:])
-        make, shown = (
-            (_lazy, (self, self.prompt_len + start)) if self.lazy and isinstance(text, TokenText) else (_delta, spans)
-        )
-        return make((self.request.request_id, tuple(token_ids[start:]), flags, shown, reason, entries, scored, drafts))
+        return make((self.request.request_id, tokens, flags, spans, reason, entries, scored, drafts))
 
     @property
     def text(self) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from pathlib import Path
+from time import sleep
 from types import FrameType
 from typing import Any
 
@@ -78,6 +80,20 @@ def test_text_is_made_by_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = runner.run()
     assert outputs["0"].text == "".join(delta.text for delta in deltas) and len(pushed) == 50
     assert outputs["0"].accepted_draft == sum((delta.accepted_draft for delta in deltas), ())
+
+
+def test_deltas_are_read_on_other_threads_while_the_runner_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    push = LetterDetokenizer.push
+    monkeypatch.setattr(LetterDetokenizer, "push", lambda self, token: (sleep(1e-4), push(self, token))[1])
+    deltas, texts = list[StreamDelta](), list[Future[str]]()
+    runner = decoding(3, 4, callback=deltas.append)
+    with ThreadPoolExecutor(4) as pool:
+        while runner.has_requests:
+            runner.step()
+            texts += [pool.submit(getattr, delta, "text") for delta in deltas[len(texts) :]]
+    for name, output in runner.take_finished().items():
+        shown = [text.result() for delta, text in zip(deltas, texts, strict=True) if delta.request_id == name]
+        assert "".join(shown) == output.text and len(output.text) == len(output.token_ids) == 50
 
 
 def test_a_lazy_delta_is_a_tuple_like_others() -> None:
