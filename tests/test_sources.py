@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     FFI: (RULES, OPS),
     "kernels_common/": (),
     SIM: (),
-    ROWS: (RULES, SIM),
+    ROWS: (RULES,),
     KERNELS: (RULES, OPS, ROWS, SIM),
     "kernels_xpu_sim/ffi/": (FFI, KERNELS, SIM),
     "kernels_xpu_sim/device/": (RULES, OPS, KERNELS, SIM),

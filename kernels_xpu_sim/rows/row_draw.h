@@ -13,7 +13,8 @@ struct FirstMasses {
   uint64_t total;
 };
 
-SPECDEC_VECTOR void load_first(const RowShared& s, const SamplingParams& params, const Filters& filters,
+template <class Shared>
+SPECDEC_VECTOR void load_first(const Shared& s, const SamplingParams& params, const Filters& filters,
                                const Softmax& softmax, FirstMasses* first) {
   const int most = params.top_k;
   const uint64_t least = filters.least;
@@ -38,7 +39,8 @@ SPECDEC_VECTOR void load_first(const RowShared& s, const SamplingParams& params,
 }
 
 // Of these the one with the first id whose inclusive prefix sum exceeds `point`: its place in the row's order.
-SPECDEC_VECTOR int draw_first(const RowShared& s, const FirstMasses& first, uint64_t point) {
+template <class Shared>
+SPECDEC_VECTOR int draw_first(const Shared& s, const FirstMasses& first, uint64_t point) {
   Wide<int64_t, kListed> ids;
   Wide<uint64_t, kListed> masses;
   ids.load(s.sorted_id, first.count);
@@ -81,8 +83,8 @@ SPECDEC_HD float first_read(const SamplingParams& params, int64_t size) {
 }
 
 // What a row keeps, after read_row. `listing`: whether this rank needs to know it of a list.
-template <class L>
-SPECDEC_APART void filtered_row(ClusterTeam& team, GmRow<L>& row, RowShared& s, int turn, const SamplingParams& params,
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params,
                                 const RowTop& top, bool listing, RowDraw* result) {
   const Filters filters(params, row.size());
   KeptMasses& kept = result->kept;
@@ -167,8 +169,8 @@ struct DrawnToken {
 };
 
 // Draws from a row by a point in [0, from.total); exactly one rank gets the token.
-template <class L>
-SPECDEC_APART DrawnToken draw_row(ClusterTeam& team, GmRow<L>& row, RowShared& s, const RowDraw& from, uint64_t point) {
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART DrawnToken draw_row(Team& team, Row& row, Shared& s, const RowDraw& from, uint64_t point) {
   if (from.by == DrawBy::kNothing) return {from.kept.threshold.id, from.kept.softmax.row_max};
   DrawnToken drawn{-1, 0.0f};
   if (from.by == DrawBy::kList) {
@@ -212,8 +214,8 @@ SPECDEC_HD void write_undefined(const AskedLogprob& asked, float logprob, Sink& 
 }
 
 // Of the token that one rank has: rank 0 calls sink.logprob() and sink.rank() where asked.
-template <class L, class Sink>
-SPECDEC_APART void write_logprob(ClusterTeam& team, GmRow<L>& row, RowShared& s, int turn, const RowDraw& from,
+template <class L, class Team, class Row, class Shared, class Sink>
+SPECDEC_APART void write_logprob(Team& team, Row& row, Shared& s, int turn, const RowDraw& from,
                                  const DrawnToken& drawn, const AskedLogprob& asked, Sink& sink) {
   if (drawn.id >= 0) s.chosen[turn] = drawn.logit;
   team.sync();
@@ -243,9 +245,9 @@ SPECDEC_APART void write_logprob(ClusterTeam& team, GmRow<L>& row, RowShared& s,
 
 // Draws the row's token and reports requested outputs. Exactly one rank calls sink.token(); rank 0 reports undefined
 // values (-1).
-template <class L, class Sink>
-SPECDEC_HD void sample_row(ClusterTeam& team, GmRow<L>& row, RowShared& s, int turn, const SamplingParams& params,
-                           const RowSeed& seed, const AskedLogprob& asked, Sink& sink) {
+template <class L, class Team, class Row, class Shared, class Sink>
+SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, const RowSeed& seed,
+                           const AskedLogprob& asked, Sink& sink) {
   const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));
   if (!has_distribution(top.key)) {
     if (team.rank() == 0) write_undefined(asked, kLowestLogprob, sink);
@@ -287,9 +289,8 @@ SPECDEC_VECTOR void chunk_probs(const typename L::Bits* x, int count, const Kept
 
 // Passes the row's probabilities to the sinks, each rank those of its chunks in order. Returns false, without output,
 // if the row has no distribution.
-template <class L, class Sink>
-SPECDEC_HD bool row_probs(ClusterTeam& team, GmRow<L>& row, RowShared& s, int turn, const SamplingParams& params,
-                          Sink& sink) {
+template <class L, class Team, class Row, class Shared, class Sink>
+SPECDEC_HD bool row_probs(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, Sink& sink) {
   const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));
   if (!has_distribution(top.key)) return false;
   RowDraw from;

@@ -7,9 +7,8 @@ namespace specdec {
 
 // The `count` largest probabilities of a row. Rank 0 calls sink.block(at, values, ids, n) for one stretch after another
 // and at the end sink.reached(lens).
-template <class Sink>
-SPECDEC_HD void row_candidates(ClusterTeam& team, GmRow<Probability>& row, RowShared& s, int turn, int64_t count,
-                               float top_p, Sink& sink) {
+template <class Team, class Row, class Shared, class Sink>
+SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int turn, int64_t count, float top_p, Sink& sink) {
   const uint64_t wanted = fraction_mass(top_p);
   const RowTop top = read_row<Probability>(team, row, s, turn, kNoMasses);
   uint64_t running = 0;
@@ -27,9 +26,8 @@ SPECDEC_HD void row_candidates(ClusterTeam& team, GmRow<Probability>& row, RowSh
 // The chosen token's log-probability and rank, and the first `top` of the row. Rank 0 calls sink.undefined() if the row
 // has no distribution; else sink.chosen(logprob, rank) and sink.block(at, logits, ids, n, logprobs). `chosen` is the
 // token's logit.
-template <class L, class Sink>
-SPECDEC_HD void row_logprobs(ClusterTeam& team, GmRow<L>& row, RowShared& s, int turn, float chosen, int64_t top,
-                             Sink& sink) {
+template <class L, class Team, class Row, class Shared, class Sink>
+SPECDEC_HD void row_logprobs(Team& team, Row& row, Shared& s, int turn, float chosen, int64_t top, Sink& sink) {
   const RowTop largest = read_row<L>(team, row, s, turn, 1.0f, chosen);
   if (!has_distribution(largest.key)) {
     if (team.rank() == 0) sink.undefined();

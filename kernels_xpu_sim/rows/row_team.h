@@ -1,13 +1,14 @@
-// A row that a cluster shares: its cores, the ranks, own consecutive chunks, copy them to local memory, one at a time,
-// and publish results in SM. They exchange only keys, counts and integer masses, so the result does not depend on their
-// number. All call the same functions in the same order and, unless stated otherwise, get the same result.
+// A row that a team shares: ranks (cores of a cluster, threads of a block, 1 on a host) that own consecutive chunks.
+// Ranks exchange only keys, counts and integer masses, so the result does not depend on their number. Parameters of the
+// functions of rows:
+//   Team    rank(), size(); sync(): what all ranks stored in Shared before is seen by all ranks after.
+//   Row     size(); begin(), end(): the rank's chunks; load(c, &count): the elements of one of them.
+//   Shared  a RowShared<most ranks>, one per team.
+// All ranks call the same functions in the same order and, unless stated otherwise, get the same result.
 #pragma once
 
 #include "row_loops.h"
 #include "specdec/contract.h"
-#include "specdec/integers.h"
-#include "xpu/kernel/cluster.h"
-#include "xpu/kernel/cluster_primitive.h"
 
 namespace specdec {
 
@@ -21,16 +22,16 @@ SPECDEC_HD int first_chunk(int64_t size, int rank, int ranks) {
   return share * rank + (rank < more ? rank : more);
 }
 
-// What the cores publish, one in SM for all rows of a kernel.
+template <int Ranks>
 struct RowShared {
-  static constexpr int kRanks = 64;  // cores of a cluster
+  static constexpr int kRanks = Ranks;
 
   ChunkSum chunk[kMaxChunks];  // each is its owner's alone
-  float lane[kRanks][kLanes];  // see chunk_top
+  float lane[Ranks][kLanes];  // see chunk_top
 
   // Histograms of each rank, and their sums.
-  uint32_t count[kRanks][kBuckets];
-  uint64_t mass[kRanks][kBuckets];
+  uint32_t count[Ranks][kBuckets];
+  uint64_t mass[Ranks][kBuckets];
   uint64_t sum_count[kBuckets], sum_mass[kBuckets];
 
   // The short list, by ascending id, and the first of it in the row's order.
@@ -45,61 +46,16 @@ struct RowShared {
   uint64_t kept;
 
   // One value of each rank; two sets in turns, so that one sync a reduction is enough.
-  int32_t rank_key[2][kRanks];
-  uint64_t rank_mass[2][kRanks];
-  uint64_t rank_count[2][kRanks];
+  int32_t rank_key[2][Ranks];
+  uint64_t rank_mass[2][Ranks];
+  uint64_t rank_count[2][Ranks];
   float chosen[2];
-};
-
-struct ClusterTeam {
-  __device__ int rank() const { return core_id(); }
-  __device__ int size() const { return core_num(); }
-  __device__ bool leads() const { return core_id() == 0; }
-  __device__ void sync() {
-    mfence_sm();
-    sync_cluster();
-  }
-};
-
-// This core's chunks of a row. A single one is fetched once.
-template <class L>
-class GmRow {
- public:
-  using Bits = typename L::Bits;
-
-  __device__ GmRow(const Bits* gm, int64_t size)
-      : gm_(gm),
-        size_(size),
-        begin_(first_chunk(size, core_id(), core_num())),
-        end_(first_chunk(size, core_id() + 1, core_num())),
-        held_(-1) {}
-
-  __device__ int64_t size() const { return size_; }
-  __device__ int begin() const { return begin_; }
-  __device__ int end() const { return end_; }
-  // This core's elements in its chunks, and the first of them.
-  __device__ int64_t first() const { return min64(int64_t{begin_} << kChunkBits, size_); }
-  __device__ int64_t count() const { return min64(int64_t{end_} << kChunkBits, size_) - first(); }
-
-  __device__ const Bits* load(int c, int* count) {
-    const int64_t at = int64_t{c} << kChunkBits, left = min64(kChunkIds, size_ - at);
-    if (c != held_) GM2LM(gm_ + at, tile_, left * static_cast<int64_t>(sizeof(Bits)));
-    held_ = c;
-    *count = static_cast<int>(left);
-    return tile_;
-  }
-
- private:
-  const Bits* gm_;
-  int64_t size_;
-  int begin_, end_, held_;
-  __simd__ Bits tile_[kChunkIds];
 };
 
 // body(x, count, first id, sum) for the chunks of this rank whose largest logit is at least `least`, until it returns
 // false.
-template <class L, class Body>
-SPECDEC_HD void each_chunk(GmRow<L>& row, const RowShared& s, float least, Body body) {
+template <class Row, class Shared, class Body>
+SPECDEC_HD void each_chunk(Row& row, const Shared& s, float least, Body body) {
   for (int c = row.begin(); c < row.end(); ++c) {
     if (!(s.chunk[c].top >= least)) continue;
     int count;
@@ -119,8 +75,8 @@ struct RowTop {
 
 // The one read: the largest logit and, for 1/temperature >= 0, the mass of each chunk (s.chunk), and this rank's
 // largest elements by lanes (s.lane). Without `least` (NaN) none are counted.
-template <class L>
-SPECDEC_APART RowTop read_row(ClusterTeam& team, GmRow<L>& row, RowShared& s, int turn, float inv_temperature,
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float inv_temperature,
                               float least = __builtin_nanf("")) {
   const int rank = team.rank(), ranks = team.size();
   float lanes[kLanes];
@@ -151,8 +107,8 @@ SPECDEC_APART RowTop read_row(ClusterTeam& team, GmRow<L>& row, RowShared& s, in
 constexpr float kNoMasses = -1.0f;  // for 1/temperature
 
 // This rank's part of the total by chunks.
-template <class L>
-SPECDEC_HD uint64_t own_shares(GmRow<L>& row, const RowShared& s, const Softmax& softmax) {
+template <class Row, class Shared>
+SPECDEC_HD uint64_t own_shares(Row& row, const Shared& s, const Softmax& softmax) {
   uint64_t own = 0;
   for (int c = row.begin(); c < row.end(); ++c) own += chunk_share(softmax, s.chunk[c]);
   return own;
@@ -166,7 +122,8 @@ struct RankSums {
 };
 
 // From s.rank_mass or s.rank_count, in every rank's sight.
-SPECDEC_HD RankSums sum_ranks(ClusterTeam& team, const uint64_t* of_rank) {
+template <class Team>
+SPECDEC_HD RankSums sum_ranks(Team& team, const uint64_t* of_rank) {
   const int rank = team.rank(), ranks = team.size();
   RankSums sums{0, of_rank[rank], 0};
   for (int r = 0; r < ranks; ++r) {
@@ -176,7 +133,8 @@ SPECDEC_HD RankSums sum_ranks(ClusterTeam& team, const uint64_t* of_rank) {
   return sums;
 }
 
-SPECDEC_HD RankSums share_mass(ClusterTeam& team, RowShared& s, int turn, uint64_t own) {
+template <class Team, class Shared>
+SPECDEC_HD RankSums share_mass(Team& team, Shared& s, int turn, uint64_t own) {
   s.rank_mass[turn][team.rank()] = own;
   team.sync();
   return sum_ranks(team, s.rank_mass[turn]);

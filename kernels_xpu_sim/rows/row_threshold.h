@@ -79,13 +79,15 @@ struct Search {
   uint64_t kept = 0;       // and the mass of what it keeps
 };
 
-SPECDEC_HD void clear_histogram(RowShared& s, int rank) {
+template <class Shared>
+SPECDEC_HD void clear_histogram(Shared& s, int rank) {
   for (int b = 0; b < kBuckets; ++b) s.count[rank][b] = 0;
   for (int b = 0; b < kBuckets; ++b) s.mass[rank][b] = 0;
 }
 
 // Adds up the ranks' histograms and finds the first bucket in which the search reaches its goal, or the last.
-SPECDEC_APART void find_bucket(ClusterTeam& team, RowShared& s, Search& search) {
+template <class Team, class Shared>
+SPECDEC_APART void find_bucket(Team& team, Shared& s, Search& search) {
   constexpr int kPart = 16;  // buckets summed together
   team.sync();
   const int ranks = team.size();
@@ -115,8 +117,8 @@ SPECDEC_APART void find_bucket(ClusterTeam& team, RowShared& s, Search& search) 
 }
 
 // body(key, id, value) for a rank's elements of a range that `from` does not keep, by ascending id.
-template <class L, class Body>
-SPECDEC_HD void each_after(GmRow<L>& row, const RowShared& s, const KeyRange& range, Threshold from, Body body) {
+template <class L, class Row, class Shared, class Body>
+SPECDEC_HD void each_after(Row& row, const Shared& s, const KeyRange& range, Threshold from, Body body) {
   const float low = key_value(range.low), high = key_value(range.high);
   each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
     each_in_range<L>(x, count, first, low, high, from, body);
@@ -125,9 +127,9 @@ SPECDEC_HD void each_after(GmRow<L>& row, const RowShared& s, const KeyRange& ra
 }
 
 // Counts and masses of these by bucket.
-template <class L, class MassOf>
-SPECDEC_HD void range_histogram(ClusterTeam& team, GmRow<L>& row, RowShared& s, const KeyRange& range,
-                                const KeyGrid& grid, Threshold from, MassOf mass_of) {
+template <class L, class MassOf, class Team, class Row, class Shared>
+SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, const KeyRange& range, const KeyGrid& grid,
+                                Threshold from, MassOf mass_of) {
   const int rank = team.rank();
   clear_histogram(s, rank);
   each_after<L>(row, s, range, from, [&](int32_t key, int64_t, float value) {
@@ -156,7 +158,8 @@ SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<u
 
 // Ends a search by the list of what is in the bucket: each rank looks at its own elements, [begin, end). The threshold
 // and the mass of what it keeps are left in `s` by the rank that has its element.
-SPECDEC_VECTOR void list_threshold(RowShared& s, Search& search, int begin, int end) {
+template <class Shared>
+SPECDEC_VECTOR void list_threshold(Shared& s, Search& search, int begin, int end) {
   const int size = static_cast<int>(search.inside.count);
   const Weight above = search.above;
   Wide<int32_t, kListed> keys;
@@ -177,9 +180,9 @@ SPECDEC_VECTOR void list_threshold(RowShared& s, Search& search, int begin, int 
 }
 
 // From a bucket, with its keys, to the threshold.
-template <class L, class MassOf>
-SPECDEC_APART void bucket_threshold(ClusterTeam& team, GmRow<L>& row, RowShared& s, Search& search, KeyRange range,
-                                    Threshold from, MassOf mass_of) {
+template <class L, class MassOf, class Team, class Row, class Shared>
+SPECDEC_APART void bucket_threshold(Team& team, Row& row, Shared& s, Search& search, KeyRange range, Threshold from,
+                                    MassOf mass_of) {
   while (search.inside.count > kListed && range.low < range.high) {
     const KeyGrid grid = range.grid();
     range_histogram<L>(team, row, s, range, grid, from, mass_of);
@@ -252,9 +255,9 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
 
 // Finds the threshold at which a row's order reaches a goal, by masses. Elements at `deepest` (a t) or below are not
 // looked at, and a threshold there keeps everything: they have no mass, or cannot be reached.
-template <class L>
-SPECDEC_APART void find_threshold(ClusterTeam& team, GmRow<L>& row, RowShared& s, Search& search,
-                                  const Softmax& softmax, int deepest) {
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART void find_threshold(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax,
+                                  int deepest) {
   const SoftmaxGrid grid(softmax, deepest);
   const int rank = team.rank();
   clear_histogram(s, rank);

@@ -10,7 +10,8 @@ namespace specdec {
 constexpr int kLogitShift = 18, kProbabilityShift = 21;
 
 // A key that at least `want` elements reach, and seldom many more: as many lanes (read_row) do. kKeyNan: none is known.
-SPECDEC_APART int32_t lane_floor(const RowShared& s, int ranks, int want, const KeyRange& range, const KeyGrid& grid) {
+template <class Shared>
+SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const KeyRange& range, const KeyGrid& grid) {
   Wide<uint32_t, kBuckets> count;
   for (int b = 0; b < kBuckets; ++b) count[b] = 0;
   for (int r = 0; r < ranks; ++r) {
@@ -28,9 +29,8 @@ SPECDEC_APART int32_t lane_floor(const RowShared& s, int ranks, int want, const 
 
 // Lists this rank's elements with keys from `low` on that `from` does not keep and `threshold` does. Their number over
 // all ranks, or -1 if they do not fit. In every rank's sight.
-template <class L>
-SPECDEC_APART int list_above(ClusterTeam& team, GmRow<L>& row, RowShared& s, int32_t low, Threshold from,
-                             Threshold threshold) {
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, int32_t low, Threshold from, Threshold threshold) {
   static_assert(kRoom <= kBuckets, "a rank's masses have room for its part");
   const int rank = team.rank(), ranks = team.size();
   const int64_t begin = int64_t{row.begin()} << kChunkBits;
@@ -61,8 +61,8 @@ SPECDEC_APART int list_above(ClusterTeam& team, GmRow<L>& row, RowShared& s, int
 
 // Puts this rank's elements of the list among the first `want` in order into s.sorted_value and s.sorted_id: every
 // ranks-th from `rank` on. The list has up to N.
-template <int N>
-SPECDEC_VECTOR void sort_list(RowShared& s, int size, int rank, int ranks, int want) {
+template <int N, class Shared>
+SPECDEC_VECTOR void sort_list(Shared& s, int size, int rank, int ranks, int want) {
   Wide<int32_t, N> keys;
   keys.load(s.list_key, size);
   for (int i = rank; i < size; i += ranks) {
@@ -81,9 +81,8 @@ SPECDEC_VECTOR void sort_list(RowShared& s, int size, int rank, int ranks, int w
 
 // Puts the `want` (1 .. kListed, and not more than there are) first elements after `from` into s.sorted_value and
 // s.sorted_id, in order and in every rank's sight; returns the last of them. Without `from`, follows read_row.
-template <class L>
-SPECDEC_APART Threshold list_first(ClusterTeam& team, GmRow<L>& row, RowShared& s, int32_t top, int shift,
-                                   Threshold from, int want) {
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART Threshold list_first(Team& team, Row& row, Shared& s, int32_t top, int shift, Threshold from, int want) {
   const int rank = team.rank(), ranks = team.size();
   const KeyRange range{-kKeyInf, from.key < top ? from.key : top};
   const KeyGrid grid{range.high, shift};
@@ -112,9 +111,8 @@ SPECDEC_APART Threshold list_first(ClusterTeam& team, GmRow<L>& row, RowShared& 
 
 // After read_row, the first `count` elements in stretches: emit(at, n) on rank 0, with elements at .. at + n - 1 in
 // s.sorted_value and s.sorted_id.
-template <class L, class Emit>
-SPECDEC_HD void list_row(ClusterTeam& team, GmRow<L>& row, RowShared& s, int32_t top, int shift, int64_t count,
-                         Emit emit) {
+template <class L, class Team, class Row, class Shared, class Emit>
+SPECDEC_HD void list_row(Team& team, Row& row, Shared& s, int32_t top, int shift, int64_t count, Emit emit) {
   Threshold threshold = keep_none();
   for (int64_t at = 0; at < count; at += kListed) {
     const int n = static_cast<int>(min64(count - at, kListed));
