@@ -17,7 +17,7 @@ from specdec_hal.models.linear import Weight, Weights
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rope import Rotation
 from specdec_hal.models.transformers.interface import STORE
-from specdec_hal.models.transformers.replace import Parts
+from specdec_hal.models.transformers.replace import Linear, Parts
 
 EXPERTS = "specdec_hal"
 """The name of our experts function."""
@@ -114,6 +114,8 @@ def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
     if not plain or len(layers) < len(parts) or not isinstance(base.rotary_emb.rope_type, str):
         return None
     if any(layer.value_dim != layer.head_dim for layer in survey.layers):
+        return None
+    if not all(isinstance(part.out, Linear) and isinstance(part.down, Linear) for part in layers):  # of ranks
         return None
     before = [(module, module.__dict__.get("forward")) for module in (base, *survey.blocks)]
     for block, layer, part in zip(survey.blocks, survey.layers, layers, strict=True):

@@ -309,7 +309,7 @@ def _gated(model: Any, groups: list[list[Any]]) -> list[tuple[Any, Any]]:
     found = []
     for module in model.modules():
         parts: list[Any] = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
-        if parts[:2] in groups and parts[2:] in groups:
+        if parts[:2] in groups and (parts[2:] in groups or _adds(parts[2])):
             weight: Any = parts[0].weight
             if any(part.bias is not None for part in parts[:2]) or weight.shape != parts[1].weight.shape:
                 continue
