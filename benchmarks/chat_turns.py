@@ -17,14 +17,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from gpu_model import MODELS, ROOT
+import torch
+from gpu_model import MODELS, ROOT, adapter, of_transformers
 from record import write
-from tensor_parallel import random_weights
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.llama_cuda import LlamaCuda, load
+from specdec_hal.models import load_model
 from specdec_hal.runner import Request, SamplingParams, build_runner
 
 TINY = ROOT / "models/tiny-py-lm"
@@ -88,10 +87,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     backend = sd.get_backend("cuda")
-    weights = random_weights(MODELS["1.2B"], "cuda", "bfloat16", None)
+
+    def large() -> Any:
+        torch.manual_seed(0)  # the same weights for each runner
+        return adapter(of_transformers(MODELS["1.2B"]()))
+
     models: dict[str, Callable[[], Any]] = {
-        "embedded": lambda: load(TINY, read_config(TINY), device="cuda", dtype="bfloat16"),
-        "1.2B": lambda: LlamaCuda(MODELS["1.2B"], dict(weights)),
+        "embedded": lambda: load_model(TINY, "transformers", device="cuda", dtype="bfloat16"),
+        "1.2B": large,
     }
     rows = []
     for name, make in models.items():

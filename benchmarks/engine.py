@@ -43,7 +43,7 @@ class Bench:
         config = "configs/cuda.yaml" if self.cuda else "configs/reference.yaml"
         keys = [f"runner.max_num_seqs={slots}"]
         if self.cuda:
-            keys += ["model.framework=torch", "model.dtype=float32", "runner.prefill_chunk=1024"]
+            keys += ["model.framework=transformers", "model.dtype=float32", "runner.prefill_chunk=1024"]
             keys.append(f"runner.max_num_batched_tokens={slots * (k + 1) + 2048}")
         if k:
             keys.append(f"speculative.num_speculative_tokens={k}")

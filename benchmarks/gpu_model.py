@@ -1,8 +1,9 @@
-"""Time the decoders for CUDA GPUs on an idle GPU: steps, kernels, tiles. Tests on a GPU check their results.
+"""Time decoders of `transformers` on an idle GPU: steps, kernels, tiles. Tests on a GPU check their results.
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
-Parts: models (Llamas), decoders (models of `transformers`), both with random weights; attention and products try tiles.
+Parts: models (Llamas of three sizes), decoders (several families), both with random weights; attention and products try
+tiles.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -30,11 +31,8 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from specdec_hal.models.checkpoint import LlamaConfig  # noqa: E402
-from specdec_hal.models.llama_cuda import LlamaCuda  # noqa: E402
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher  # noqa: E402
 from specdec_hal.models.triton_kernels.tiles import AttentionTile, ProductTile, tiles_of  # noqa: E402
-from specdec_hal.models.weights import expected_shapes  # noqa: E402
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch  # noqa: E402
 from tests.support.paged import Paged  # noqa: E402
 
@@ -144,7 +142,7 @@ def decode_step(model: Any, slots: int, k: int, context: int, bucket: int, label
     return {"label": label, "slots": slots, "K": k, "bucket": bucket, "step_us": microseconds(graph.replay)}
 
 
-def prefill(model: LlamaCuda, length: int, label: str) -> Row:
+def prefill(model: Any, length: int, label: str) -> Row:
     """One chunk of a prompt in a bucket of its size."""
     config = model.config
     paged = Paged(model, 1, length, block_size=64)
@@ -160,78 +158,61 @@ def prefill(model: LlamaCuda, length: int, label: str) -> Row:
     }
 
 
-def llama(hidden: int, intermediate: int, layers: int, heads: int, head_dim: int, *, tied: bool) -> LlamaConfig:
+def llama(hidden: int, intermediate: int, layers: int, heads: int, head_dim: int, *, tied: bool) -> Any:
     """The shapes of a Llama 3."""
+    from transformers import LlamaConfig
+
     return LlamaConfig(
         vocab_size=128256, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=8, head_dim=head_dim, max_position_embeddings=131072,
-        rope_theta=500000.0, rms_norm_eps=1e-5, tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, rms_norm_eps=1e-5, tie_word_embeddings=tied,
     )  # fmt: skip
 
 
-MODELS = {
-    "1.2B": llama(2048, 8192, 16, 32, 64, tied=True),
-    "3.2B": llama(3072, 8192, 28, 24, 128, tied=True),
-    "8B": llama(4096, 14336, 32, 32, 128, tied=False),
+MODELS: dict[str, Callable[[], Any]] = {
+    "1.2B": partial(llama, 2048, 8192, 16, 32, 64, tied=True),
+    "3.2B": partial(llama, 3072, 8192, 28, 24, 128, tied=True),
+    "8B": partial(llama, 4096, 14336, 32, 32, 128, tied=False),
 }
 BANDWIDTH = 3.0e12
 """Bytes a second that a copy of an H100 moves: the floor of a step is its weights and its KV cache at this rate."""
-
-
-def random_weights(config: LlamaConfig) -> dict[str, torch.Tensor]:
-    """A checkpoint's, in bfloat16."""
-    return {
-        key: torch.ones(shape, dtype=torch.bfloat16, device=DEVICE)
-        if len(shape) == 1
-        else torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).normal_(std=shape[-1] ** -0.5)
-        for key, shape in expected_shapes(config).items()
-    }
 
 
 def part_models() -> list[Row]:
     """Steps after 500 tokens, and a prompt of 2,048 tokens, with random weights in bfloat16."""
     rows = []
     cases = list(product((1, 8, 16, 64), (0, 5)))
-    for name, config in MODELS.items():
-        used = replace(config, num_hidden_layers=2) if COMPILE_ONLY else config
+    for name, make in MODELS.items():
+        config = make()
+        if COMPILE_ONLY:
+            config.num_hidden_layers = 2
         chosen = list(mine(cases))
-        weights = random_weights(used)
-        read = sum(weight.nbytes for weight in weights.values())
-        if not config.tie_word_embeddings:
-            read -= weights["model.embed_tokens.weight"].nbytes
-        model = LlamaCuda(used, weights)
+        whole = of_transformers(config)
+        floor, model = Floor(whole), adapter(whole)
         for slots, k in chosen:
             row = decode_step(model, slots, k, 500, 1024, name)
-            kv = slots * 500 * 2 * 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
-            row["floor_us"] = 1e6 * (read + kv) / BANDWIDTH
+            row["floor_us"] = floor.us(slots, k, 500)
             row["share_of_floor"] = row["floor_us"] / max(row["step_us"], 1e-9)
             print(json.dumps(row), flush=True)
             rows.append(row)
         if (1, 0) in chosen:
             rows.append(prefill(model, 2048, name))
             print(json.dumps(rows[-1]), flush=True)
-        del model, weights
+        del model, whole
         torch.cuda.empty_cache()
     return rows
 
 
 # ---- decoders of transformers
 
-OWN_PREFIX = "own "
-OWN = OWN_PREFIX + "Llama-3.2-1B"
-"""Our class, beside the adapter."""
-
 
 def decoder_configs() -> dict[str, Any]:
     """The shapes of published models, without rotary scaling. Sums of layers, experts and windows are theirs."""
-    from transformers import Gemma3TextConfig, GptOssConfig, LlamaConfig, Qwen3Config
+    from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config
 
     qwen = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
     return {
-        "Llama-3.2-1B": LlamaConfig(
-            vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-            num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
-        ),
+        "Llama-3.2-1B": MODELS["1.2B"](),
         "Qwen3-0.6B": Qwen3Config(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, **qwen
         ),
@@ -248,18 +229,18 @@ def decoder_configs() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_transformers(config: Any) -> Any:
-    """A model with random weights in bfloat16."""
+def of_transformers(config: Any, dtype: str = "bfloat16") -> Any:
+    """A model with random weights."""
     from transformers import AutoModelForCausalLM
 
     if kinds := getattr(config, "layer_types", None):
         config.layer_types = kinds[: config.num_hidden_layers]
     with torch.device(DEVICE):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
 
 
-def adapter(model: Any) -> Any:
-    """The model over our KV cache."""
+def adapter(model: Any, group: Any = None, module: Any = None) -> Any:
+    """The model over our KV cache, with an MTP module or without; of `group`, this rank's part."""
     from specdec_hal.models.paged import launchers
     from specdec_hal.models.transformers.decoder import Decoder
     from specdec_hal.models.transformers.device import DeviceTransformers
@@ -269,9 +250,15 @@ def adapter(model: Any) -> Any:
     known = ModelConfig(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, max_position_embeddings=text.max_position_embeddings
     )  # fmt: skip
+    if group is not None:
+        from specdec_hal.models.transformers.tensor_parallel import divide
+
+        divide(model, group)
     make_launcher = launchers(torch.device(DEVICE)) if DEVICE == "cuda" else None
     # The kernels are the same if bits are measured, which would compile more of them.
-    return DeviceTransformers(Decoder(model, known), make_launcher=make_launcher, batch_invariant=False)
+    return DeviceTransformers(
+        Decoder(model, known), make_launcher=make_launcher, batch_invariant=False, group=group, module=module
+    )
 
 
 class Floor:
@@ -297,9 +284,9 @@ class Floor:
 
 
 def part_decoders() -> list[Row]:
-    """Steps after 500 tokens by the adapter, and by our class where there is one; kernels of some steps."""
+    """Steps after 500 tokens; kernels of some steps."""
     rows: list[Row] = []
-    cases = list(product((OWN, *decoder_configs()), (1, 8, 64), (0, 5)))
+    cases = list(product(decoder_configs(), (1, 8, 64), (0, 5)))
     for name, group in groupby(mine(cases), lambda case: case[0]):
         try:
             rows += decoder_steps(name, [(slots, k) for _, slots, k in group])
@@ -313,16 +300,11 @@ def part_decoders() -> list[Row]:
 def decoder_steps(name: str, cases: list[tuple[int, int]]) -> list[Row]:
     """Those of one model, by slots and K."""
     rows: list[Row] = []
-    config = decoder_configs()[name.removeprefix(OWN_PREFIX)]
+    config = decoder_configs()[name]
     if COMPILE_ONLY:
         config.num_hidden_layers = 6 if "Gemma" in name else 2
     model = of_transformers(config)
-    floor = Floor(model)
-    if name == OWN:
-        own = replace(MODELS["1.2B"], num_hidden_layers=config.num_hidden_layers)
-        ours = LlamaCuda(own, random_weights(own))
-    else:
-        ours = adapter(model)
+    floor, ours = Floor(model), adapter(model)
     for slots, k in cases:
         row = decode_step(ours, slots, k, 500, 1024, name)
         row["floor_us"] = floor.us(slots, k, 500)
@@ -396,7 +378,7 @@ def ours(launcher: Launcher, x: torch.Tensor, out: torch.Tensor, weight: torch.T
     launcher.linear(x, weight, out, None)
 
 
-def product_shapes(config: LlamaConfig) -> list[tuple[int, int]]:
+def product_shapes(config: Any) -> list[tuple[int, int]]:
     """Columns and depth of the weights of a layer and of the head."""
     hidden, heads = config.hidden_size, config.num_attention_heads * config.head_dim
     queries = heads + 2 * config.num_key_value_heads * config.head_dim
@@ -409,7 +391,7 @@ def part_products() -> list[Row]:
     rows = []
     shapes = {
         "float32": [(1408, 256), (256, 704)],
-        "bfloat16": sorted({shape for config in MODELS.values() for shape in product_shapes(config)}),
+        "bfloat16": sorted({shape for make in MODELS.values() for shape in product_shapes(make())}),
     }
     for dtype, all_shapes in shapes.items():
         launcher = Launcher(torch.device("cuda"), DTYPES[dtype], 0)

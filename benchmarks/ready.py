@@ -27,7 +27,7 @@ def child(start: float) -> None:
     import specdec_hal as sd
 
     imported = time.time() - start
-    llm = sd.LLM(config=str(ROOT / "configs/cuda.yaml"), framework="torch", warm_up=True)
+    llm = sd.LLM(config=str(ROOT / "configs/cuda.yaml"), framework="transformers", warm_up=True)
     ready = time.time() - start
     params = sd.SamplingParams(max_new_tokens=16)
     first = time.perf_counter()

@@ -130,7 +130,7 @@ def model_keys(folder: Path | None) -> list[str]:
     """What sets another model than the embedded one."""
     if folder is None:
         return []
-    return [f"model.path={folder}", "model.framework=torch", "model.dtype=bfloat16", "runner.max_model_len=2048"]
+    return [f"model.path={folder}", "model.framework=transformers", "model.dtype=bfloat16", "runner.max_model_len=2048"]
 
 
 def engine_alone(new_tokens: int, together: int, turns: int, model: Path | None) -> None:
@@ -218,7 +218,7 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         model = stack.enter_context(large_model()) if args.large else None
         keys = [*model_keys(model), f"runner.max_num_seqs={most}", f"runner.max_waiting_requests={2 * most}"]
-        keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null", "model.framework=torch"]
+        keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null", "model.framework=transformers"]
         asking = stack.enter_context(Clients(args.client_processes))
         servers: dict[str, list[str]] = {}
 

@@ -15,26 +15,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from itertools import product
 from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
-from gpu_model import MODELS
+from gpu_model import MODELS, adapter, of_transformers
 from record import write
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.llama_cuda import LlamaCuda
-from specdec_hal.models.llama_cuda_tp import Exchange, TensorParallelLlamaCuda
-from specdec_hal.models.tp_weights import WeightsPart
-from specdec_hal.models.weights import expected_shapes
+from specdec_hal.models.transformers.exchange import Exchange
+from specdec_hal.models.transformers.tensor_parallel import Summed
 from specdec_hal.parallel.runner import RankHook
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.runner.metrics import StepRecord
@@ -76,18 +72,12 @@ class Gathering(Alone):
         self.gather, self.gather_objects = group.gather, group.gather_objects  # type: ignore[method-assign]
 
 
-def random_weights(config: LlamaConfig, device: str, dtype: str, part: WeightsPart | None) -> dict[str, Any]:
-    """A rank's part of weights that do not depend on the number of ranks."""
-    weights = {}
-    for name, shape in expected_shapes(config).items():
-        generator = torch.Generator(device).manual_seed(crc32(name.encode()))
-        weight = torch.randn(shape, generator=generator, device=device, dtype=getattr(torch, dtype))
-        if len(shape) == 1:
-            weight = 1 + 0.1 * weight
-        elif "embed" not in name:
-            weight /= shape[1] ** 0.5
-        weights[name] = weight if part is None else weight[part.slices(name)].clone()
-    return weights
+def use(model: Any, exchange: Exchange) -> None:
+    """Let the model's ranks exchange by it."""
+    model._exchange = exchange
+    for layer in model._decoder.model.modules():
+        if isinstance(layer, Summed) and layer.exchange is not None:
+            layer.exchange = partial(exchange.add, *layer.exchange.args)
 
 
 def main() -> None:
@@ -143,8 +133,7 @@ def work(rank: int, size: int, args: argparse.Namespace, models: list[str], gpu:
     group = ProcessGroup(rank, size, str(folder / "meet"), 300, device) if size > 1 else None
     found = []
     for name in models:
-        config = MODELS[name] if args.layers is None else replace(MODELS[name], num_hidden_layers=args.layers)
-        rows = measure(config, args, device, sd.get_backend("cuda", options={"device": gpu + rank}), group)
+        rows = measure(name, args, device, sd.get_backend("cuda", options={"device": gpu + rank}), group)
         found += [{"model": name, **row} for row in rows]
         torch.cuda.empty_cache()
     if rank == 0:
@@ -153,19 +142,21 @@ def work(rank: int, size: int, args: argparse.Namespace, models: list[str], gpu:
         group.close()
 
 
-def measure(config: LlamaConfig, args: argparse.Namespace, device: str, backend: Any, group: Any) -> Iterator[Any]:
+def measure(name: str, args: argparse.Namespace, device: str, backend: Any, group: Any) -> Iterator[Any]:
     """Figures by requests and drafts; `group`: None for the model that nobody has split."""
-    part = None if group is None else WeightsPart(config, group.rank, group.size)
-    weights = random_weights(config, device, args.dtype, part)
-    model: Any = LlamaCuda(config, weights) if part is None else TensorParallelLlamaCuda(part, weights, group=group)
+    config = MODELS[name]()
+    config.num_hidden_layers = args.layers or config.num_hidden_layers
+    torch.manual_seed(0)  # the same weights on every rank
+    model = adapter(of_transformers(config, args.dtype), group)
     ways: dict[str, Any] = {"whole": None}
     if group is not None:
         made = {"alone": Alone(group.rank, group.size), "gathered": Gathering(group)}
-        exchanges = {name: Exchange(of, model.launcher) for name, of in made.items()}
-        ways = {name: exchanges.get(name, model.exchange) for name in args.ways}
+        exchanges = {way: Exchange(of, model._exchange.launcher) for way, of in made.items()}
+        ways = {way: exchanges.get(way, model._exchange) for way in args.ways}
     compile_kernels(model, backend, ways, max(args.requests), args.drafts, group)
     for requests, k, (way, exchange) in product(args.requests, args.drafts, ways.items()):
-        model.exchange = exchange
+        if exchange is not None:
+            use(model, exchange)
         row = {"requests": requests, "drafts": k, "way": way, **decode(model, backend, requests, k, group, way)}
         if group is None or group.rank == 0:
             print(json.dumps(row), flush=True)
@@ -175,7 +166,8 @@ def measure(config: LlamaConfig, args: argparse.Namespace, device: str, backend:
 def compile_kernels(model: Any, backend: Any, ways: Any, requests: int, drafts: list[int], group: Any) -> None:
     """Compile the kernels of all steps in parallel."""
     for way, exchange in ways.items():
-        model.exchange = exchange
+        if exchange is not None:
+            use(model, exchange)
         with model.compiling():
             for k in drafts:
                 runner = runner_of(model, backend, requests, k, group, way)

@@ -20,11 +20,7 @@ from specdec_hal.plugin.registry import Registry, or_default
 if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
 
-BUILTIN_FRAMEWORKS = {
-    "paddle": ("paddle",),
-    "torch": ("torch", "transformers"),
-    "transformers": ("torch", "transformers"),
-}
+BUILTIN_FRAMEWORKS = {"paddle": ("paddle",), "torch": ("torch",), "transformers": ("torch", "transformers")}
 """Candidates of "auto" in order, with required modules; each is an extra of this package."""
 
 
@@ -33,12 +29,13 @@ def load_model(
 ) -> TargetModel:
     """The model of a checkpoint folder, by the architecture in its config.json, or of a GGUF file.
 
-    `framework`: "paddle", "torch", "transformers", "llama.cpp" for a file ``*.gguf``, or one announced by a plug-in of
-    `registry` (None: the process's). "auto": llama.cpp for such a file, else the first installed one of the other three
-    with a model of the architecture. `options` go to the model: ``device`` ("cpu"); on a CPU ``batch_invariant`` and
-    ``threads``; ``dtype`` for PyTorch and transformers, by default float32 on CPUs and the checkpoint's own on GPUs,
-    and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong with the
-    files; BackendUnavailableError if the framework is not installed; UnsupportedError for an unknown or unsupported
+    `framework`: "paddle", "transformers", "llama.cpp" for a file ``*.gguf``, or one announced by a plug-in of
+    `registry` (None: the process's); "torch" is a deprecated name of "transformers". "auto": llama.cpp for such a file,
+    else the first installed one of Paddle, a plug-in's for "torch" and transformers with a model of the architecture.
+    `options` go to the model: ``device`` ("cpu"), ``batch_invariant``; on a CPU ``threads``; ``dtype`` for
+    transformers, by default float32 on CPUs and the checkpoint's own on GPUs, and for llama.cpp, see
+    :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong with the files;
+    BackendUnavailableError if the framework is not installed; UnsupportedError for an unknown or unsupported
     architecture; PluginError for a failing loader of a plug-in.
     """
     registry = or_default(registry)
@@ -62,7 +59,7 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
         expected = " or ".join(filter(None, (", ".join((AUTO, *known[:-1])), *known[-1:])))
         raise refused("models", "load_model", "framework", expected, repr(framework), "choose one of them")
     if is_gguf(path):
-        if framework in ("paddle", "torch"):
+        if framework == "paddle":
             expected = f"{AUTO} or another framework, for a GGUF file"
             hint = "leave it out, or convert the file with tools/gguf_to_hf.py"
             raise refused("models", "load_model", "framework", expected, repr(framework), hint)
@@ -74,7 +71,11 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
     names = raw.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else "LlamaForCausalLM"
     if framework == AUTO:
-        having = {spec.framework for spec in registry.models() if spec.name in (architecture, ANY_ARCHITECTURE)}
+        having = {
+            spec.framework
+            for spec in registry.models()
+            if spec.name == architecture or (spec.name == ANY_ARCHITECTURE and spec.framework != "torch")
+        }
         return architecture, _installed([name for name in BUILTIN_FRAMEWORKS if name in having])
     return architecture, _installed([framework])
 

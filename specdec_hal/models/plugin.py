@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "LlamaForCausalLM"
 TRANSFORMERS = "transformers"
+_log = logging.getLogger("specdec_hal")
 
 
 def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = None, **options: Any) -> Any:
@@ -64,41 +67,25 @@ def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None
     return memory(path, device=device)
 
 
-def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None, **options: Any) -> Any:
-    if device == "cpu":
-        return _transformers(path, device=device, group=group, **options)
-    if not re.fullmatch(r"cuda(:\d+)?", device):
-        raise _refused("torch", "device", "cpu, cuda or cuda:N", device, "choose one of them")
-    options.pop("batch_invariant", None)  # it always is
-    if "threads" in options:
-        raise _refused("torch", "threads", f"none on {device}", options["threads"], "leave it out (model.num_threads)")
-    from specdec_hal.models.checkpoint import read_config
-
-    config = read_config(path)
-    if importlib.util.find_spec("triton") is None:
-        raise BackendUnavailableError(
-            "expected Triton, which compiles the decoder's kernels for GPUs, got none; pip install triton (PyTorch's "
-            "Linux wheels for CUDA bring the version they work with)"
-        )
-    if group is not None:
-        from specdec_hal.models.llama_cuda_tp import load_part
-
-        return load_part(path, config, group=group, device=device, **options)
-    from specdec_hal.models.llama_cuda import load
-
-    return load(path, config, device=device, **options)
+def _torch(path: str | Path, **options: Any) -> Any:
+    _mention_torch()
+    return _transformers(path, **options)
 
 
 def _torch_memory(path: str | Path, *, device: str) -> ModelMemory | None:
-    if device == "cpu":
-        return _transformers_memory(path, device=device)
-    from specdec_hal.models.checkpoint import read_config
-    from specdec_hal.models.weights import loaded_memory
+    _mention_torch()
+    return _transformers_memory(path, device=device)
 
-    config = read_config(path)
-    dtype, weights = loaded_memory(path, config)
-    cache = Field((config.num_hidden_layers, config.kv_width), dtype)
-    return ModelMemory(weights, cache.nbytes, Field((config.hidden_size,), dtype).nbytes)
+
+@cache
+def _mention_torch() -> None:
+    """Once; BackendUnavailableError without `transformers`, which the name did not need before."""
+    if importlib.util.find_spec("transformers") is None:
+        raise BackendUnavailableError(
+            "expected the package transformers, which model.framework torch uses now, got none; "
+            "pip install 'specdec-hal[transformers]' and write model.framework transformers"
+        )
+    _log.warning("model.framework torch is a deprecated name, until 0.2; write model.framework transformers")
 
 
 def _paddle_memory(path: str | Path, *, device: str) -> ModelMemory:
@@ -125,10 +112,10 @@ def _refused(framework: str, argument: str, expected: str, got: object, hint: st
 
 @hookimpl
 def specdec_models() -> list[ModelSpec]:
-    """Llama-style decoders in PaddlePaddle and for GPUs, any decoder of `transformers`, any GGUF file."""
+    """Llama-style decoders in PaddlePaddle, any decoder of `transformers`, any GGUF file."""
     return [
         ModelSpec(ARCHITECTURE, "paddle", _paddle, _paddle_memory),
-        ModelSpec(ARCHITECTURE, "torch", _torch, _torch_memory),
         ModelSpec(ANY_ARCHITECTURE, TRANSFORMERS, _transformers, _transformers_memory),
+        ModelSpec(ANY_ARCHITECTURE, "torch", _torch, _torch_memory),
         ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),
     ]

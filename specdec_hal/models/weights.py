@@ -7,7 +7,7 @@ Weights that are not finite are refused: one NaN would silently corrupt every to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.config.files import open_regular
-from specdec_hal.errors import CheckpointError
 from specdec_hal.models.checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -25,14 +24,11 @@ from specdec_hal.models.checkpoint import (
     parse_json,
     read_json,
 )
-from specdec_hal.tensors.device import get_device
 from specdec_hal.tensors.memory import host_free, require
 from specdec_hal.tensors.transfer import Field
 from specdec_hal.text import short
 
 Shapes = dict[str, tuple[int, ...]]
-Slices = tuple[slice, ...]
-"""A slice of a tensor's first dimension."""
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INDEX = f"{WEIGHTS}.index.json"
@@ -68,59 +64,6 @@ def _widened_memory(files: Mapping[Path, Any], config: LlamaConfig) -> dict[str,
         "weights as float32": _bytes(expected_shapes(config), "float32"),
         "largest file": max(file.stat().st_size for file in files),
     }
-
-
-def load_weights(
-    folder: str | Path,
-    config: LlamaConfig,
-    *,
-    device: str = "cpu",
-    dtype: str | None = None,
-    mtp: bool = False,
-    part: Callable[[str], Slices] | None = None,
-) -> dict[str, Any]:
-    """The weights of the decoder, or (`mtp`) of its MTP modules alone, as PyTorch tensors on a device.
-
-    `dtype`: one of :data:`specdec_hal.models.checkpoint.DTYPES`; None: that of the checkpoint, from config.json or else
-    of the stored embedding. Each weight is copied to the device as stored and converted there. `part`: the slice of a
-    weight by its name; None: all of it.
-    """
-    import torch
-    from safetensors import safe_open
-
-    files = _files(Path(folder), config)
-    dtype = dtype or _dtype(files, config)
-    wanted = expected_shapes(config, mtp=False)
-    if mtp:
-        wanted = {name: shape for name, shape in expected_shapes(config).items() if name not in wanted}
-    if part is not None:
-        wanted = {name: _cut(shape, part(name)) for name, shape in wanted.items()}
-    free = get_device(device, "torch").free_bytes()
-    _require_memory(Path(folder), {f"weights as {dtype}": _bytes(wanted, dtype)}, device, free)
-    weights: dict[str, Any] = {}
-    finite: dict[tuple[Path, str], Any] = {}
-    for file, stored in files.items():
-        with safe_open(file, framework="pt", device=device) as shard:
-            for name in stored:
-                if name in wanted:
-                    read = shard.get_tensor(name) if part is None else shard.get_slice(name)[part(name)]
-                    weights[name] = weight = read.to(getattr(torch, dtype))
-                    finite[file, name] = weight.isfinite().all()
-    flags = torch.stack(list(finite.values())).tolist()  # one device read for all
-    for (file, name), good in zip(finite, flags, strict=True):
-        if not good:
-            raise not_finite(file, f"{name} as {dtype}", "some that are not")
-    return weights
-
-
-def loaded_memory(folder: str | Path, config: LlamaConfig) -> tuple[str, dict[str, int]]:
-    """The checkpoint's dtype, and bytes that :func:`load_weights` needs for its decoder, by purpose."""
-    dtype = _dtype(_files(Path(folder), config), config)
-    return dtype, {f"weights as {dtype}": _bytes(expected_shapes(config, mtp=False), dtype)}
-
-
-def _dtype(files: Mapping[Path, Mapping[str, str]], config: LlamaConfig) -> str:
-    return config.dtype or next(stored[EMBEDDING] for stored in files.values() if EMBEDDING in stored)
 
 
 def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
@@ -245,11 +188,6 @@ def _check_header(file: Path) -> None:
         parse_json(file, text)
 
 
-def _cut(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
-    lengths = [len(range(length)[cut]) for length, cut in zip(shape, slices, strict=False)]
-    return (*lengths, *shape[len(slices) :])
-
-
 def _bytes(shapes: Shapes, dtype: str) -> int:
     return sum(Field(shape, dtype).nbytes for shape in shapes.values())
 
@@ -278,12 +216,7 @@ def check_finite(file: Path, weights: Mapping[str, npt.NDArray[np.float32]]) -> 
     for name, array in weights.items():
         bad = int(array.size - np.isfinite(array).sum())
         if bad:
-            raise not_finite(file, name, f"{bad} that are not")
-
-
-def not_finite(file: Path, what: str, got: str) -> CheckpointError:
-    """The error of a weight with NaN or an infinity."""
-    return checkpoint_error(file, f"finite numbers in {what}", got, "export the weights again")
+            raise checkpoint_error(file, f"finite numbers in {name}", f"{bad} that are not", "export the weights again")
 
 
 def some_names(names: list[str]) -> str:

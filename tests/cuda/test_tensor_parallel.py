@@ -67,7 +67,7 @@ def test_runners_deliver_the_same(tmp_path: Path, ranks: tuple[int, str, str]) -
 
 
 def load(devices: list[int], **engine: Any) -> Any:
-    overrides = ["model.framework=torch", "model.dtype=float32", f"engine.tensor_parallel={len(devices)}"]
+    overrides = ["model.framework=transformers", "model.dtype=float32", f"engine.tensor_parallel={len(devices)}"]
     overrides += [f"engine.rank_devices={devices}", *(f"engine.{key}={value}" for key, value in engine.items())]
     return sd.load(ROOT / "configs/cuda.yaml", overrides)
 

@@ -14,7 +14,6 @@ import pytest
 from specdec_hal.errors import CheckpointError, InsufficientMemoryError
 from specdec_hal.models import load_tokenizer, weights
 from specdec_hal.models.checkpoint import MAX_CONFIG, read_config
-from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.models.weights import MAX_HEADER, read_weights
 from specdec_hal.text import MESSAGE_LIMIT
 from tests.support.bounded import bounded
@@ -150,34 +149,3 @@ def test_weights_that_do_not_fit(make_checkpoint: Make, monkeypatch: pytest.Monk
     monkeypatch.setattr(weights, "host_free", lambda: needed - 1)
     with pytest.raises(InsufficientMemoryError, match=r"weights as float32 .*largest file .*; use a smaller"):
         read_weights(folder, config)
-
-
-@pytest.mark.torch
-def test_weights_of_torch_that_do_not_fit(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    from specdec_hal.models.weights import load_weights
-    from specdec_hal.tensors.on_host import HostDevice
-
-    folder = make_checkpoint(num_nextn_predict_layers=0)
-    config = read_config(folder)
-    needed = sum(tensor.nbytes for tensor in load_weights(folder, config, dtype="bfloat16").values())
-    monkeypatch.setattr(HostDevice, "free_bytes", lambda self: needed)
-    load_weights(folder, config, dtype="bfloat16")
-    with pytest.raises(InsufficientMemoryError, match="weights as float32"):
-        load_weights(folder, config, dtype="float32")
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
-def test_memory_on_a_gpu_is_known_before(make_checkpoint: Make, dtype: str, size: int) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    from specdec_hal.models.weights import load_weights
-
-    folder = configure(make_checkpoint(), dtype=dtype)
-    config = read_config(folder)
-    need = checkpoint_memory(folder, "torch", device="cuda:0")
-    loaded = sum(one.nbytes for one in load_weights(folder, config).values())
-    assert need is not None and need.weights == {f"weights as {dtype}": loaded}
-    assert need.hidden_row == config.hidden_size * size
-    keys = config.num_key_value_heads * config.head_dim * size
-    assert need.kv_position == config.num_hidden_layers * 2 * keys

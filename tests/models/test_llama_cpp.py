@@ -243,7 +243,7 @@ def test_the_chat_template_of_a_file(file: Path, tmp_path: Path) -> None:
         (lambda f: f.with_name("other.gguf"), {}, CheckpointError, "expected a GGUF file, got nothing there"),
         (lambda f: f, {"device": "cuda:0"}, ArgumentError, "argument 'device': expected cpu, got 'cuda:0'"),
         (lambda f: f, {"dtype": "int8"}, ArgumentError, "float32 or float16 or bfloat16"),
-        (lambda f: f, {"framework": "torch"}, ArgumentError, "for a GGUF file, got 'torch'"),
+        (lambda f: f, {"framework": "paddle"}, ArgumentError, "for a GGUF file, got 'paddle'"),
         (lambda f: MODEL, {"framework": "llama.cpp"}, CheckpointError, "expected a GGUF file, got a folder"),
     ],
 )

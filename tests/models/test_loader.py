@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, UnsupportedError
-from specdec_hal.models import load_model
+from specdec_hal.models import load_model, plugin
 
 Make = Callable[..., Path]
 
@@ -46,6 +46,21 @@ def test_auto_takes_transformers_without_paddle(make_checkpoint: Make, absent: s
     assert load_model(make_checkpoint()).framework == "torch"
     with pytest.raises(BackendUnavailableError, match=r"pip install 'specdec-hal\[paddle\]'"):
         load_model(make_checkpoint(), "paddle")
+
+
+@pytest.mark.torch
+def test_torch_is_an_old_name(make_checkpoint: Make, absent: set[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Mentioned once, with what to write; it needs the package."""
+    plugin._mention_torch.cache_clear()
+    for _ in range(2):
+        assert load_model(make_checkpoint(), "torch").framework == "torch"
+    assert [r.message for r in caplog.records if "deprecated" in r.message] == [
+        "model.framework torch is a deprecated name, until 0.2; write model.framework transformers"
+    ]
+    absent.add("transformers")
+    plugin._mention_torch.cache_clear()
+    with pytest.raises(BackendUnavailableError, match=r"got none; pip install 'specdec-hal\[transformers\]'"):
+        load_model(make_checkpoint(), "torch")
 
 
 def test_no_framework(make_checkpoint: Make, absent: set[str]) -> None:
@@ -107,13 +122,6 @@ def test_no_gpu(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         with pytest.raises(ArgumentError, match=rf"expected one of the {count} CUDA GPUs .*, got '{device}'; use"):
             load_model(make_checkpoint(), "transformers", device=device)
-
-
-@pytest.mark.torch
-def test_no_triton(make_checkpoint: Make, absent: set[str]) -> None:
-    absent.add("triton")
-    with pytest.raises(BackendUnavailableError, match=r"expected Triton, .* got none; pip install triton"):
-        load_model(make_checkpoint(), "torch", device="cuda:0")
 
 
 def test_old_paddle(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:

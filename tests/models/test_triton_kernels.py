@@ -165,27 +165,6 @@ def test_choice_of_a_tile(rows: int, columns: int, depth: int) -> None:
 # ---- rows by themselves
 
 
-def test_norm_of_embeddings(make_launcher: MakeLauncher) -> None:
-    """Ids outside the vocabulary count as zeros."""
-    import torch
-
-    launcher = make_launcher()
-    embedding, weight = random(launcher, 7, 33), random(launcher, 33, seed=1)
-    ids = torch.as_tensor([3, -1, 7, 6, 0, 5], device=embedding.device)
-    residual, out, again = (torch.full((6, 33), float("nan"), device=embedding.device) for _ in range(3))
-    count = ints(launcher, [5])
-    launcher.embed_norm(ids, embedding, residual, weight, out, count, 1e-5)
-    want = np.zeros((5, 33))
-    for row, token in enumerate(ids[:5].tolist()):
-        want[row] = doubles(embedding)[token] if 0 <= token < 7 else 0
-    np.testing.assert_array_equal(doubles(residual)[:5], want)
-    normed = want / np.sqrt((want**2).mean(1, keepdims=True) + 1e-5) * doubles(weight)
-    np.testing.assert_allclose(doubles(out)[:5], normed, rtol=0, atol=1e-5)
-    launcher.rms_norm(residual, weight, again, count, 1e-5)
-    assert torch.equal(again[:5], out[:5])
-    assert residual[5].isnan().all() and out[5].isnan().all() and again[5].isnan().all()
-
-
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_sums_over_ranks_and_their_norm(make_launcher: MakeLauncher, with_residual: bool) -> None:
     """The norm has the bits of the one by itself; rows after the count stay as they were."""

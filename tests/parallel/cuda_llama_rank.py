@@ -15,17 +15,15 @@ import torch
 
 import tests.support.interpreted  # noqa: F401
 from specdec_hal.backends.reference.primitives import vocabulary_part
-from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.llama_cuda import LlamaCuda, load
-from specdec_hal.models.llama_cuda_tp import load_part
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch
 from specdec_hal.tensors.group import ProcessGroup
+from tests.support.device_models import device_model
 
 CUTS: dict[str, list[int]] = {"whole": [], "chunks": [5, 6]}
 LENGTH, BLOCK = 13, 4
 
 
-def logits_of(model: LlamaCuda, ids: Any, cuts: list[int]) -> dict[str, Any]:
+def logits_of(model: Any, ids: Any, cuts: list[int]) -> dict[str, Any]:
     """Of slot 1, beside a shorter text in slot 0; blocks in any order, rows to spare."""
     device, capacity = model.device, 2 * LENGTH + 3
     upload = partial(torch.as_tensor, device=device)
@@ -74,15 +72,13 @@ def check_part(model: Any, rank: int, size: int, whole: dict[str, Any]) -> None:
 
 def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transport: str, out: str) -> None:
     """Ends with an assertion if ranks, or cuts, differ in a bit."""
-    config = read_config(folder)
-    ids = np.random.default_rng(3).integers(0, config.vocab_size, LENGTH)
     torch.set_num_threads(1)
-    if size == 0:
-        model = load(folder, config, device=device)
+    group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl") if size else None
+    model = device_model(folder, device, "auto", group)
+    ids = np.random.default_rng(3).integers(0, model.config.vocab_size, LENGTH)
+    if group is None:
         np.savez(out, **logits_of(model, ids, []))
         return
-    group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl")
-    model = load_part(folder, config, group=group, device=device)
     assert model.capabilities.static_shapes == (device != "cpu" and transport == "nccl")
     found = {name: logits_of(model, ids, cuts) for name, cuts in CUTS.items()}
     check_part(model, rank, size, found["whole"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdec_hal.models.llama_cuda_tp import Exchange
+from specdec_hal.models.transformers.exchange import Exchange
 from specdec_hal.models.triton_kernels.launcher import Launcher
 from specdec_hal.tensors.group import Shared
 

@@ -19,15 +19,13 @@ import torch
 import specdec_hal as sd
 import tests.support.interpreted  # noqa: F401
 from specdec_hal.config import parse
-from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.llama_cuda import load
-from specdec_hal.models.llama_cuda_tp import load_part
 from specdec_hal.parallel.runner import RankHook
 from specdec_hal.parallel.vocabulary import ShardedLogitsHead
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.on_torch import TorchDevice
 from tests.support.cuda_on_host import CudaOnHost
+from tests.support.device_models import device_model
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},
@@ -80,21 +78,20 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
         from specdec_hal.runner import build as module
 
         module.get_device = lambda device, framework: TorchDevice("cpu")  # type: ignore[assignment]
-    config, options = read_config(folder), {"device": device, "dtype": "float32"}
     group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl") if size else None
-    model = load(folder, config, **options) if group is None else load_part(folder, config, group=group, **options)
+    model = device_model(folder, device, group=group)
 
     def outputs(k: int, graph: bool, kind: type[RankHook] | None = None) -> dict[str, Any]:
         method = {"method": "ngram" if k else "naive", "num_speculative_tokens": k}
         settings = parse({
-            "model": {"path": folder, "framework": "torch"},
+            "model": {"path": folder, "framework": "transformers"},
             "engine": {"tensor_parallel": max(size, 1), "digest_interval": 4},
             "runner": {"max_num_seqs": 3, "max_model_len": 128, "graph": graph, "block_size": 16},
             "speculative": method,
         })  # fmt: skip
         hook = None if kind is None else kind(settings, group)  # type: ignore[arg-type]
         runner = build_runner(settings, backend, model, hook=hook)
-        for request in requests(config.vocab_size, short):
+        for request in requests(model.config.vocab_size, short):
             runner.add_request(request)
         found = {
             name: (one.token_ids, one.logprobs, one.prompt_logprobs, one.finish_reason)

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.tp_weights import WeightsPart
-from specdec_hal.models.weights import load_weights, read_weights
 from tests.models.conftest import Shape, write_checkpoint
 from tests.models.conftest import triton_device as triton_device
 from tests.parallel.cuda_ranks import ROOT, run_ranks
+from tests.parallel.ranks import Threads
 
 pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
 
 SHAPES = {
     "tied": Shape(vocab_size=1500, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4),
@@ -77,32 +76,34 @@ def test_runners_over_device_tensors(tmp_path: Path, triton_device: str, ranks: 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_parts_make_up_the_weights(tmp_path: Path, shape: str, size: int) -> None:
-    """Read as parts, or cut from the whole; every row and column is on a rank, and a KV head on all that share it."""
+    """Every row and column is on a rank, and a KV head on all that share it."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from specdec_hal.models.transformers.tensor_parallel import divide
+
     folder = write_checkpoint(tmp_path / "checkpoint", SHAPES[shape])
-    config = read_config(folder)
-    whole = read_weights(folder, config)
-    parts = [WeightsPart(config, rank, size) for rank in range(size)]
-    cut = [part.shard(whole) for part in parts]
-    for part, mine in zip(parts, cut, strict=True):
-        read = load_weights(folder, config, dtype="float32", part=part.slices)
-        read |= load_weights(folder, config, dtype="float32", part=part.slices, mtp=True)
-        part.cut_head(read)
-        assert set(read) == set(mine)
-        for name, weight in mine.items():
-            np.testing.assert_array_equal(read[name].numpy(), weight, name)
-    layer = "model.layers.0.self_attn"
-    kv_heads, width = config.num_key_value_heads, config.head_dim
-    for name, axis in (("q_proj", 0), ("o_proj", 1)):
-        joined = np.concatenate([mine[f"{layer}.{name}.weight"] for mine in cut], axis)
-        np.testing.assert_array_equal(joined, whole[f"{layer}.{name}.weight"])
-    for rank, mine in enumerate(cut):
-        # A rank's query heads find the KV heads of their groups here.
-        queries = range(rank * config.num_attention_heads // size, (rank + 1) * config.num_attention_heads // size)
-        heads = sorted({head * kv_heads // config.num_attention_heads for head in queries})
-        rows = np.concatenate([whole[f"{layer}.k_proj.weight"][head * width : (head + 1) * width] for head in heads])
-        np.testing.assert_array_equal(mine[f"{layer}.k_proj.weight"], rows)
-        assert parts[rank].config.num_key_value_heads == len(heads)
-    head = np.concatenate([mine["lm_head.weight"] for mine in cut])
-    stored = whole["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"]
-    np.testing.assert_array_equal(head[: config.vocab_size], stored)
-    assert not head[config.vocab_size :].any() and len(head) % (1024 * size) == 0
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    config = whole.config
+    parts = []
+    for rank in range(size):
+        part = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        divide(part, Threads(size).rank(rank))
+        parts.append({name.replace(".part", ""): weight for name, weight in part.state_dict().items()})
+    heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    for name, weight in whole.state_dict().items():
+        mine = [part[name] for part in parts]
+        if name.endswith(("q_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            assert torch.equal(torch.cat(mine), weight)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            assert torch.equal(torch.cat(mine, 1), weight)
+        elif name.endswith(("k_proj.weight", "v_proj.weight")):
+            for rank, rows in enumerate(mine):
+                # A rank's query heads find the KV heads of their groups here.
+                queries = range(rank * heads // size, (rank + 1) * heads // size)
+                wanted = sorted({head * kv_heads // heads for head in queries})
+                assert torch.equal(rows, torch.cat([weight[head * width : (head + 1) * width] for head in wanted]))
+        elif name == "lm_head.weight":
+            head = torch.cat(mine)
+            assert torch.equal(head[: len(weight)], weight) and not head[len(weight) :].any()
+            assert len(head) % (1024 * size) == 0
+        else:
+            assert all(torch.equal(one, weight) for one in mine)

@@ -1,10 +1,9 @@
 """Kernels of the decoder on GPUs, in Triton: one idea a file.
 
-- :mod:`.product`: x times a weight, the arithmetic that the next three share
+- :mod:`.product`: x times a weight, the arithmetic that the next two share
 - :mod:`.linear`: a projection, stored or added to the residual; also the logits
-- :mod:`.qkv`: the q, k and v projections with rotary embeddings, k and v written to the KV cache
 - :mod:`.gate_up`: the gate and up projections with SwiGLU
-- :mod:`.norm`: RMSNorm, the first one with the embedding; after sums over ranks, with these
+- :mod:`.norm`: RMSNorm; after sums over ranks, with these
 - :mod:`.attention`: attention over a paged KV cache, for prefill and decoding together
 - :mod:`.launch`: common parts of launches
 - :mod:`.tiles`: choice of tile sizes

@@ -19,8 +19,7 @@ from specdec_hal.models.triton_kernels.attention import chunk_count, paged_atten
 from specdec_hal.models.triton_kernels.experts import combine, expert_linear
 from specdec_hal.models.triton_kernels.gate_up import gate_up
 from specdec_hal.models.triton_kernels.linear import linear
-from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm, row_sum, sum_norm
-from specdec_hal.models.triton_kernels.qkv import qkv
+from specdec_hal.models.triton_kernels.norm import rms_norm, row_sum, sum_norm
 from specdec_hal.models.triton_kernels.ranks import PROGRAMS, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
@@ -83,24 +82,6 @@ class Launcher:
         self._pdl_rows = (PDL_ROWS if pdl_rows is None else pdl_rows) if hopper else 0
 
     # ---- rows by themselves
-
-    def embed_norm(
-        self, token_ids: Any, embedding: Any, residual: Any, weight: Any, out: Any, count: Any, epsilon: float
-    ) -> None:
-        """`residual` = embedding[token_ids] (zeros for an id outside), `out` = its RMSNorm times `weight`."""
-        rows = len(residual)
-        embed_norm[(rows,)](
-            token_ids,
-            embedding,
-            residual,
-            weight,
-            out,
-            count,
-            rows,
-            len(embedding),
-            epsilon,
-            **self._of_rows(residual),
-        )
 
     def rms_norm(self, x: Any, weight: Any, out: Any, count: Any | None, epsilon: float) -> None:
         """`out` [rows, D] = RMSNorm of `x` times `weight`; all rows without `count`.
@@ -191,36 +172,6 @@ class Launcher:
         rows, width = out.shape
         combine[(rows, -(-width // 1024))](
             x, weight, out, chosen, EXPERTS=experts, SHARE=weight.shape[1], D=width, BLOCK=1024, **self._options(rows)
-        )
-
-    def qkv(
-        self, x: Any, weight: Any, q: Any, pool: Any, rotary: tuple[Any, Any], batch: DeviceBatch, heads: Heads
-    ) -> None:
-        """Queries into `q`, keys and values into `pool`; `rotary` are cosines and sines, [positions, head_dim / 2].
-
-        `weight`: as :func:`.qkv.qkv` takes it, the dimensions of a head in pairs.
-        """
-        operands, scratch, options, grid = self._product(x, weight)
-        qkv[grid](
-            *operands,
-            q,
-            pool,
-            *rotary,
-            batch.batch_id_per_token,
-            batch.cu_seqlens_q,
-            batch.seq_lens_decoder,
-            batch.block_tables,
-            *scratch,
-            len(x),
-            len(batch.cu_seqlens_q) - 1,
-            len(rotary[0]),
-            batch.block_tables.shape[1],
-            len(pool),
-            HEADS=heads.heads,
-            KV_HEADS=heads.kv_heads,
-            HEAD_DIM=heads.head_dim,
-            BLOCK_SIZE=pool.shape[2],
-            **options,
         )
 
     def _product(

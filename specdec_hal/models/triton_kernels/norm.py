@@ -38,34 +38,6 @@ def rms_norm(
     _normalise(tl.load(at, mask=column < D, other=0.0), weight, out + row * D, epsilon, D, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["capacity", "vocab_size"], do_not_specialize_on_alignment=["count", "token_ids"])
-def embed_norm(
-    token_ids,
-    embedding,
-    residual,
-    weight,
-    out,
-    count,
-    capacity,
-    vocab_size,
-    epsilon,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """`residual` = embedding[token_ids] and `out` its norm, [capacity, D]; an id outside the vocabulary gives zeros."""
-    begin(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    if row >= min(capacity, tl.load(count)):
-        return
-    token = tl.load(token_ids + row).to(tl.int64)
-    column = tl.arange(0, BLOCK_D)
-    known = (column < D) & (token >= 0) & (token < vocab_size)
-    x = tl.load(embedding + token * D + column, mask=known, other=0.0)
-    tl.store(residual + row * D + column, x, mask=column < D)
-    _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
-
-
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def sum_norm(
     parts,
