@@ -44,8 +44,7 @@ void Block::begin(const Launch& launch, Size block_index, ClusterBarrier* cluste
   error_.clear();
   live_ = threads;
   at_barrier_ = 0;
-  some_ = false;
-  all_ = true;
+  yes_ = 0;
   begun_ = true;
   for (unsigned i = 0; i < threads; ++i) {
     Fiber& fiber = fibers_[i];
@@ -109,22 +108,20 @@ void Block::wake(Fiber& fiber) {
 }
 
 Answer Block::meet_block(bool yes) {
-  some_ |= yes;
-  all_ &= yes;
+  yes_ += yes ? 1 : 0;
   ++at_barrier_;
   Fiber& own = *running_;
   own.waits = Waits::kBlock;
   see_block();
   if (own.waits == Waits::kBlock) wait(Waits::kBlock);
-  return {(own.answer & 1) != 0, (own.answer & 2) != 0};
+  return {static_cast<unsigned>(own.answer >> 1), (own.answer & 1) != 0};
 }
 
 void Block::see_block() {
   if (live_ == 0 || at_barrier_ < live_) return;
-  const uint64_t answer = (some_ ? 1u : 0u) | (all_ ? 2u : 0u);
+  const uint64_t answer = yes_ << 1 | (yes_ == at_barrier_ ? 1u : 0u);
   at_barrier_ = 0;
-  some_ = false;
-  all_ = true;
+  yes_ = 0;
   for (Fiber& fiber : fibers_) {
     if (fiber.waits != Waits::kBlock) continue;
     fiber.answer = answer;

@@ -14,7 +14,7 @@
 
 namespace simt {
 
-constexpr unsigned kLanes = 32, kMaxThreads = 1024, kMaxCluster = 8;
+constexpr unsigned kLanes = 32, kMaxThreads = 1024, kMaxCluster = 16;
 
 class Block;
 
@@ -114,8 +114,7 @@ class Block {
   std::vector<Warp> warps_;
   std::deque<Fiber*> ready_;
   Fiber* running_ = nullptr;
-  unsigned live_ = 0, at_barrier_ = 0;
-  bool some_ = false, all_ = true;
+  unsigned live_ = 0, at_barrier_ = 0, yes_ = 0;
   std::string error_;
 };
 

@@ -19,7 +19,7 @@ void check(const Launch& launch) {
   const bool blocks = launch.grid.x >= 1 && launch.grid.y >= 1 && launch.grid.y <= 0xFFFF;
   if (clusters && blocks && launch.block.x >= 1 && launch.block.x <= kMaxThreads && launch.block.y == 1) return;
   throw std::runtime_error(
-      "expected blocks of 1 to 1024 threads in clusters of 1 to 8 that divide the grid, got a "
+      "expected blocks of 1 to 1024 threads in clusters of 1 to 16 that divide the grid, got a "
       "grid of " +
       std::to_string(launch.grid.x) + " x " + std::to_string(launch.grid.y) + " blocks of " +
       std::to_string(launch.block.x) + " x " + std::to_string(launch.block.y) + " threads in clusters of " +

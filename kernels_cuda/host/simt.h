@@ -23,7 +23,8 @@ const Thread& self();
 
 // Of all threads of the block that have not returned, when all have come.
 struct Answer {
-  bool some, all;
+  unsigned yes;  // threads
+  bool all;
 };
 Answer meet_block(bool yes);
 

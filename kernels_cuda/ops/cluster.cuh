@@ -10,6 +10,7 @@
 namespace specdec::cuda {
 
 constexpr int kMaxCluster = 8;  // blocks, on every device that has clusters; a power of two, as all numbers of them
+constexpr int kWidestCluster = 16;  // blocks, of kernels and on devices that allow it
 
 // A block's cluster, usually the blocks that share a row or a slot. Re-read from special registers each time: cheaper
 // than keeping it live across all passes of a row.
@@ -29,12 +30,18 @@ struct Cluster {
     return 0;
 #endif
   }
-  __device__ __forceinline__ static int size() {
+  // Blocks that were launched, and those that work on a row: the others of a wider cluster return early, or share
+  // nothing but the row's chunks.
+  __device__ __forceinline__ static int launched() {
 #if __CUDA_ARCH__ >= 900
     return static_cast<int>(ptx::cluster_size());
 #else
     return 1;
 #endif
+  }
+  __device__ __forceinline__ static int size() {
+    const int blocks = launched();
+    return blocks < kMaxCluster ? blocks : kMaxCluster;
   }
   // Makes earlier stores to any block's shared memory visible to all. `sync` in two halves, with other work in between.
   // Also required before the first access to another block's memory, which may not have started.

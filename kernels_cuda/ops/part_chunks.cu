@@ -92,7 +92,7 @@ void part_chunks(const PartChunksArgs& a, cudaStream_t stream) {
                                 " chunks of rows of " + std::to_string(a.V) + ", got " + std::to_string(a.Chunks) +
                                 "; allocate one for every " + std::to_string(kChunkIds) + " columns begun");
   }
-  launch_logit_rows("part_chunks", stream, a.R_cap, a, [](auto type, auto resident) {
+  launch_logit_rows("part_chunks", stream, a.R_cap, a, false, [](auto type, auto resident) {
     return part_chunks_kernel<decltype(type), decltype(resident)::value>;
   });
 }

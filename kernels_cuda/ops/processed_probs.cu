@@ -23,11 +23,10 @@ __device__ __forceinline__ void write_vector(const Part& part, float* out, int v
   }
 }
 
-// The kept masses over their total. Stripes without any are not read again.
+// The kept masses over s.drawn.total. Stripes without any are not read again.
 template <class Part>
-__device__ __forceinline__ void write_kept(const Part& part, RowShared& s, float* out, const KeptMasses& kept,
-                                           uint64_t total) {
-  const MassRatio ratio(total);
+__device__ __forceinline__ void write_kept(const Part& part, RowShared& s, float* out, const KeptMasses& kept) {
+  const MassRatio ratio(s.drawn.total);
   const float least = u64_to_f32(kept.least);  // exactly: a threshold of 2^40 has 24 bits
   with_masses(kept.softmax, [&](auto masses) {
     const VectorMasses vectors(kept, masses);
@@ -78,7 +77,10 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const SamplingParams params = read_params(a, Cluster::index(), s);
   RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V));
   RowFound found = filtered_row<L>(part, s, load_row<L>(part, s, params, false));
-  uint64_t total = 0;
+  // In shared memory: registers are what the pass over the row needs most.
+  const auto keep_total = [&](uint64_t total) {
+    if (threadIdx.x == 0) s.drawn.total = total;
+  };
   switch (found.kind) {
     case RowKind::kUndefined: return write_one(out(), a.V, -1);
     case RowKind::kGreedy: {
@@ -89,17 +91,18 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     case RowKind::kSorted:
       Cluster::sync();
       found.threshold = Cluster::of(&s, 0)->search.threshold;
-      total = Cluster::of(&s, 0)->drawn.total;
+      keep_total(Cluster::of(&s, 0)->drawn.total);
       Cluster::sync();  // the leader stays until all have read
       break;
-    case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(part, s)).total; break;
-    case RowKind::kKept: total = gather(s.published[kKeptMass]).total;
+    case RowKind::kChunks: keep_total(row_shares(part, s, s.softmax).total); break;
+    case RowKind::kKept: keep_total(gather(s.published[kKeptMass]).total);
   }
-  write_kept(part, s, out(), kept_by(s, found.threshold), total);
+  __syncthreads();
+  write_kept(part, s, out(), kept_by(s, found.threshold));
 }
 
 void processed_probs(const ProcessedProbsArgs& a, cudaStream_t stream) {
-  launch_logit_rows("processed_probs", stream, a.R_cap, a, [](auto type, auto resident) {
+  launch_logit_rows("processed_probs", stream, a.R_cap, a, false, [](auto type, auto resident) {
     return processed_probs_kernel<decltype(type), decltype(resident)::value>;
   });
 }

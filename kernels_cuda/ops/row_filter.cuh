@@ -49,8 +49,7 @@ __device__ __forceinline__ int32_t load_row(Part& part, RowShared& s, const Samp
   }
   ChunkSums<Part, Temperatures::kAll> sums{inverse_temperature(params.temperature)};
   part.load(sums);
-  keep_chunks(part, s, sums.own);
-  return cluster_max_of_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
+  return meet_chunks(part, s, sums.own);
 }
 
 // In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.search.threshold and
@@ -112,7 +111,7 @@ __device__ __forceinline__ RowFound keep_row(const Part& part, RowShared& s) {
   }
   if (s.params.top_p < 1.0f) {
     const uint64_t total = Filters(s.params, part.size()).by_count ? s.search.kept.mass : all;
-    __syncthreads();  // all have read what the search writes
+    if (Filters(s.params, part.size()).by_count) Cluster::sync();  // all have read what the search writes
     found = softmax_threshold<L>(part, s, Goal::kMass, nucleus(s.params.top_p, total));
   }
   const KeptMasses kept = kept_by(s, found.threshold);
@@ -150,6 +149,7 @@ __device__ __forceinline__ RowFound filtered_row(const Part& part, RowShared& s,
       found.kind = RowKind::kSorted;
       return found;
     }
+    share_chunks(part, s, own_chunk(part, s));
   }
   if (!Filters(s.params, part.size()).any()) {
     found.kind = RowKind::kChunks;

@@ -7,6 +7,7 @@
 namespace specdec::cuda {
 
 constexpr float kMinT = -42.0f;  // below it masses are 0
+constexpr int kAllSampled = 1;  // stripes of a warp, at most, where a sample is all elements
 
 __device__ __forceinline__ float step_exponent(int step) {
   return kMinT / static_cast<float>(kSteps) * static_cast<float>(step + 1);
@@ -16,7 +17,7 @@ __device__ __forceinline__ float step_exponent(int step) {
 // max) / 2^t. Lower bound on the mass: share - kChunkIds * 2^t.
 __device__ __forceinline__ Bounds chunk_bounds(Goal goal, const ChunkShare& chunk, float exponent) {
   const bool reaches = chunk.exponent >= exponent;
-  const float largest = exp2f(chunk.exponent), others = fmaxf(chunk.share - largest, 0.0f) * exp2f(-exponent);
+  const float largest = chunk.largest, others = fmaxf(chunk.share - largest, 0.0f) * exp2f(-exponent);
   const float count = reaches ? fminf(1.0f + others, static_cast<float>(kChunkIds)) : 0.0f;
   if (goal == Goal::kCount) return {reaches ? 1.0f : 0.0f, count, count};
   const float rest = chunk.share - static_cast<float>(kChunkIds) * exp2f(exponent);
@@ -35,16 +36,11 @@ __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s,
   {
     const float exponent = step_exponent(step);
     Bounds sum = {0.0f, 0.0f, 0.0f};
-    for (int g = slice; g < part.stripes(); g += kSlices) sum.add(chunk_bounds(goal, s.stripes.share[g], exponent));
-    s.scratch.bounds.of_slice[slice][step] = sum;
+#pragma unroll 2
+    for (int c = slice; c < part.row_stripes(); c += kSlices) sum.add(chunk_bounds(goal, s.chunks.share[c], exponent));
+    s.scratch.bounds[slice][step] = sum;
   }
   __syncthreads();
-  if (tid < kSteps) {
-    Bounds sum = s.scratch.bounds.of_slice[0][tid];
-    for (int i = 1; i < kSlices; ++i) sum.add(s.scratch.bounds.of_slice[i][tid]);
-    for (int r = 0; r < Cluster::size(); ++r) Cluster::of(&s, r)->scratch.bounds.of_block[Cluster::rank()][tid] = sum;
-  }
-  Cluster::sync();
   if (warp_id() == 0) {
     // Sums of up to 257 floats, and shares that were rounded down: all are off by less than this.
     constexpr float kRounding = 0x1p-12f;
@@ -54,7 +50,8 @@ __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s,
 #pragma unroll
     for (int part_of = kSteps / 32 - 1; part_of >= 0; --part_of) {
       Bounds sum = {0.0f, 0.0f, 0.0f};
-      for (int r = 0; r < Cluster::size(); ++r) sum.add(s.scratch.bounds.of_block[r][part_of * 32 + lane_id()]);
+#pragma unroll
+      for (const auto& of_slice : s.scratch.bounds) sum.add(of_slice[part_of * 32 + lane_id()]);
       const uint32_t enough = __ballot_sync(kAllLanes, sum.least >= need * (1.0f + kRounding));
       const uint32_t few = __ballot_sync(kAllLanes, sum.most < need * (1.0f - kRounding));
       if (enough != 0) low = part_of * 32 + __ffs(static_cast<int>(enough)) - 1;
@@ -77,46 +74,59 @@ __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s,
   return s.guess.most;
 }
 
-// A sample: one vector in n, 512 bytes of every stripe. n times the weight that it has below an exponent estimates the
-// row's; the variance is n (n - 1) times the sum of the squares. Weights below a threshold are small, and those above
-// need no estimate, since the row's total is known. For counts the upper tail is exact; with a fraction p above, the
-// variance shrinks by p.
+// A sample: one vector in n, 512 bytes of every stripe, or all of them if a warp has few stripes. n times the weight
+// that it has below an exponent estimates the row's; the variance is n (n - 1) times the sum of the squares. Weights
+// below a threshold are small, and those above need no estimate, since the row's total is known. For counts the upper
+// tail is exact; with a fraction p above, the variance shrinks by p.
 
 __device__ __forceinline__ float weight_at(Goal goal, float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); }
 
 constexpr float kCellCount = kSampleCells;
+// An element counts as this many, times its weight over that of its cell's middle.
+constexpr float kSampleUnits = 1024.0f;
+
+// Every how many vectors are sampled.
+template <class Part>
+__device__ __forceinline__ int sampled_every(const Part& part) {
+  return Part::kHeld && part.stripes_each() <= kAllSampled ? 1 : Part::kRounds;
+}
 
 // Counts the sampled elements of each cell of the bracket `in`, and publishes what weighs less than all of it.
 template <class Part>
 __device__ __forceinline__ void take_sample(const Part& part, RowShared& s, Goal goal, Bracket in, float width,
-                                            int warp) {
-  constexpr int kEvery = Part::kRounds, kAhead = 16 / Part::kLength;
+                                            int every, int warp) {
+  constexpr int kAhead = 16 / Part::kLength;
   const int tid = static_cast<int>(threadIdx.x);
   const float row_max = s.softmax.row_max, to_t = s.softmax.inv_temperature * kLog2E;
+  const float to_cell = kCellCount / width;
+  // Of a cell, the logarithm of its last weight to its first; weights are linear in it, nearly.
+  const float slope = goal == Goal::kCount ? 0.0f : kSampleUnits * 0.69314718f / to_cell;
   s.scratch.sample.count[tid] = 0;
-  if (tid < 3) s.scratch.sample.first[tid] = kSampleCells - 1;
   __syncthreads();
 
   Tail below = {0.0f, 0.0f};
-  const int stripes = part.stripes(warp), end = part.end(warp);
+  const int begin = part.begin(warp), end = part.end(warp);
+  const int rounds = every == 1 ? part.stripes(warp) * Part::kRounds : part.stripes(warp);
 #pragma unroll 1
-  for (int at = 0; at < stripes; at += kAhead) {
+  for (int at = 0; at < rounds; at += kAhead) {
     // Other vectors in each stripe, for no pattern of ids to escape.
     const auto vector = [&](int k) {
-      const int stripe = min(at + k, stripes - 1);
-      return part.begin(warp, stripe) + (stripe + warp) % kEvery * 32 + static_cast<int>(lane_id());
+      const int round = every == 1 ? at + k : (at + k) * Part::kRounds + (at + k + warp) % Part::kRounds;
+      return begin + round * 32 + static_cast<int>(lane_id());
     };
     const VectorBatch<Part, kAhead> batch([&](int k) { return part[min(vector(k), end - 1)]; });
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (at + k >= stripes || vector(k) >= end) continue;
+      if (at + k >= rounds || vector(k) >= end) continue;
 #pragma unroll
       for (float x : batch.of[k].x) {
-        const float t = (x - row_max) * to_t, cell = (t - in.low) * (kCellCount / width);
+        const float t = (x - row_max) * to_t, cell = fminf((t - in.low) * to_cell, kCellCount - 0.5f);
         if (t < in.low) {
           below.add(weight_at(goal, t));
         } else {  // what is above the bracket comes last, where its weight does not matter
-          atomicAdd(&s.scratch.sample.count[static_cast<int>(fminf(cell, kCellCount - 1.0f))], 1u);
+          const float first = truncf(cell);
+          atomicAdd(&s.scratch.sample.count[static_cast<int>(first)],
+                    static_cast<uint32_t>(kSampleUnits + 0.5f + (cell - first - 0.5f) * slope));
         }
       }
     }
@@ -127,31 +137,29 @@ __device__ __forceinline__ void take_sample(const Part& part, RowShared& s, Goal
 
 // Of a thread's own cell: its sampled elements, what one of them weighs, and the sums up to it from the lowest.
 struct SampledCell {
-  uint32_t count;
-  float weight;
+  float count, weight;
   Tail upto;
 };
 
 __device__ __forceinline__ SampledCell sum_sample(RowShared& s, Goal goal, Bracket in, float width, int warp) {
-  const int tid = static_cast<int>(threadIdx.x);
-  uint32_t count = 0;
-  for (int r = 0; r < Cluster::size(); ++r) count += Cluster::of(&s, r)->scratch.sample.count[tid];
+  const int tid = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id());
+  uint32_t units = 0;
+#pragma unroll
+  for (int r = 0; r < kMaxCluster; ++r)
+    units += r < Cluster::size() ? Cluster::of(&s, r)->scratch.sample.count[tid] : 0;
+  const float count = static_cast<float>(units) / kSampleUnits;
   const float weight = weight_at(goal, in.low + (static_cast<float>(tid) + 0.5f) * (width / kCellCount));
-  const Tail cell = {static_cast<float>(count) * weight, static_cast<float>(count) * weight * weight};
+  const Tail cell = {count * weight, count * weight * weight};
   const Tail in_warp = {warp_inclusive(cell.weight), warp_inclusive(cell.squares)};
-  if (lane_id() == 31) s.scratch.sample.scan[warp] = in_warp;
-  Tail upto = {0.0f, 0.0f};
-  for (int i = static_cast<int>(lane_id()); i < Cluster::size() * kRowWarps; i += 32) {
-    upto.weight += s.guess.below[i].weight;
-    upto.squares += s.guess.below[i].squares;
-  }
-  upto = {warp_sum(upto.weight) + in_warp.weight, warp_sum(upto.squares) + in_warp.squares};
+  if (lane == 31) s.scratch.sample.scan[warp] = in_warp;
   __syncthreads();
-  for (int w = 0; w < warp; ++w) {
-    upto.weight += s.scratch.sample.scan[w].weight;
-    upto.squares += s.scratch.sample.scan[w].squares;
+  Tail before = {0.0f, 0.0f};
+  if (lane < warp) before = s.scratch.sample.scan[lane];
+  for (int i = lane; i < Cluster::size() * kRowWarps; i += 32) {
+    before.weight += s.guess.below[i].weight;
+    before.squares += s.guess.below[i].squares;
   }
-  return {count, weight, upto};
+  return {count, weight, {warp_sum(before.weight) + in_warp.weight, warp_sum(before.squares) + in_warp.squares}};
 }
 
 struct CellRange {
@@ -159,55 +167,52 @@ struct CellRange {
 };
 
 // The cells in which the goal is reached: this many deviations around the estimate, plus the weight of elements that a
-// sample of one in `every` may have missed (k n elements with probability exp(-k)), and one cell more, since elements
-// count as their cell's middle. All blocks get the same result.
-template <int kEvery>
-__device__ __forceinline__ CellRange bracket_sample(RowShared& s, Goal goal, const SampledCell& own) {
+// sample of one in `every` may have missed (k n elements with probability exp(-k)), plus what rounding may be off. All
+// blocks get the same result.
+__device__ __forceinline__ CellRange bracket_sample(RowShared& s, Goal goal, int every, const SampledCell& own) {
   // A wrong guess for one row delays all rows; some in a million are wrong.
-  constexpr float kDeviations = 4.5f, kMissed = 12.0f, kFactor = kEvery;
+  constexpr float kDeviations = 4.5f, kMissed = 12.0f, kOfAll = 0x1p-18f, kOfCell = 0x1p-5f;
   const int tid = static_cast<int>(threadIdx.x);
-  const float estimate = kFactor * own.upto.weight;
-  // The first cell up to which there is so much, or the last.
-  const auto find = [&](int which, float wanted) {
-    if (estimate >= wanted) atomicMin(&s.scratch.sample.first[which], tid);
-  };
-  if (tid == kSampleCells - 1)
-    s.scratch.sample.all = goal == Goal::kCount ? estimate : in_floats(goal, s.guess.row_total);
-  __syncthreads();
-  const float all = s.scratch.sample.all, target = all - in_floats(goal, s.guess.need);
-  find(0, target);
-  __syncthreads();
-  if (tid == s.scratch.sample.first[0]) {
+  const float factor = static_cast<float>(every), estimate = factor * own.upto.weight;
+  // The first cell up to which there is so much, or the last. All threads, with a barrier in it.
+  const auto find = [&](float wanted) { return min(__syncthreads_count(estimate < wanted), kSampleCells - 1); };
+  if (goal == Goal::kCount && tid == kSampleCells - 1) s.scratch.sample.all = estimate;
+  if (goal == Goal::kCount) __syncthreads();
+  const float all = goal == Goal::kCount ? s.scratch.sample.all : in_floats(goal, s.guess.row_total);
+  const float target = all - in_floats(goal, s.guess.need);
+  if (tid == find(target)) {
     const float above = goal == Goal::kCount ? fmaxf(all - estimate, 0.0f) / all : 1.0f;
-    s.scratch.sample.margin =
-        kDeviations * sqrtf(kFactor * (kFactor - 1.0f) * own.upto.squares * above) + kFactor * kMissed * own.weight;
+    const float missed = every == 1 ? 0.0f : factor * kMissed * own.weight;
+    s.scratch.sample.margin = kDeviations * sqrtf(factor * (factor - 1.0f) * own.upto.squares * above) + missed +
+                              kOfAll * all + kOfCell * factor * own.count * own.weight;
   }
   __syncthreads();
   const float margin = s.scratch.sample.margin;
-  find(1, target - margin);
-  find(2, target + margin);
-  __syncthreads();
-  return {max(s.scratch.sample.first[1] - 1, 0), min(s.scratch.sample.first[2] + 1, kSampleCells - 1)};
+  const int low = find(target - margin);
+  return {low, find(target + margin)};
 }
 
-// Narrows s.guess.bracket by a sample, and returns about how many elements are left in it.
+// Narrows s.guess.bracket by a sample, for all threads after a barrier. Returns whether about `room` elements at most
+// are left in it.
 template <class Part>
-__device__ __forceinline__ float sample_threshold(const Part& part, RowShared& s, Goal goal) {
-  constexpr int kEvery = Part::kRounds;
+__device__ __forceinline__ bool sample_threshold(const Part& part, RowShared& s, Goal goal, float room) {
+  constexpr float kEdge = 0x1p-6f;  // of a cell: elements there may have been counted beyond it
   const int tid = static_cast<int>(threadIdx.x), warp = static_cast<int>(warp_id());
+  const int every = sampled_every(part);
   const Bracket in = s.guess.bracket;
   const float width = in.high - in.low;
-  take_sample(part, s, goal, in, width, warp);
+  take_sample(part, s, goal, in, width, every, warp);
   const SampledCell own = sum_sample(s, goal, in, width, warp);
-  const CellRange found = bracket_sample<kEvery>(s, goal, own);
+  const CellRange found = bracket_sample(s, goal, every, own);
   if (tid == 0) {
-    s.guess.bracket.low = in.low + static_cast<float>(found.low) * (width / kCellCount);
-    if (found.high < kSampleCells - 1)
-      s.guess.bracket.high = in.low + static_cast<float>(found.high + 1) * (width / kCellCount);
+    const auto exponent = [&](float cell) { return in.low + cell * (width / kCellCount); };
+    if (found.low > 0) s.guess.bracket.low = exponent(static_cast<float>(found.low) - kEdge);
+    if (found.high < kSampleCells - 1) s.guess.bracket.high = exponent(static_cast<float>(found.high + 1) + kEdge);
   }
-  uint64_t inside;
-  block_warps_below(warp_sum(uint64_t{tid >= found.low && tid <= found.high ? own.count : 0u}), s.warp_part, &inside);
-  return static_cast<float>(kEvery) * static_cast<float>(inside);
+  if (static_cast<float>(part.size()) <= room) return true;
+  float inside;
+  block_warps_below(warp_sum(tid >= found.low && tid <= found.high ? own.count : 0.0f), s.warp_sum, &inside);
+  return static_cast<float>(every) * inside <= room;
 }
 
 // From the chunks' sums of a row whose 1/temperature is above 0 and finite to s.guess.bracket.
@@ -217,9 +222,9 @@ __device__ __forceinline__ void guess_threshold(const Part& part, RowShared& s, 
   if (bound_threshold(part, s, goal) <= kEach * static_cast<float>(kRowThreads * Cluster::size())) return;
   // In a flat row all are in few cells of the first sample.
   const float room = static_cast<float>(part.list_room() / 2 * Cluster::size());  // blocks differ
-  if (sample_threshold(part, s, goal) <= room) return;
+  if (sample_threshold(part, s, goal, room)) return;
   Cluster::sync();  // all have read the sample
-  sample_threshold(part, s, goal);
+  sample_threshold(part, s, goal, room);
 }
 
 }  // namespace specdec::cuda

@@ -36,20 +36,24 @@ struct RowShape {
   // Whether a row stays in its blocks' shared memory, with room for lists beside.
   bool holds(const RowDevice& device, int64_t size, int64_t element_bytes) const {
     constexpr int64_t kLists = 16 * 1024;
-    const int64_t stripes = size / kChunkIds + 1, share = (stripes + blocks - 1) / blocks;
+    const int64_t sharing = blocks < kMaxCluster ? blocks : kMaxCluster;  // of a row with filters
+    const int64_t stripes = size / kChunkIds + 1, share = (stripes + sharing - 1) / sharing;
     return share * kChunkIds * element_bytes + kLists <= shared_bytes(device);
   }
 };
 // The quickest first.
-constexpr RowShape kRowShapes[] = {{8, true}, {4, true}, {8, false}, {4, false}, {2, false}, {1, false}};
+constexpr RowShape kRowShapes[] = {{16, true}, {8, true}, {4, true}, {8, false}, {4, false}, {2, false}, {1, false}};
 constexpr int kRowShapeCount = static_cast<int>(sizeof kRowShapes / sizeof *kRowShapes);
-static_assert(kRowShapes[0].blocks == kMaxCluster, "no shape has more");
+static_assert(kRowShapes[0].blocks == kWidestCluster && kRowShapes[1].blocks == kMaxCluster, "no shape has more");
 
 // Allows kernels all dynamic shared memory of the current device, once per flag in `allowed`.
 template <typename... Kernels>
 void allow_shared(const char* op, const RowDevice& device, OfDevices& allowed, Kernels... kernels) {
   allowed.get(device.index, [&] {
     (check(op, cudaFuncSetAttribute(kernels, cudaFuncAttributeMaxDynamicSharedMemorySize, device.most_bytes)), ...);
+    if (device.major >= 9) {
+      (check(op, cudaFuncSetAttribute(kernels, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)), ...);
+    }
     return 1;
   });
 }
@@ -66,7 +70,12 @@ inline int rows_at_once(const char* op, const RowDevice& device, int shape, cons
   return known[shape].get(device.index, [&] {
     int rows = 0;
     const LaunchConfig config(op, nullptr, launch_shape(device, kRowShapes[shape], 1));
-    check(op, cudaOccupancyMaxActiveClusters(&rows, kernel, config.get()));
+    const cudaError_t status = cudaOccupancyMaxActiveClusters(&rows, kernel, config.get());
+    if (status != cudaSuccess && kRowShapes[shape].blocks > kMaxCluster) {
+      cudaGetLastError();  // the device has no clusters as wide
+      return 1;
+    }
+    check(op, status);
     return rows + 1;
   }) - 1;
 }
@@ -75,7 +84,7 @@ inline int rows_at_once(const char* op, const RowDevice& device, int shape, cons
 // the device at once, if the rows are worth as many blocks. `kernel_of(std::bool_constant)`: the kernel for rows that
 // stay in shared memory, or for others.
 template <class L, class KernelOf, typename... A>
-void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, KernelOf kernel_of,
+void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, bool widest, KernelOf kernel_of,
                  const A&... args) {
   if (rows == 0) return;
   constexpr int64_t kElement = sizeof(typename L::Bits);
@@ -86,7 +95,7 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   const auto fitting = [&](const RowShape& shape) {
     return shape.holds(device, size, kElement) ? resident : streaming;
   };
-  int at = device.major >= 9 ? 0 : kRowShapeCount - 1;
+  int at = device.major < 9 ? kRowShapeCount - 1 : widest ? 0 : 1;
   for (; at + 1 < kRowShapeCount; ++at) {
     const RowShape& shape = kRowShapes[at];
     // Half as many are enough if a third of their warps has no chunk.
@@ -100,11 +109,11 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
 
 // The same for a.logits of any type: kernel_of(type, std::bool_constant) takes `a`, the logits and `more`.
 template <class Args, class KernelOf, typename... More>
-void launch_logit_rows(const char* op, cudaStream_t stream, int64_t rows, const Args& a, KernelOf kernel_of,
-                       const More&... more) {
+void launch_logit_rows(const char* op, cudaStream_t stream, int64_t rows, const Args& a, bool widest,
+                       KernelOf kernel_of, const More&... more) {
   with_float_type(a.logits_type, [&](auto type) {
     using L = decltype(type);
-    launch_rows<L>(op, stream, rows, a.V, [&](auto resident) { return kernel_of(type, resident); }, a,
+    launch_rows<L>(op, stream, rows, a.V, widest, [&](auto resident) { return kernel_of(type, resident); }, a,
                    static_cast<const typename L::Bits*>(a.logits), more...);
   });
 }

@@ -38,7 +38,7 @@ __device__ __forceinline__ void list_row(const Part& part, RowShared& s, int64_t
     const int n = static_cast<int>(min64(want - at, kSorted));
     begin_search(s, {Goal::kCount, static_cast<uint64_t>(at + n), all, all.grid(), {0, 0}, {kMany, 0}, true});
     const Threshold threshold =
-        narrow<L>(part, s, [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); }, NoMass{}).threshold;
+        narrow<L>(part, s, false, [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); }, NoMass{}).threshold;
     Cluster::sync();  // all have read the search's list
     each_element(part, ~0u, [&](float x, int id) {
       const int32_t key = order_key(x);

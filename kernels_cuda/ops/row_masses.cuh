@@ -172,10 +172,16 @@ __device__ __forceinline__ int own_stripe(const Part& part) {
 
 // For the elements of a list to be added up by stripes, after a barrier.
 __device__ __forceinline__ void clear_more(RowShared& s) {
-  for (int g = static_cast<int>(threadIdx.x); g < kMaxBlockStripes; g += kRowThreads) {
+  for (int g = static_cast<int>(threadIdx.x); g < kMaxRowStripes; g += kRowThreads) {
     s.stripes.more[0][g] = 0;
     s.stripes.more[1][g] = 0;
   }
+}
+
+// The row's number of a stripe of this block.
+template <class Part>
+__device__ __forceinline__ int in_row(const Part& part, int stripe) {
+  return part.first_stripe() + stripe;
 }
 
 // Stores the sums of this warp's chunks in shared memory, to save registers.
@@ -183,40 +189,82 @@ template <class Part>
 __device__ __forceinline__ void keep_chunks(const Part& part, RowShared& s, const ChunkSum& own) {
   const int g = own_stripe(part);
   if (g < 0) return;
-  s.stripes.top[g] = own.top;
-  s.stripes.chunk_mass[g] = own.mass;
+  s.chunks.top[in_row(part, g)] = own.top;
+  s.chunks.mass[in_row(part, g)] = own.mass;
 }
 // Of this lane; without any, a chunk of nothing.
 template <class Part>
 __device__ __forceinline__ ChunkSum own_chunk(const Part& part, const RowShared& s) {
   const int g = own_stripe(part);
   if (g < 0) return {-INFINITY, 0};
-  return {s.stripes.top[g], s.stripes.chunk_mass[g]};
+  return {s.chunks.top[in_row(part, g)], s.chunks.mass[in_row(part, g)]};
 }
+
+// Stores them, from every lane's `own`, in all blocks of the row, and has a Cluster::sync() at the end.
+template <class Part>
+__device__ __forceinline__ void share_chunks(const Part& part, RowShared& s, const ChunkSum& own) {
+  const int warp = static_cast<int>(ptx::recomputed(warp_id())), lane = static_cast<int>(lane_id());
+  const int blocks = part.blocks(), count = part.stripes(warp) * blocks;
+  const int first = in_row(part, warp * part.stripes_each());
+#pragma unroll 1
+  for (int i = lane; i - lane < count; i += 32) {
+    const int at = i >> __popc(static_cast<unsigned>(blocks - 1));  // a power of two
+    const float top = __shfl_sync(kAllLanes, own.top, at);
+    const uint64_t mass = __shfl_sync(kAllLanes, own.mass, at);
+    if (i >= count) continue;
+    RowShared* to = Cluster::of(&s, i & (blocks - 1));
+    to->chunks.top[first + at] = top;
+    to->chunks.mass[first + at] = mass;
+  }
+  Cluster::sync();
+}
+// The cluster's first meeting: the same, and the row's largest key.
+template <class Part>
+__device__ __forceinline__ int32_t meet_chunks(const Part& part, RowShared& s, const ChunkSum& own) {
+  Cluster::wait();
+  share_chunks(part, s, own);
+  int32_t key = -kKeyInf;
+#pragma unroll 1
+  for (int i = static_cast<int>(ptx::recomputed(lane_id())); i < part.row_stripes(); i += 32)
+    key = max(key, order_key(s.chunks.top[i]));
+  return __reduce_max_sync(kAllLanes, key);
+}
+
 // The stripes of this warp for which wanted(largest logit of a chunk) says that they may have something.
 template <class Part, class Wanted>
 __device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowShared& s, Wanted wanted) {
   const int g = own_stripe(part);
-  return part.stripes_of(__ballot_sync(kAllLanes, g >= 0 && wanted(s.stripes.top[max(g, 0)])));
+  return part.stripes_of(__ballot_sync(kAllLanes, g >= 0 && wanted(s.chunks.top[in_row(part, max(g, 0))])));
 }
 
-// The row's total from its chunks, and what comes before this warp's; after the row's largest is known, with a
-// Cluster::sync() in it.
-__device__ __forceinline__ Published chunk_totals(RowShared& s, const Softmax& row, const ChunkSum& own) {
-  return meet_sums(s.published[kChunkShares], warp_sum(chunk_share(row, own)));
+// Shares of the row's total: that of chunk threadIdx.x, those before it, and all.
+struct RowShares {
+  uint64_t own, before, total;
+};
+
+// After meet_chunks; all threads, with a barrier in it.
+template <class Part>
+__device__ __forceinline__ RowShares row_shares(const Part& part, RowShared& s, const Softmax& row) {
+  const int c = static_cast<int>(ptx::recomputed(threadIdx.x));
+  const uint64_t own = c < part.row_stripes() ? chunk_share(row, {s.chunks.top[c], s.chunks.mass[c]}) : 0;
+  uint64_t total;
+  const uint64_t before = block_below(own, s.warp_part, &total);
+  return {own, before, total};
 }
 
-// The row's total, with what each of its chunks has of it in s.stripes.share and all in s.guess.row_total.
+// The row's total, with what each of its chunks has of it in s.chunks.share and all in s.guess.row_total.
 template <class Part>
 __device__ __forceinline__ uint64_t keep_shares(const Part& part, RowShared& s) {
-  const ChunkSum own = own_chunk(part, s);
-  const int g = own_stripe(part);
-  if (g >= 0) s.stripes.share[g] = {s.softmax.t(own.top), static_cast<float>(chunk_share(s.softmax, own)) * 0x1p-40f};
-  const uint64_t total = chunk_totals(s, s.softmax, own).total;
-  if (threadIdx.x == 0) s.guess.row_total = total;
+  const int c = static_cast<int>(ptx::recomputed(threadIdx.x));
+  const RowShares shares = row_shares(part, s, s.softmax);
+  if (c < part.row_stripes()) {
+    const float exponent = s.softmax.t(s.chunks.top[c]);
+    s.chunks.share[c] = {exponent, exp2f(exponent), static_cast<float>(shares.own) * 0x1p-40f};
+  }
+  if (c == 0) s.guess.row_total = shares.total;
   clear_more(s);
   __syncthreads();
-  return total;
+  return shares.total;
 }
 
 // Kept masses a vector at a time.
@@ -346,16 +394,15 @@ __device__ __forceinline__ int draw_token(const Part& part, RowShared& s, const 
 template <class Part>
 __device__ __forceinline__ int draw_from_chunks(const Part& part, RowShared& s) {
   const Softmax softmax = s.softmax;
-  const ChunkSum own = own_chunk(part, s);
-  const Published sums = chunk_totals(s, softmax, own);
-  const uint64_t point = draw_point(s.drawn.random, sums.total), share = chunk_share(softmax, own);
-  const uint64_t below = sums.before + warp_inclusive(share) - share;
-  if (threadIdx.x == 0) s.drawn.total = sums.total;
-  if (point >= below && point - below < share) {
+  const RowShares shares = row_shares(part, s, softmax);
+  const uint64_t point = draw_point(s.drawn.random, shares.total);
+  const int c = static_cast<int>(threadIdx.x), mine = c - part.first_stripe();
+  if (c == 0) s.drawn.total = shares.total;
+  if (point >= shares.before && point - shares.before < shares.own && mine >= 0 && mine < part.block_stripes()) {
     s.drawn.warp = static_cast<int>(warp_id());
-    s.drawn.point = point - below;
-    s.drawn.chunk = own;
-    s.drawn.id = part.chunk_id(static_cast<int>(warp_id()), static_cast<int>(lane_id()));
+    s.drawn.point = point - shares.before;
+    s.drawn.chunk = {s.chunks.top[c], s.chunks.mass[c]};
+    s.drawn.id = c * kChunkIds;
   }
   __syncthreads();
   if (s.drawn.warp < 0) return -1;

@@ -70,24 +70,27 @@ class RowPart {
  public:
   using Type = L;
   using Bits = typename L::Bits;
+  static constexpr bool kHeld = kResident;
   static constexpr int kLength = kVector<L>;
   static constexpr int kRounds = kChunkIds / 32 / kLength;  // vectors of a lane in a stripe
   static constexpr int kStripe = 32 * kRounds;  // vectors
 
   // The block's dynamic shared memory has its vectors, if they are resident, then lists.
-  __device__ RowPart(const Bits* row, int size) : row_(row), size_(size) {
+  __device__ RowPart(const Bits* row, int size, int blocks = Cluster::size()) : row_(row), size_(size) {
     const int lead = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Bits));
-    const int vectors = (lead + size + kLength - 1) / kLength, blocks = Cluster::size();
+    const int vectors = (lead + size + kLength - 1) / kLength;
     const int stripes = ((vectors + kStripe - 1) / kStripe + blocks - 1) / blocks;
     const int share = stripes * kStripe, first = Cluster::rank() * share;
     first_id_ = static_cast<int>(ptx::recomputed(static_cast<uint32_t>(first * kLength - lead)));
     if (threadIdx.x == 0) {
-      extent() = {share, max(min(vectors - first, share), 0), (stripes + kRowWarps - 1) / kRowWarps};
+      extent() = {share, max(min(vectors - first, share), 0), (stripes + kRowWarps - 1) / kRowWarps, blocks};
     }
     __syncthreads();
   }
 
   __device__ int size() const { return size_; }
+  // Of the row.
+  __device__ int blocks() const { return extent().blocks; }
   // Vectors of a lane, at most; the same in all warps of all blocks.
   __device__ int rounds() const { return extent().stripes * kRounds; }
   // A warp's vectors [begin, end), as the block counts them, and its stripes.
@@ -240,8 +243,11 @@ class RowPart {
       }
     }
   }
-  // Stripes of the block; warp w has those from w * stripes_each() on.
-  __device__ int stripes() const { return (extent().count + kStripe - 1) / kStripe; }
+  // Stripes of the row, of each of its blocks (of the last ones fewer), and the number of this block's first; its warp
+  // w has those from w * stripes_each() on.
+  __device__ int row_stripes() const { return (lead() + size_ + kChunkIds - 1) / kChunkIds; }
+  __device__ int block_stripes() const { return extent().share / kStripe; }
+  __device__ int first_stripe() const { return Cluster::rank() * block_stripes(); }
   __device__ int stripes_each() const { return extent().stripes; }
   // That of an element of this block.
   __device__ int stripe_of(int id) const { return (id - first_id_) / kChunkIds; }
@@ -257,6 +263,10 @@ class RowPart {
     return Elements<L>(kResident ? held()[vector] : fetch(vector));
   }
   __device__ __forceinline__ float value(int id) const { return L::widen(row_[id]); }
+  // The same, of an element of this block.
+  __device__ __forceinline__ float own_value(int id) const {
+    return kResident ? L::widen(reinterpret_cast<const Bits*>(held())[id - first_id_]) : value(id);
+  }
 
   // Elements that the block puts aside, list_room() at most.
   __device__ Listed* list() const { return reinterpret_cast<Listed*>(held() + held_vectors()); }
@@ -268,7 +278,7 @@ class RowPart {
   // Vectors of a block, at most; of this one; stripes of a warp, at most. In shared memory: registers are what passes
   // over a row need most.
   struct Extent {
-    int share, count, stripes;
+    int share, count, stripes, blocks;
   };
   static __device__ __forceinline__ Extent& extent() {
     __shared__ Extent own;

@@ -94,20 +94,32 @@ __device__ __forceinline__ int64_t sort_key_of(int32_t key, int32_t id) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
 }
 
-// Finds the threshold in the leader's short list of what is in s.search.now.range: s.search.threshold, s.search.kept
-// and s.search.now.reached for all. As many threads look at an element as there are for each.
-template <class MassOf>
-__device__ __forceinline__ void short_threshold(RowShared& s, const MassOf& mass_of) {
+// Element `at` of the lists of all blocks, one after the other, after the barrier behind them.
+template <class Part>
+__device__ __forceinline__ Listed listed_at(const Part& part, const RowShared& s, int at) {
+  int rank = 0;
+  for (; rank < Cluster::size() - 1; ++rank) {
+    const int count = static_cast<int>(s.published[kListedCount][rank * kRowWarps]);
+    if (at < count) break;
+    at -= count;
+  }
+  return Cluster::of(part.list(), rank)[at];
+}
+
+// Finds the threshold in the short list of what is in s.search.now.range: s.search.threshold, s.search.kept and
+// s.search.now.reached for all. The list is the leader's or, if `listed`, those of all blocks. As many threads look
+// at an element as there are for each.
+template <class Part, class MassOf>
+__device__ __forceinline__ void short_threshold(const Part& part, RowShared& s, bool listed, const MassOf& mass_of) {
   const RowShared* leader = Cluster::of(&s, 0);
   const int tid = static_cast<int>(ptx::recomputed(threadIdx.x)), n = static_cast<int>(s.search.now.inside.count);
   if (tid == 0) s.search.now.reached = false;
   if (tid < n) {
-    const float x = leader->above.value[tid];
-    const int32_t id = leader->above.id[tid];
-    s.search.value[tid] = x;
-    s.search.id[tid] = id;
-    s.search.sort_key[tid] = sort_key_of(order_key(x), id);
-    s.search.mass[tid] = mass_of(x);
+    const Listed own = listed ? listed_at(part, s, tid) : Listed{leader->above.value[tid], leader->above.id[tid]};
+    s.search.value[tid] = own.value;
+    s.search.id[tid] = own.id;
+    s.search.sort_key[tid] = sort_key_of(order_key(own.value), own.id);
+    s.search.mass[tid] = mass_of(own.value);
   }
   __syncthreads();
   static_assert(kShort * 2 <= kRowThreads, "two threads an element");
@@ -188,19 +200,22 @@ __device__ __forceinline__ void begin_search(RowShared& s, const RowSearch& sear
 }
 
 // Ends s.search by histograms, unless s.search.now.inside.count is few from the beginning. `each(f)` calls f(value, id)
-// for this lane's share of elements, which are all that there are in the search's range. All blocks of the row call it;
-// not reached: the range does not hold what is needed.
+// for this lane's share of elements, which are all that there are in the search's range; `listed`: they are in the
+// blocks' lists. All blocks of the row call it; not reached: the range does not hold what is needed.
 template <class L, class Part, class Each, class MassOf>
-__device__ __forceinline__ RowThreshold narrow(const Part& part, RowShared& s, Each each, const MassOf& mass_of) {
+__device__ __forceinline__ RowThreshold narrow(const Part& part, RowShared& s, bool listed, Each each,
+                                               const MassOf& mass_of) {
   for (int turn = 0;; turn ^= 1) {
     if (s.search.now.inside.count <= kShort) {
-      const KeyRange range = s.search.now.range;
-      each([&](float x, int id) {
-        if (range.has(order_key(x))) Cluster::of(&s, 0)->above.append(x, id);
-      });
-      Cluster::sync();
-      if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
-      short_threshold(s, mass_of);
+      if (!listed) {
+        const KeyRange range = s.search.now.range;
+        each([&](float x, int id) {
+          if (range.has(order_key(x))) Cluster::of(&s, 0)->above.append(x, id);
+        });
+        Cluster::sync();
+        if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
+      }
+      short_threshold(part, s, listed, mass_of);
       const RowThreshold found = {s.search.threshold, s.search.now.reached};
       if (!found.reached) Cluster::sync();  // all have read the list, which the next search fills
       return found;
@@ -215,6 +230,7 @@ __device__ __forceinline__ RowThreshold narrow(const Part& part, RowShared& s, E
       __syncthreads();
       return {ties.threshold, true};
     }
+    listed = false;
     Cells& cells = s.scratch.cells[turn];
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kBuckets; i += kRowThreads) {
       cells.word[i / kBuckets][i % kBuckets] = 0;

@@ -8,7 +8,8 @@ namespace specdec::cuda {
 
 constexpr int kShort = kRowThreads / 2;  // elements of a short list
 constexpr int kSorted = 80;  // elements of a sorted one: most first elements that are found at once
-constexpr int kMaxBlockStripes = kRowWarps * kMaxStripes;
+constexpr int kMaxRowStripes = kRowWarps * kMaxStripes;
+static_assert(kMaxRowStripes <= kRowThreads, "a thread for each");
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
 
 // Elements in no order. `count` goes on beyond kShort, the rest does not.
@@ -72,14 +73,13 @@ struct Tail {
   }
 };
 struct Sample {
-  uint32_t count[kSampleCells];
+  uint32_t count[kSampleCells];  // in units of row_guess.cuh
   Tail scan[kRowWarps];
-  int first[3];  // cells: where the threshold is estimated to be, at the least and at the most
   float all, margin;  // weight of the row; what the estimate may be off by
 };
-// Exponent of a chunk's largest, and its share of the row's total, 2^40 as 1.
+// Exponent of a chunk's largest, its weight, and the chunk's share of the row's total, 2^40 as 1.
 struct ChunkShare {
-  float exponent, share;
+  float exponent, largest, share;
 };
 
 // Data of each phase. Of the row's first elements (row_top.cuh):
@@ -123,20 +123,22 @@ struct GuessShared {
 // Used by one phase after the other.
 union Scratch {
   Cells cells[2];  // of a search, in turns
-  struct {
-    Bounds of_slice[kSlices][kSteps], of_block[kMaxCluster][kSteps];
-  } bounds;
+  Bounds bounds[kSlices][kSteps];
   Sample sample;
 };
 
-// Of the block's stripes (row_masses.cuh). Where sums were not asked for, the largest logits are not known: +inf.
+// Of the row's chunks (row_masses.cuh). Where sums were not asked for, the largest logits are not known: +inf.
+struct Chunks {
+  float top[kMaxRowStripes];
+  uint64_t mass[kMaxRowStripes];
+  ChunkShare share[kMaxRowStripes];
+};
+
+// Of the block's stripes.
 struct Stripes {
-  float top[kMaxBlockStripes];
-  uint64_t chunk_mass[kMaxBlockStripes];
-  ChunkShare share[kMaxBlockStripes];
-  uint64_t mass[kMaxBlockStripes];  // of what is kept
+  uint64_t mass[kMaxRowStripes];  // of what is kept
   // Of elements in the list: sums of the lower 20 bits of their masses, and of the others.
-  uint32_t more[2][kMaxBlockStripes];
+  uint32_t more[2][kMaxRowStripes];
 };
 
 // Masses of the sorted first elements, and of those that are kept (row_filter.cuh).
@@ -171,11 +173,13 @@ struct RowShared {
   Softmax softmax;
   uint64_t published[4][kRowGroups];
   uint64_t warp_part[kRowWarps];
+  float warp_sum[kRowWarps];
   ShortList above;
   TopK top;
   SearchShared search;
   GuessShared guess;
   Scratch scratch;
+  Chunks chunks;
   Stripes stripes;
   ShortMasses short_list;
   Drawn drawn;
@@ -209,17 +213,6 @@ __device__ __forceinline__ int32_t cluster_max(RowShared& s, int32_t own_key) {
   int32_t top = s.top.group_key[lane_id()];
 #pragma unroll
   for (int i = static_cast<int>(lane_id()) + 32; i < kRowGroups; i += 32) top = max(top, s.top.group_key[i]);
-  return __reduce_max_sync(kAllLanes, top);
-}
-
-// The same where nothing but the largest is asked for, and all lanes of a warp have theirs.
-__device__ __forceinline__ int32_t cluster_max_of_warps(RowShared& s, int32_t own_key) {
-  Cluster::wait();
-  publish(s.top.group_key, own_key);
-  Cluster::sync();
-  int32_t top = -kKeyInf;
-  for (int i = static_cast<int>(lane_id()); i < Cluster::size() * kRowWarps; i += 32)
-    top = max(top, s.top.group_key[i]);
   return __reduce_max_sync(kAllLanes, top);
 }
 

@@ -22,12 +22,12 @@ template <bool kCounts, class Part>
 __device__ __forceinline__ Classified classify(const Part& part, RowShared& s) {
   static_assert(Part::kRounds * Part::kLength == 32, "a bit for each element of a lane in a stripe");
   const OrdinarySoftmax masses{s.softmax};
-  const float high = s.guess.bracket.high * kDepth, low = s.guess.bracket.low * kDepth;  // as depths, high <= low
   const uint32_t room = static_cast<uint32_t>(part.list_room());
   Listed* list = part.list();
   if (threadIdx.x == 0) s.guess.listed = 0;
   clear_stripes(part, s);
   __syncthreads();
+  const float high = s.guess.bracket.high * kDepth, low = s.guess.bracket.low * kDepth;  // as depths, high <= low
   uint64_t above = 0, all_above = 0;
   uint32_t count = 0, marked = 0;
   const uint32_t wanted = stripes_with(part, s, [&](float top) { return masses.depth(top) <= low; });
@@ -57,7 +57,7 @@ __device__ __forceinline__ Classified classify(const Part& part, RowShared& s) {
   const uint64_t listed = s.guess.listed, overflow = listed > room ? 1 : 0;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(min(listed, uint64_t{room})); i += kRowThreads) {
-    list[i].value = part.value(list[i].id);
+    list[i].value = part.own_value(list[i].id);
   }
   publish(s.published[kListedCount], warp_id() == 0 ? overflow << 40 | listed : 0);
   publish(s.published[kMassAbove], all_above);
@@ -161,7 +161,7 @@ __device__ __forceinline__ SoftmaxThreshold ordinary_threshold(const Part& part,
         if (where == kRow || (depth >= high && depth <= low)) f(x, id);
       });
     };
-    const RowThreshold found = narrow<L>(part, s, each, FiniteSoftmax{s.softmax});
+    const RowThreshold found = narrow<L>(part, s, where == kLists, each, FiniteSoftmax{s.softmax});
     if (found.reached) return {found.threshold, where == kLists};
     if (where == kRow) return {keep_all(), false};  // the whole row falls short
     where = kRow;

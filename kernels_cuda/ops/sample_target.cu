@@ -62,9 +62,17 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const SamplingParams params = read_params(a, Cluster::index(), s);
   if (threadIdx.x == 0) s.drawn.random = philox_words(a.row_seed[Cluster::index()], position, a.purpose).u64();
   if (position < 0) return write_undefined(a, 0.0f);
+  int blocks = Cluster::size();
+  if (Cluster::launched() > blocks) {  // in a row with filters more would meet too often
+    if (!is_greedy(params) && !Filters(params, a.V).any()) {
+      blocks = Cluster::launched();
+    } else if (Cluster::rank() >= blocks) {
+      return;
+    }
+  }
   clear_shared(s);
   Cluster::arrive();
-  RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V));
+  RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V), blocks);
   const bool raw = a.logprobs != nullptr && a.logprob_mode == LogprobMode::kRaw;
   const RowFound found = filtered_row<L>(part, s, load_row<L>(part, s, params, raw));
   int token = -1;
@@ -89,9 +97,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 void sample_target(const SampleTargetArgs& a, cudaStream_t stream) {
-  launch_logit_rows("sample_target", stream, a.R_cap, a, [](auto type, auto resident) {
-    return sample_target_kernel<decltype(type), decltype(resident)::value>;
-  });
+  launch_logit_rows(
+      "sample_target", stream, a.R_cap, a, a.logprobs == nullptr && a.ranks == nullptr,
+      [](auto type, auto resident) { return sample_target_kernel<decltype(type), decltype(resident)::value>; });
 }
 SPECDEC_OP(sample_target, kLimits)
 

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
   int32_t top;
   if (a.N == 1) {
     part.load(sums);
-    top = cluster_max_of_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
+    top = meet_chunks(part, s, sums.own);
   } else {
     top = load_tops<L>(part, s, sums);
   }
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
 }
 
 void token_logprobs(const TokenLogprobsArgs& a, cudaStream_t stream) {
-  launch_logit_rows("token_logprobs", stream, a.A_cap, a, [](auto type, auto resident) {
+  launch_logit_rows("token_logprobs", stream, a.A_cap, a, false, [](auto type, auto resident) {
     return token_logprobs_kernel<decltype(type), decltype(resident)::value>;
   }, a.cu_batch_token_offset + a.B);
 }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks) top_p_candidates_ker
 }
 
 void top_p_candidates(const TopPCandidatesArgs& a, cudaStream_t stream) {
-  launch_rows<Probability>("top_p_candidates", stream, a.R_cap, a.V,
+  launch_rows<Probability>("top_p_candidates", stream, a.R_cap, a.V, false,
                            [](auto resident) { return top_p_candidates_kernel<decltype(resident)::value>; }, a);
 }
 SPECDEC_OP(top_p_candidates, kLimits)

@@ -81,6 +81,14 @@ def test_wide_rows(style, dtype, cuda):
         check("processed_probs", wide_rows.probabilities(inputs), cuda, (style, v))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("style", wide_rows.STYLES)
+def test_few_rows(style, dtype, cuda):
+    """Those without filters have clusters of 16 blocks."""
+    for seed, v in enumerate((70_011, 151_936)):
+        check("sample_target", wide_rows.few(style, dtype, v, seed), cuda, (style, v))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("style", ["smooth", "tied", "+inf"])
 @pytest.mark.parametrize(("some", "v"), [(len(wide_rows.PARAMS), 100_001), (30, 151_937)])

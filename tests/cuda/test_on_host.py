@@ -95,6 +95,13 @@ def test_wide_rows(style, dtype):
 
 
 @needs_library
+@pytest.mark.parametrize(("style", "dtype"), list(zip(("smooth", "nan", "leading"), FLOATS, strict=True)))
+def test_widest_clusters(style, dtype):
+    """Rows without filters have 16 blocks; in rows with filters that are launched with them, half of those return."""
+    check("sample_target", wide_rows.few(style, dtype, 70_011, 1), 0, style)
+
+
+@needs_library
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("style", ["smooth", "tied", "leading"])
 def test_wide_logprobs(style, dtype):

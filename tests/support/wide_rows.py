@@ -71,6 +71,16 @@ def sampling(style: str, dtype: str, v: int, seed: int, some: int = 20) -> dict[
     }  # fmt: skip
 
 
+def few(style: str, dtype: str, v: int, seed: int) -> dict[str, Any]:
+    """Six rows without log-probabilities: three without a filter, one of them unused, and three with filters."""
+    inputs = sampling(style, dtype, v, seed, some=3)
+    bare = (inputs["row_top_p"] >= 1) & (inputs["row_top_k"] == 0) & (inputs["row_min_p"] <= 0)
+    rows = np.concatenate([np.flatnonzero(bare)[:3], np.flatnonzero(~bare)[:3]])
+    chosen = {name: inputs[name][rows] for name in inputs if name not in ("logprobs", "ranks", "logprob_mode")}
+    chosen["position"][1] = -1
+    return chosen
+
+
 def probabilities(inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs of `processed_probs` from those of `sample_target`."""
     shared = {name: inputs[name] for name in get_op("processed_probs").by_name if name in inputs}

@@ -159,7 +159,8 @@ T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) 
 }
 
 inline void __syncthreads() { simt::meet_block(false); }
-inline int __syncthreads_or(int yes) { return simt::meet_block(yes != 0).some; }
+inline int __syncthreads_count(int yes) { return static_cast<int>(simt::meet_block(yes != 0).yes); }
+inline int __syncthreads_or(int yes) { return simt::meet_block(yes != 0).yes != 0; }
 inline int __syncthreads_and(int yes) { return simt::meet_block(yes != 0).all; }
 
 inline void __syncwarp(unsigned mask = ~0u) { simt::vote(mask, false); }
@@ -272,7 +273,7 @@ inline cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void*, const
   return cudaSuccess;
 }
 
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
   return cudaSuccess;
