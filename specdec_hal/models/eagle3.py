@@ -59,7 +59,7 @@ class LlamaEagle3:
             raise no_cache(model.framework, "eagle3_head")
         self.config, self.draft_ids = config, weights.draft_ids
         self._model = head = copy(model)
-        head.config, head._buffers, head._linear_sizes = config, {}, dict(model._linear_sizes)
+        head.config, head._buffers = config, {}
         head._widest = max(widest(weights.layers), weights.fc.shape[0])
         with model._inference():
             head._layers = [head._layer(layer) for layer in weights.layers]
@@ -67,11 +67,10 @@ class LlamaEagle3:
             if weights.embedding is not None:
                 head._embedding = head._upload(weights.embedding)
             if weights.head is not None:
-                head._head = head._linear(weights.head)
-            self._fc = head._linear(weights.fc)
+                head._head = head._weight(weights.head)
+            self._fc = head._weight(weights.fc)
             self._feature_norms = [head._upload(norm) for norm in weights.feature_norms]
             self._hidden_norm = head._upload(weights.hidden_norm)
-        head._choose_sizes()
         head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
 
     def variant(self, config: Eagle3Config) -> LlamaEagle3:
@@ -90,7 +89,7 @@ class LlamaEagle3:
             x = head._concat(parts, 1)
             if self.config.norm_before_fc:
                 x, _ = head._add_norm(x, None, norms[0])
-            return head._output(head._project_all(x, self._fc))
+            return head._matmul(x, self._fc)
 
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
         """See DraftHead.forward."""
@@ -100,13 +99,12 @@ class LlamaEagle3:
             x = head._input(hidden)
         first_layer = head._layers[0]
 
-        def start(embedded: Any, first: int, tokens: int) -> tuple[Any, Any, Any]:
-            rows = embedded.shape[0]
-            padding = [head._zero_rows(rows - tokens, width)] if rows > tokens else []
-            state = head._concat([head._rows(x, first, first + tokens), *padding])  # a copy, modified in place
+        def start(embedded: Any, first: int) -> tuple[Any, Any, Any]:
+            # a copy, modified in place
+            state = head._concat([head._rows(x, first, first + embedded.shape[0])])
             token, _ = head._add_norm(embedded, None, first_layer.attention_norm)
             normed, _ = head._add_norm(state, None, self._hidden_norm)
-            qkv = head._project(head._concat([token, normed], 1), first_layer.qkv, rows)
+            qkv = head._matmul(head._concat([token, normed], 1), first_layer.qkv)
             return (normed if self.config.norm_before_residual else state), None, qkv
 
         last = len(head._layers) - 1
@@ -120,4 +118,4 @@ class LlamaEagle3:
             x = head._input(hidden)
             if not self.config.norm_output:
                 x, _ = head._add_norm(x, None, head._final_norm)
-            return head._output(head._project_all(x, head._head))
+            return head._matmul(x, head._head)

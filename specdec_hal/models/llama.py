@@ -4,19 +4,10 @@ A batch is cut into blocks of up to 256 rows, which run through all layers one a
 takes four matrix products with weights and one call for the attention of all its slots (:mod:`.attention`). A slot's
 cache grows by doubling; new positions overwrite rejected drafts.
 
-Bits. With ``batch_invariant`` (the default on CPUs) a token's hidden state and logits have the same bits whatever is in
-the batch. That covers other tokens of its slot (1 or 11 a step, prefill chunks of any size), other slots, their order,
-stale cache contents, and the slot itself. So greedy and seeded decoding give the same tokens with and without drafts,
-by construction. It holds per process: another processor, library version or thread count may give other bits. It rests
-on
-- row counts of products with weights that agree bit for bit: all of them in Paddle on a CPU, which has
-  :mod:`.linear`; otherwise :mod:`.rows` measures them when the model is loaded, and blocks are padded up to them;
-- everything else (norms, SwiGLU, attention) working on each row by itself, in the same way in every row.
-With ``batch_invariant=False`` (the default elsewhere) nothing is measured or padded, and equality depends on the
-framework's kernels.
-
-Without batch invariance, on an AMD EPYC, steps of 1 and 6 tokens differed by up to 2e-5 in nearly all logits and in
-none of 2,000 argmaxes (Paddle with MKL's products).
+Bits. On a CPU every primitive gives a row the same bits whatever the other rows are: products and attention are native
+(:mod:`.linear`, :mod:`.attention`), norms and SwiGLU work on each row by itself. So a token's hidden state and logits
+do not depend on the other tokens of the batch, on slots, or on stale cache contents. Greedy and seeded decoding give
+the same tokens with and without drafts, by construction. On a GPU equality depends on the framework's kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from specdec_hal.models.attention import Attention, HostAttention
 from specdec_hal.models.batch import Limits, blocks, check_hidden_layers, check_positive, check_rows, no_cache
@@ -35,48 +25,34 @@ from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LayerWeights, LlamaWeights, MTPWeights
 from specdec_hal.models.primitives import HostArray, Primitives
 from specdec_hal.models.rope import rotations
-from specdec_hal.models.rows import RowSizes, linear_sizes
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
-Start = Callable[[Any, int, int], tuple[Any, Any | None, Any | None]]
-"""Maps the embedded tokens, first row and number of rows of a block to its residual, the addend, and the first layer's
+Start = Callable[[Any, int], tuple[Any, Any | None, Any | None]]
+"""Maps the embedded tokens and the first row of a block to its residual, the addend, and the first layer's
 queries, keys and values if they are not projected from its norm.
 """
 
-# Rows of a block if any number is allowed.
-_ANY = RowSizes(range(1, 257))
-
-
-@dataclass
-class Linear:
-    """A weight in the framework's format, and the row counts whose products agree."""
-
-    weight: Any
-    sizes: RowSizes
+_BLOCK = 256  # rows
 
 
 @dataclass
 class _Layer:
     attention_norm: Any
-    qkv: Linear
-    out: Linear
+    qkv: Any
+    out: Any
     mlp_norm: Any
-    gate_up: Linear
-    down: Linear
+    gate_up: Any
+    down: Any
 
 
 class Llama(Primitives):
     """The decoder; see :class:`specdec_hal.plugin.model.TargetModel` for what a runner calls."""
 
     framework: ClassVar[str]
-    _keeps_bits: bool = False
-    """Whether a row of a product has the same bits for any number of rows."""
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, batch_invariant: bool) -> None:
         self.config = config
         self.batch_invariant = batch_invariant
-        self._linear_sizes: dict[tuple[int, ...], RowSizes] = {}
-        self._zeros: dict[tuple[int, int], Any] = {}
         self._buffers: dict[int, Any] = {}
         self._limits: Limits | None = None
         self._widest = widest(weights.layers)
@@ -84,7 +60,7 @@ class Llama(Primitives):
             self._embedding = self._upload(weights.embedding)
             self._layers = [self._layer(layer) for layer in weights.layers]
             self._final_norm = self._upload(weights.final_norm)
-            self._head = self._linear(weights.head)
+            self._head = self._weight(weights.head)
         self._mtp = weights.mtp
 
     # ---- what a runner calls
@@ -101,7 +77,6 @@ class Llama(Primitives):
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
         check_positive(self.framework, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        self._choose_sizes()
         self._attention = self._new_attention(len(self._layers), max_num_seqs, max_model_len)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
 
@@ -111,7 +86,7 @@ class Llama(Primitives):
 
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
-        return self._forward(batch, lambda embedded, first, tokens: (embedded, None, None))
+        return self._forward(batch, lambda embedded, first: (embedded, None, None))
 
     def _forward(self, batch: ForwardBatch, start: Start) -> Mapping[int, Any]:
         if self._limits is None:
@@ -121,66 +96,46 @@ class Llama(Primitives):
         with self._inference():
             for segment in batch.segments:
                 self._attention.reserve(segment.slot, segment.position + segment.length)
-            groups = blocks(batch.segments, self._block_sizes.largest)
+            groups = blocks(batch.segments, _BLOCK)
             parts = [self._run(ids, group, layers, start) for group in groups]
             if not parts:
-                return {layer: self._output(self._rows(self._embedding, 0, 0)) for layer in layers}
-            joined = parts[0] if len(parts) == 1 else {n: self._concat([part[n] for part in parts]) for n in layers}
-            return {layer: self._output(hidden) for layer, hidden in joined.items()}
+                return {layer: self._rows(self._embedding, 0, 0) for layer in layers}
+            return parts[0] if len(parts) == 1 else {n: self._concat([part[n] for part in parts]) for n in layers}
 
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""
         with self._inference():
             x = self._input(hidden)
             check_rows(self.framework, "compute_logits", x, self.config.hidden_size)
-            return self._output(self._project_all(x, self._head))
+            return self._matmul(x, self._head)
 
     def embed(self, ids: Any) -> Any:
         """See LendingModel.embed."""
         with self._inference():
-            return self._output(self._embed(self._embedding, self._upload(np.asarray(ids, np.int64))))
+            return self._embed(self._embedding, self._upload(np.asarray(ids, np.int64)))
 
     # ---- one block
 
     def _run(self, ids: HostArray, group: list[Segment], layers: frozenset[int], start: Start) -> dict[int, Any]:
         """Hidden states of one block's tokens, by layer."""
         first, last = group[0].start, group[-1].start + group[-1].length
-        tokens = last - first
-        rows = self._block_sizes.fit(tokens)
-        padded = np.zeros(rows, np.int64)
-        padded[:tokens] = ids[first:last]
-        block = self._attention.begin(group, first, rows)
+        block = self._attention.begin(group, first, last - first)
         hidden: dict[int, Any] = {}
-        residual, delta, qkv = start(self._embed(self._embedding, self._upload(padded)), first, tokens)
+        embedded = self._embed(self._embedding, self._upload(ids[first:last]))
+        residual, delta, qkv = start(embedded, first)
         for i, layer in enumerate(self._layers):
             if qkv is None:
                 normed, residual = self._add_norm(residual, delta, layer.attention_norm)
-                qkv = self._project(normed, layer.qkv, rows)
-            attended = self._cast(self._attention.attend(i, self._output(qkv), block))
+                qkv = self._matmul(normed, layer.qkv)
+            attended = self._attention.attend(i, qkv, block)
             qkv = None
-            delta = self._project(attended, layer.out, rows)
+            delta = self._matmul(attended, layer.out)
             normed, residual = self._add_norm(residual, delta, layer.mlp_norm)
-            gated = self._swiglu(self._project(normed, layer.gate_up, rows))
-            delta = self._project(gated, layer.down, rows)
+            delta = self._matmul(self._swiglu(self._matmul(normed, layer.gate_up)), layer.down)
             if i in layers:
                 hidden[i] = residual + delta
         hidden[FINAL_NORM], _ = self._add_norm(residual, delta, self._final_norm)
-        return hidden if rows == tokens else {n: self._rows(part, 0, tokens) for n, part in hidden.items()}
-
-    def _project(self, x: Any, linear: Linear, rows: int) -> Any:
-        """x @ weight, padded to a row count that agrees with the others."""
-        if rows in linear.sizes or rows == 0:
-            return self._matmul(x, linear.weight)
-        padding = self._zero_rows(linear.sizes.fit(rows) - rows, x.shape[1])
-        return self._rows(self._matmul(self._concat([x, padding]), linear.weight), 0, rows)
-
-    def _project_all(self, x: Any, linear: Linear) -> Any:
-        """x @ weight of any number of rows."""
-        rows, step = x.shape[0], linear.sizes.largest
-        if rows <= step:
-            return self._project(x, linear, rows)
-        cuts = [(start, min(start + step, rows)) for start in range(0, rows, step)]
-        return self._concat([self._project(self._rows(x, a, b), linear, b - a) for a, b in cuts])
+        return hidden
 
     def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
         """Rotary embeddings, caches and attention; on the host unless a framework overrides this."""
@@ -202,51 +157,18 @@ class Llama(Primitives):
         found = self._buffers.get(rows)
         if found is None:
             width = self.config.num_attention_heads * self.config.head_dim
-            self._buffers[rows] = found = self._output(self._upload(np.zeros((rows, width), np.float32)))
+            self._buffers[rows] = found = self._upload(np.zeros((rows, width), np.float32))
         return found
-
-    def _zero_rows(self, rows: int, columns: int) -> Any:
-        found = self._zeros.get((rows, columns))
-        if found is None:
-            self._zeros[rows, columns] = found = self._upload(np.zeros((rows, columns), np.float32))
-        return found
-
-    # ---- sizes that agree
 
     def _layer(self, weights: LayerWeights) -> _Layer:
         return _Layer(
             attention_norm=self._upload(weights.attention_norm),
-            qkv=self._linear(weights.qkv),
-            out=self._linear(weights.out),
+            qkv=self._weight(weights.qkv),
+            out=self._weight(weights.out),
             mlp_norm=self._upload(weights.mlp_norm),
-            gate_up=self._linear(weights.gate_up),
-            down=self._linear(weights.down),
+            gate_up=self._weight(weights.gate_up),
+            down=self._weight(weights.down),
         )
-
-    def _linear(self, weight: npt.NDArray[np.float32]) -> Linear:
-        """A weight [in, out] in the framework's format; sizes are measured once per shape."""
-        prepared = self._weight(weight)
-        sizes = self._linear_sizes.get(weight.shape)
-        if sizes is None:
-            sizes = _ANY
-            if self.batch_invariant and not self._keeps_bits:
-                sizes = linear_sizes(
-                    lambda x: self._download(self._matmul(self._upload(x), prepared)),
-                    weight.shape[0],
-                    self._row_limit(),
-                )
-            self._linear_sizes[weight.shape] = sizes
-        return Linear(prepared, sizes)
-
-    def _choose_sizes(self) -> None:
-        """Set the sizes of blocks to those common to all weights."""
-        self._block_sizes = _ANY
-        if not self.batch_invariant:
-            return
-        linear = self._linear_sizes.values()
-        shared = set.intersection(*(set(sizes.sizes) for sizes in linear))
-        # If nothing is shared, each weight pads by itself.
-        self._block_sizes = RowSizes(shared or range(1, min(sizes.largest for sizes in linear) + 1))
 
 
 def widest(layers: Sequence[LayerWeights]) -> int:
@@ -272,9 +194,8 @@ class LlamaMTP:
             module._final_norm = model._upload(weights.final_norm)
             self._embedding_norm = model._upload(weights.embedding_norm)
             self._hidden_norm = model._upload(weights.hidden_norm)
-            self._embedding_in = model._linear(weights.embedding_in)
-            self._hidden_in = model._linear(weights.hidden_in)
-        module._choose_sizes()  # with new shapes that blocks must fit too
+            self._embedding_in = model._weight(weights.embedding_in)
+            self._hidden_in = model._weight(weights.hidden_in)
         module._attention = model._new_attention(1, limits.max_num_seqs, limits.max_model_len)
 
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
@@ -284,14 +205,10 @@ class LlamaMTP:
         with model._inference():
             x = model._input(hidden)
 
-        def start(embedded: Any, first: int, tokens: int) -> tuple[Any, Any, None]:
-            rows = embedded.shape[0]
-            below = model._rows(x, first, first + tokens)
-            if rows > tokens:
-                below = model._concat([below, model._zero_rows(rows - tokens, width)])
+        def start(embedded: Any, first: int) -> tuple[Any, Any, None]:
             token, _ = model._add_norm(embedded, None, self._embedding_norm)
-            state, _ = model._add_norm(below, None, self._hidden_norm)
-            return model._project(token, self._embedding_in, rows), model._project(state, self._hidden_in, rows), None
+            state, _ = model._add_norm(model._rows(x, first, first + embedded.shape[0]), None, self._hidden_norm)
+            return model._matmul(token, self._embedding_in), model._matmul(state, self._hidden_in), None
 
         return model._forward(batch, start)[FINAL_NORM]
 

@@ -70,7 +70,7 @@ class LlamaPaddle(Llama):
         if threads is not None and not on_host:
             raise refused("paddle", "load_model", "threads", "none on a GPU", str(threads), "leave it out")
         cpu_threads.check(threads, self.framework)
-        self._on_host = self._keeps_bits = on_host
+        self._on_host = on_host
         self._weights = linear.Weights()
         self._asked_threads = threads
         self._product_threads = cpu_threads.available() if threads is None else threads
@@ -87,26 +87,14 @@ class LlamaPaddle(Llama):
     def _upload(self, array: HostArray) -> Any:
         return paddle.Tensor(array, self._place)
 
-    def _download(self, x: Any) -> npt.NDArray[np.float32]:
-        return x.numpy()  # type: ignore[no-any-return]
-
     def _input(self, x: Any) -> Any:
         if isinstance(x, np.ndarray):
             return self._upload(np.asarray(x, np.float32))
         tensor = x if isinstance(x, paddle.Tensor) else paddle.from_dlpack(x)
         return _aligned(tensor.to(self._place, paddle.float32).contiguous())
 
-    def _output(self, x: Any) -> Any:
-        return x
-
-    def _cast(self, x: Any) -> Any:
-        return x
-
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
         return self._weights.pack(weight.T) if self._on_host else self._upload(weight)
-
-    def _row_limit(self) -> int:
-        return 256
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return _aligned(ops.slice(x, [0], [start], [stop], [1], []))

@@ -1,9 +1,8 @@
 """The interface of a framework to :class:`specdec_hal.models.llama.Llama`.
 
-Tensors are two-dimensional, [rows, columns], unless said otherwise, on one device and of the model's dtype. A row of a
-result depends bit for bit only on the same row of the first argument, not on row numbers or counts, except in
-`_matmul`, which :mod:`specdec_hal.models.rows` measures. It may also depend on alignment, so all tensors start at a
-multiple of 64 bytes.
+Tensors are float32 and two-dimensional, [rows, columns], unless said otherwise, on one device. On a CPU a row of a
+result depends bit for bit only on the same row of the first argument, not on row numbers or counts. It may also depend
+on alignment, so all tensors start at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -35,31 +34,15 @@ class Primitives(ABC):
 
     @abstractmethod
     def _upload(self, array: HostArray) -> Any:
-        """A tensor of a NumPy array; float32 becomes the model's dtype, int64 and complex64 stay."""
-
-    @abstractmethod
-    def _download(self, x: Any) -> npt.NDArray[np.float32]:
-        """A float32 NumPy array of a tensor, possibly sharing its memory."""
+        """A tensor of a NumPy array, of its dtype."""
 
     @abstractmethod
     def _input(self, x: Any) -> Any:
-        """An aligned tensor of any DLPack tensor or NumPy array, in the model's dtype."""
-
-    @abstractmethod
-    def _output(self, x: Any) -> Any:
-        """A float32 tensor of one in the model's dtype."""
-
-    @abstractmethod
-    def _cast(self, x: Any) -> Any:
-        """A float32 tensor converted to the model's dtype."""
+        """An aligned tensor of any DLPack tensor or NumPy array."""
 
     @abstractmethod
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
         """A weight [in, out] prepared for `_matmul`."""
-
-    @abstractmethod
-    def _row_limit(self) -> int:
-        """The most rows with which every primitive treats rows alike."""
 
     @abstractmethod
     def _rows(self, x: Any, start: int, stop: int) -> Any:

@@ -11,15 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-import numpy as np
-import numpy.typing as npt
-
-Array = npt.NDArray[np.float32]
-
-# Batch sizes to try: all of decode steps of few requests, then coarser ones for prefill.
-_FINE = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 42, 48, 54, 60, 64, 66, 72)
-CANDIDATES = (*_FINE, *range(80, 257, 16))
-
 # Sizes of decode steps, which rank classes of agreeing sizes.
 _COMMON = 16
 
@@ -60,28 +51,3 @@ def agreeing(signature: Callable[[int], bytes | None], candidates: Iterable[int]
     if not classes:
         return RowSizes(())
     return RowSizes(max(classes.values(), key=lambda sizes: (sum(n <= _COMMON for n in sizes), -min(sizes))))
-
-
-def linear_sizes(multiply: Callable[[Array], Array], width: int, limit: int) -> RowSizes:
-    """Row counts <= `limit` for which x [n, width] times one weight gives each row the same bits."""
-    samples = _random(2, width)
-
-    def signature(n: int) -> bytes | None:
-        return _common([multiply(np.repeat(sample[None], n, 0)) for sample in samples])
-
-    return agreeing(signature, [n for n in CANDIDATES if n <= limit])
-
-
-def _random(*shape: int) -> Array:
-    return np.random.default_rng(0).standard_normal(shape, np.float32)
-
-
-def _common(results: Iterable[Array]) -> bytes | None:
-    """The bytes of the first rows, if all rows of each result are equal."""
-    firsts = []
-    for rows in results:
-        flat = rows.reshape(len(rows), -1)
-        if not (flat == flat[:1]).all():
-            return None
-        firsts.append(flat[0].tobytes())
-    return b"".join(firsts)
