@@ -180,7 +180,7 @@ _tensor(
 )
 _tensor("block_cu_seqlens_q", I32, "B+1", "Exclusive prefix sum of the blocks' rows.", OFFSETS)
 _tensor("block_seq_lens_decoder", I32, "B", "Position of each block's first row.", between(0, "L"))
-_tensor("own_logits", FLOATS, "R_cap V_draft", "Logits of the draft model's own ids.", dtype_of="logits")
+_tensor("own_logits", FLOATS, "R_cap V_draft", "Logits of the draft model's own ids.", NO_NAN, dtype_of="logits")
 _tensor("target_to_draft", I32, "V", "The draft model's id of each target token; -1: none.", between(-1, "V_draft-1"))
 _tensor("draft_confidence", F32, "M S-1", "Probability that the target accepts a draft after all earlier ones.")
 _tensor("min_confidence", F32, "M", "Least probability of kept drafts; 0: keep all.")
