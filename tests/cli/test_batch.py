@@ -6,9 +6,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +15,9 @@ from hypothesis import strategies as st
 
 from specdec_hal.batch.blocks import lines_of, scan
 from specdec_hal.batch.replica import Replica
-from specdec_hal.cli import INTERNAL, main
+from specdec_hal.cli import INTERNAL
 from specdec_hal.config.files import Lock
-
-Model = Callable[..., SimpleNamespace]
-Capture = pytest.CaptureFixture[str]
+from tests.support.batch import Capture, Model, batch, rows_of
 
 PROMPTS = [
     {"id": "first", "prompt": "a", "params": {"max_new_tokens": 5}},
@@ -42,14 +38,6 @@ def prompts(tmp_path: Path) -> Path:
 
 class Killed(BaseException):
     """Stands for the end of a process. The command reports it and gives INTERNAL."""
-
-
-def batch(options: tuple[str, ...], prompts: Path, output: Path, *more: str) -> int:
-    return main(["batch", *options, "--input", str(prompts), "--output", str(output), *more])
-
-
-def rows_of(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
 
 
 def test_answers(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -12,7 +12,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from tests.cli.conftest import CharDetokenizer
-from tests.cli.test_batch import Capture, Model, batch, rows_of
+from tests.support.batch import Capture, Model, batch, rows_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import UnsupportedError
-from tests.compat.test_transformers import Scripted, padded
+from tests.support.scripted import Scripted, padded
 
 pytestmark = pytest.mark.torch
 V, END = 40, 0
@@ -220,7 +220,7 @@ def test_a_cache_that_holds_more_than_the_text(adapter: Any, transformers: Any) 
 
 def test_a_model_is_checked_once(adapter: Any, transformers: Any) -> None:
     """And again only for texts that begin earlier or go further than all before."""
-    from tests.compat.test_transformers import watched
+    from tests.support.scripted import watched
 
     model = build(transformers, "Llama", *SERVED["Llama"])
 

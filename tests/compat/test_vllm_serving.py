@@ -15,7 +15,7 @@ from specdec_hal.runner.bad_words import bad_sequences
 from specdec_hal.serve import protocol
 from specdec_hal.serve.responses import ResponsesRequest
 from tests.compat.conftest import MODEL, ROOT
-from tests.serve.test_parsers import CASES, parts
+from tests.support.model_texts import CASES, parts
 
 pytestmark = pytest.mark.engine
 ENTRYPOINTS = "vllm.entrypoints"

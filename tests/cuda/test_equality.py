@@ -15,17 +15,11 @@ from specdec_hal.ops import OPS
 from specdec_hal.ops.spec import FLOATS
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
-from tests.support.cuda_shapes import LARGE
+from tests.support.cuda_shapes import LARGE, without_index
 from tests.support.gpu import GpuCall, from_torch, run_on_gpu, to_torch
 from tests.support.running import run
 
 pytestmark = pytest.mark.gpu
-
-INDEX_OPS = ("ngram_index_update", "ngram_index_reset")
-
-
-def without_index(op: str) -> dict[str, Any]:
-    return {"index": False} if any(o.optional and o.name == "index" for o in OPS[op].operands) else {}
 
 
 def check(op: str, inputs: dict[str, Any], backend: CudaBackend, context: object, framework: str = "torch") -> None:

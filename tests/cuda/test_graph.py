@@ -10,8 +10,8 @@ import pytest
 from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import OPS
-from tests.cuda.test_equality import INDEX_OPS, without_index
 from tests.support.bits import assert_same_bits
+from tests.support.cuda_shapes import INDEX_OPS, without_index
 from tests.support.gpu import GpuCall
 from tests.support.running import run
 

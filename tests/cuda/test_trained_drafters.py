@@ -13,9 +13,9 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.models import load_model
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
-from tests.proposers.test_eagle3 import PROMPTS
 from tests.support import dflash, drafters
 from tests.support.committed_drafters import acceptance_of
+from tests.support.eagle3 import PROMPTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 DRAFTS = 4

@@ -11,7 +11,7 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.runner import Request, SamplingParams
-from tests.runner.test_two_engines import ROUNDS, together
+from tests.support.graphs import ROUNDS, together
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.plugin.model import ForwardBatch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
-from tests.runner.test_equality import plain_decoding, scored_prompt
+from tests.support.decoding import plain_decoding, scored_prompt
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 pytestmark = pytest.mark.anyio

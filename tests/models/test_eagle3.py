@@ -25,6 +25,7 @@ from specdec_hal.models.drafter import (
 from specdec_hal.models.eagle3 import eagle3_head
 from specdec_hal.plugin.model import ForwardBatch, Segment
 from tests.support.drafters import Head
+from tests.support.eagle3 import make_head
 from tests.support.history_model import HistoryModel
 from tests.support.llama_oracle import oracle, stored
 
@@ -40,14 +41,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "parallel": {"layers": 2}, "other rotary embeddings": {"rope_theta": 500.0, "eps": 1e-3},
     "normed queries and keys": {"head_norms": True},
 }  # fmt: skip
-
-
-def make_head(seed: int = 1, **changes: Any) -> Head:
-    sizes: dict[str, Any] = {
-        "vocab_size": 131, "hidden_size": 48, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 40,
-        "taps": (1, 3, 6), "draft_vocab_size": 70,
-    }  # fmt: skip
-    return Head(**{**sizes, **changes}).randomize(seed)
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from specdec_hal.errors import CaptureError, RankLostError
 from specdec_hal.runner import journal
 from specdec_hal.tensors.device import DeviceGraph
 from specdec_hal.tensors.graph_capture import capturing
-from tests.parallel.test_tensor_parallel import checkpoint as checkpoint
-from tests.parallel.test_tensor_parallel import requests, settings, tokens_of
 from tests.support.rank_server import END_S, Texts, disturb
+from tests.support.teams import requests, settings, tokens_of
 
 pytestmark = pytest.mark.torch
 

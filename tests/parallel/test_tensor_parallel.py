@@ -23,19 +23,18 @@ from specdec_hal.errors import ConfigError, EngineDeadError, RankMismatchError, 
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
-from tests.models.conftest import Shape, write_checkpoint
+from tests.parallel.conftest import EMBEDDED, SHAPE
 from tests.parallel.ranks import Threads
 from tests.support.dflash import Drafter
 from tests.support.drafters import Head
 from tests.support.hf_models import Case, write_model
 from tests.support.history_model import LetterTokenizer
+from tests.support.teams import requests, settings, tokens_of
 
 pytestmark = pytest.mark.torch
 
-EMBEDDED = Path(__file__).parents[2] / "models" / "tiny-py-lm"
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "old": {"type": "boolean"}}}
 PERSON |= {"required": ["name", "old"]}
-SHAPE = Shape(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, head_dim=8, bos_token_id=0, eos_token_id=0)
 
 # Norms of heads; one KV head for both ranks; biases; outputs that are gathered and inputs that are cut; experts.
 DECODERS: dict[str, dict[str, Any]] = {
@@ -45,35 +44,6 @@ DECODERS: dict[str, dict[str, Any]] = {
     "Phi3": {},
     "Qwen3Moe": {},
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_checkpoint(tmp_path_factory.mktemp("parallel"), SHAPE)
-    shutil.copy(EMBEDDED / "tokenizer.json", folder)
-    return folder
-
-
-def settings(
-    path: Path, ranks: int, vocabulary_parallel: bool = False, framework: str = "transformers", **speculative: Any
-) -> dict[str, Any]:
-    return {
-        "backend": {"name": "reference"},
-        "model": {"path": str(path), "framework": framework},
-        "engine": {"tensor_parallel": ranks, "digest_interval": 4, "vocabulary_parallel": vocabulary_parallel},
-        "runner": {"max_num_seqs": 3, "max_model_len": 200},
-        "speculative": speculative or {"method": "ngram", "num_speculative_tokens": 3},
-    }
-
-
-def requests() -> list[Request]:
-    rng = np.random.default_rng(0)
-    return [
-        Request(f"r{i}", rng.integers(1, 4096, 5 + 20 * i).tolist(), SamplingParams(
-            max_new_tokens=25, temperature=0.9 * (i % 2), seed=i, repetition_penalty=1.2 if i == 3 else 1.0
-        ))
-        for i in range(5)
-    ]  # fmt: skip
 
 
 def all_kinds() -> list[Request]:
@@ -113,12 +83,6 @@ def outputs_of(runner: Any) -> dict[str, Any]:
         name: (output.token_ids, output.logprobs, output.prompt_logprobs, output.finish_reason)
         for name, output in runner.run().items()
     }
-
-
-def tokens_of(runner: Any) -> dict[str, tuple[int, ...]]:
-    for request in requests():
-        runner.add_request(request)
-    return {name: output.token_ids for name, output in runner.run().items()}
 
 
 def on_threads(

@@ -14,10 +14,10 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.proposers import calibration
 from specdec_hal.runner import ModelRunner
-from tests.models.test_eagle3 import make_head
 from tests.proposers import test_eagle3
 from tests.support import dflash
 from tests.support.drafters import perfect
+from tests.support.eagle3 import make_head
 
 MARKOV = {"markov_rank": 6, "markov_head_type": "rnn", "enable_confidence_head": True}
 

@@ -14,9 +14,9 @@ from specdec_hal.models.dflash import read_dflash
 from specdec_hal.models.drafter import target_of
 from specdec_hal.plugin.model import TargetModel
 from tests.models.conftest import Shape, write_checkpoint
-from tests.proposers.test_eagle3 import PROMPTS, decode, make_runner
 from tests.support.committed_drafters import acceptance_of
 from tests.support.dflash import Drafter
+from tests.support.eagle3 import PROMPTS, decode, make_runner
 from tests.support.history_model import HistoryModel
 from tests.support.llama_oracle import oracle, stored
 

@@ -12,25 +12,12 @@ from specdec_hal.config import parse
 from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
+from tests.support.joint import FILTERS, PROMPT, TARGET, joint
 from tests.support.markov_model import MarkovModel
 
 REQUESTS = 500
 SLOTS = 250
-TARGET = np.log(np.array([[6, 5, 3, 2], [1, 8, 4, 3], [7, 1, 1, 7], [3, 3, 9, 1]]) / 16)
 DRAFT = np.log(np.array([[3, 3, 9, 1], [5, 2, 4, 5], [8, 4, 2, 2], [1, 7, 3, 5]]) / 16)
-FILTERS = {"temperature": 0.7, "top_p": 0.9}
-PROMPT = [0, 1, 2, 3, 0, 2, 1, 3, 3, 0]
-
-
-def exact(rows: Any) -> Any:
-    """What `sample_target` draws from, in float64."""
-    size = len(rows)
-    probs = np.zeros((size, size), np.float32)
-    f32 = lambda value: np.full(size, value, np.float32)  # noqa: E731
-    ReferenceBackend().processed_probs(
-        rows.astype(np.float32), f32(0.7), f32(0.9), np.zeros(size, np.int32), f32(0), np.zeros(size, np.int64), probs
-    )
-    return probs.astype(np.float64) / probs.sum(1, dtype=np.float64, keepdims=True)
 
 
 def decode(
@@ -55,11 +42,6 @@ def decode(
     for output in runner.run().values():
         counts[tuple(output.token_ids[:3])] += 1
     return counts, runner.summary()
-
-
-def joint() -> Any:
-    step = exact(TARGET)
-    return step[PROMPT[-1]][:, None, None] * step[:, :, None] * step[None]
 
 
 @pytest.mark.parametrize("strategy", ["target_match", "rejection"])

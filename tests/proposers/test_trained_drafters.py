@@ -11,8 +11,8 @@ import pytest
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner
-from tests.proposers.test_eagle3 import PROMPTS, finish, load
 from tests.support import dflash, drafters
+from tests.support.eagle3 import PROMPTS, finish, load
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")

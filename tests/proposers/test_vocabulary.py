@@ -16,7 +16,7 @@ from specdec_hal.plugin.model import ModelConfig
 from specdec_hal.proposers.vocabulary import intersection, padded, same_tokens
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.conftest import registry_with_draft_model
-from tests.proposers.test_distributions import FILTERS, PROMPT, TARGET, joint
+from tests.support.joint import FILTERS, PROMPT, TARGET, joint
 from tests.support.markov_model import MarkovModel
 
 

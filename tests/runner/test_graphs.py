@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -14,42 +12,12 @@ from specdec_hal.errors import CaptureError, EngineDeadError
 from specdec_hal.plugin.proposer import StepView
 from specdec_hal.plugin.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
-from specdec_hal.tensors.device import DeviceGraph
-from specdec_hal.tensors.graph_capture import capturing, refuse_in_capture
-from specdec_hal.tensors.on_host import HostDevice
 from tests.proposers.conftest import registry_with_draft_model, settings_of
-from tests.runner.test_seam import Guess, GuessSettings, with_proposer
+from tests.support.graphs import GraphDevice, LaunchingBackend
+from tests.support.guess import Guess, GuessSettings, with_proposer
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
 
 PROMPTS = ([3, 4, 5] * 4, [7, 8], [9] * 11, [1, 2, 3, 4] * 3)
-
-
-class GraphDevice(HostDevice):
-    """Host memory with graphs, in which no value is read or written by the host."""
-
-    def download(self, tensor: Any) -> Any:
-        refuse_in_capture("read")
-        return super().download(tensor)
-
-    def write(self, tensor: Any, index: Any, values: Any) -> None:
-        refuse_in_capture("written")
-        super().write(tensor, index, values)
-
-    def capturing(self) -> AbstractContextManager[Any]:
-        return capturing(self.stream())
-
-    def capture(self, launch: Callable[[], None]) -> DeviceGraph:
-        def replay() -> None:
-            with self.capturing():
-                launch()
-
-        return DeviceGraph(replay)
-
-
-class LaunchingBackend(ReferenceBackend):
-    """The reference, which says that its calls only launch work."""
-
-    asynchronous = True
 
 
 @pytest.fixture(autouse=True)
@@ -76,14 +44,6 @@ def decode(runner: ModelRunner, turn: int = 0) -> list[tuple[int, ...]]:
         runner.add_request(Request(f"{turn}.{number}", prompt, params))
     outputs = runner.run()
     return [outputs[f"{turn}.{number}"].token_ids for number in range(len(PROMPTS))]
-
-
-def plain_tokens(prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
-    """Without speculation, graphs or other requests."""
-    tokenizer: Any = LetterTokenizer()
-    runner = build_runner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), tokenizer)
-    runner.add_request(Request("plain", prompt, params))
-    return runner.run()["plain"].token_ids
 
 
 def plain() -> list[tuple[int, ...]]:

@@ -16,8 +16,8 @@ import pytest
 from specdec_hal.errors import QueueFullError, RequestError, RunnerBusyError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
 from tests.runner.conftest import make_runner
-from tests.runner.test_requests import BYSTANDER, alone
-from tests.runner.test_seam import Guess, runner_with
+from tests.support.decoding import BYSTANDER, alone
+from tests.support.guess import Guess, runner_with
 from tests.support.history_model import HistoryModel
 
 LONG = SamplingParams(max_new_tokens=40, bad_token_ids=[0])

@@ -24,8 +24,7 @@ from specdec_hal.errors import JournalError, RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, journal
 from tests.runner import killed
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import LINE_BREAK, THINK_END, THINKS_WITH, plain_decoding, scored_prompt
-from tests.runner.test_requests import BYSTANDER, alone
+from tests.support.decoding import BYSTANDER, LINE_BREAK, THINK_END, THINKS_WITH, alone, plain_decoding, scored_prompt
 from tests.support.history_model import END
 
 ROOT = Path(__file__).parents[2]

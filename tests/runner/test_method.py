@@ -15,7 +15,7 @@ from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runne
 from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.method import chosen
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import plain_decoding
+from tests.support.decoding import plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 
 PROMPT = [3, 5, 6, 5, 6]

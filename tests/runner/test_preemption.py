@@ -9,7 +9,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.ops import SlotAction
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import plain_decoding
+from tests.support.decoding import plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 from tests.support.random_requests import expected, random_request
 

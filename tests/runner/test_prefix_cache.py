@@ -18,7 +18,7 @@ from specdec_hal.proposers.mtp import MTPProposer
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner, journal
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from tests.proposers.conftest import registry_with_draft_model, settings_of
-from tests.runner.test_equality import plain_decoding, scored_prompt
+from tests.support.decoding import plain_decoding, scored_prompt
 from tests.support.history_model import VOCABULARY, DeviceHistoryModel, HistoryModel
 
 BLOCK = 4

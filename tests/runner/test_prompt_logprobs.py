@@ -11,7 +11,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta, prompt_logprobs
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import plain_decoding, scored_prompt
+from tests.support.decoding import plain_decoding, scored_prompt
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 
 PROMPTS = {str(n): [(3 * n + i * i) % 23 + 1 for i in range(length)] for n, length in enumerate((1, 2, 3, 17, 31, 40))}

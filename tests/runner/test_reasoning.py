@@ -12,7 +12,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import ANSWER_STARTS, LINE_BREAK, THINK_END, THINKS_WITH, plain_decoding, prompts
+from tests.support.decoding import ANSWER_STARTS, LINE_BREAK, THINK_END, THINKS_WITH, plain_decoding, prompts
 from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
 from tests.support.oracle_phases import awaits_answer
 

@@ -10,15 +10,8 @@ import pytest
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta, scheduler
 from tests.runner.conftest import make_runner
+from tests.support.decoding import BYSTANDER, alone
 from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel
-
-BYSTANDER = Request("bystander", [7, 8, 9, 7, 8], SamplingParams(temperature=0.6, seed=4, max_new_tokens=24))
-
-
-def alone(request: Request = BYSTANDER) -> RequestOutput:
-    runner = make_runner()
-    runner.add_request(request)
-    return runner.run()[request.request_id]
 
 
 @pytest.mark.parametrize(

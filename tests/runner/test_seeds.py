@@ -11,7 +11,7 @@ from specdec_hal.errors import JournalError, RequestError
 from specdec_hal.ops import seeds
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import plain_decoding
+from tests.support.decoding import plain_decoding
 
 PROMPT = [3, 5, 6, 5, 6]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 20, "bad_token_ids": [0]}

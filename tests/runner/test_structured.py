@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 
 from specdec_hal.errors import RequestError
-from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner import Request
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import THINK_END, THINKS_WITH, plain_decoding
+from tests.support.decoding import THINK_END, THINKS_WITH, plain_decoding
 from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
-
-WORDS = ["bcdefbcdef", "bcdffcbd", "fedcb"]
-
-
-def params(seed: int = 1, **keys: Any) -> SamplingParams:
-    given = {"temperature": 1.0, "structured": {"choice": WORDS}, **keys}
-    return SamplingParams(seed=seed, max_new_tokens=24, **given)
+from tests.support.sessions import WORDS, params
 
 
 def test_what_is_forced_costs_no_step_of_its_own() -> None:

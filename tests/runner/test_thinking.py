@@ -9,7 +9,7 @@ import pytest
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import THINK_END
+from tests.support.decoding import THINK_END
 from tests.support.history_model import HistoryModel
 
 TEXT = [4, THINK_END, 2, 5]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -20,10 +18,9 @@ from specdec_hal.config import parse
 from specdec_hal.errors import CaptureError
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.tensors.graph_capture import capturing, check_stream, refuse_in_capture
-from tests.runner.test_graphs import GraphDevice, LaunchingBackend, plain_tokens
+from tests.support.graphs import ROUNDS, GraphDevice, LaunchingBackend, plain_tokens, together
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
-ROUNDS = int(os.environ.get("SPECDEC_HAL_ENGINE_ROUNDS", "200"))
 STREAMS = count(1)
 
 
@@ -47,18 +44,6 @@ class StreamDevice(GraphDevice):
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec_hal.runner.build.get_device", lambda place, framework: StreamDevice())
-
-
-def together(*works: Callable[[], Any]) -> list[Any]:
-    """What each gave, on a thread of its own; all begin at once."""
-    barrier = threading.Barrier(len(works), timeout=60)
-
-    def begin(work: Callable[[], Any]) -> Any:
-        barrier.wait()
-        return work()
-
-    with ThreadPoolExecutor(len(works)) as pool:
-        return list(pool.map(begin, works))
 
 
 def engine(seed: int) -> Callable[[], None]:

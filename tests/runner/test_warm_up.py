@@ -19,7 +19,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.serve.service import Service
 from tests.proposers.conftest import registry_with_draft_model, settings_of
-from tests.runner.test_graphs import GraphDevice, LaunchingBackend, plain_tokens
+from tests.support.graphs import GraphDevice, LaunchingBackend, plain_tokens
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
 WAITS = {"bind": 0, "capture": 0, "compile": 0}

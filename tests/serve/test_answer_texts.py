@@ -15,7 +15,7 @@ from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.stream import OutputStream, detokenizer_for
 from specdec_hal.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest
-from tests.models.test_detokenizer import FIRST_BYTE, SIZE, byte_level_library, decoder_of, make
+from tests.support.byte_level import FIRST_BYTE, SIZE, byte_level_library, decoder_of, make
 
 END = 1
 PROMPT = [0, FIRST_BYTE + ord("q")]
@@ -27,7 +27,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     from tokenizers import AddedToken, models
     from tokenizers import Tokenizer as Library
 
-    from tests.models.test_detokenizer import BYTES, SPECIAL, WORDS
+    from tests.support.byte_level import BYTES, SPECIAL, WORDS
 
     folder: Path = tmp_path_factory.mktemp("tokenizers")
     vocabulary = [(token, 0.0) for token in (*SPECIAL, "<unk>", *WORDS, *BYTES)]

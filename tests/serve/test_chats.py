@@ -7,26 +7,11 @@ from typing import Any
 import openai
 import pytest
 
-from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.serve.rendering import Renderer
 from tests.serve.conftest import MODEL, Running
+from tests.support.model_texts import Recorded
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "paris", "days": 2}'}}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
-
-
-class Recorded(Renderer):
-    """Remembers what it is rendered with. The prompt is one letter of the model's."""
-
-    def __init__(self) -> None:
-        super().__init__(ChatTemplate("c"))
-        self.messages: list[Any] = []
-        self.options: dict[str, Any] = {}
-
-    async def render(self, arguments: dict[str, Any]) -> str:
-        self.options = dict(arguments)
-        self.messages = self.options.pop("messages")
-        return await super().render(arguments)
 
 
 @pytest.fixture

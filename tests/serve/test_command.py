@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import openai
 import pytest
 
 from specdec_hal.cli import main
 from specdec_hal.engine import LLM
 from specdec_hal.runner import SamplingParams
+from tests.support.running import KEY, serve
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def add(a, b):\n"
-KEY = "open sesame"
-
-
-@contextmanager
-def serve(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
-    """The command, once it listens."""
-    command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--json", "--port", "0", *arguments]
-    environ = {**os.environ, "SPECDEC_HAL_API_KEY": KEY}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
-        try:
-            assert process.stdout is not None
-            shown = "".join(iter(process.stdout.readline, "}\n")) + "}"
-            url = json.loads(shown)["url"]
-            with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120) as client:
-                yield process, client
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("how", [(), pytest.param(("--split",), marks=pytest.mark.slow)], ids=["one", "three"])

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from specdec_hal.runner import SamplingParams
-from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.serve.conftest import MODEL, Running
+from tests.support.decoding import plain_decoding, scored_prompt
 from tests.support.history_model import END, LetterTokenizer
 
 PROMPT = [3, 5, 6, 5, 6]

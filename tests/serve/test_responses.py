@@ -12,9 +12,8 @@ import pytest
 
 from specdec_hal.models.chat import ChatTemplate
 from tests.serve.conftest import MODEL, Running, serving
-from tests.serve.test_chats import Recorded
-from tests.serve.test_parsers import script
 from tests.support.killing import split_server
+from tests.support.model_texts import Recorded, script
 
 ASKED: dict[str, Any] = {"model": MODEL, "input": "abab", "max_output_tokens": 12, "extra_body": {"seed": 3}}
 SAMPLED: dict[str, Any] = {**ASKED, "temperature": 0.9, "top_p": 0.8}

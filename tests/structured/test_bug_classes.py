@@ -21,10 +21,10 @@ from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.structured.backend import GrammarBackend, GrammarFailedError
 from specdec_hal.structured.state import GrammarState
 from tests.runner.conftest import make_runner
-from tests.runner.test_equality import plain_decoding
-from tests.runner.test_structured import params
 from tests.structured.conftest import BYTES, END, PADDED, PERSON, SPECIAL
+from tests.support.decoding import plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
+from tests.support.sessions import params
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from specdec_hal.ops import OPS
+
 LARGE = {
     "prepare_inputs": {"M": 1300, "S": 9, "L": 900, "I_cap": 300},
     "adjust_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
@@ -33,3 +37,10 @@ LARGE = {
     "eagle_gather_hidden_states": {"M": 300, "S": 3, "D": 1537, "L": 60},
     "eagle_get_self_hidden_states": {"M": 300, "S": 3, "D": 1537, "L": 60},
 }
+
+
+INDEX_OPS = ("ngram_index_update", "ngram_index_reset")
+
+
+def without_index(op: str) -> dict[str, Any]:
+    return {"index": False} if any(o.optional and o.name == "index" for o in OPS[op].operands) else {}

@@ -20,7 +20,7 @@ import httpx
 
 from specdec_hal.runner import SamplingParams
 from specdec_hal.serve.split import messages
-from tests.runner.test_equality import plain_decoding, scored_prompt
+from tests.support.decoding import plain_decoding, scored_prompt
 from tests.support.history_model import END, LetterTokenizer
 from tests.support.load import Answer, Clients, differs
 from tests.support.processes import descendants

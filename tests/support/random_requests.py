@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specdec_hal.runner import Request, RequestOutput, SamplingParams
-from tests.runner.test_equality import Expected, plain_decoding
+from tests.support.decoding import Expected, plain_decoding
 from tests.support.history_model import VOCABULARY
 
 

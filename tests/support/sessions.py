@@ -8,6 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from specdec_hal.runner import SamplingParams
 
 _BLOCK = re.compile(r"(?:`([\w.]+)`:\n\n)?```(cpp|python|console)\n(.*?)```", re.DOTALL)
 
@@ -35,3 +38,11 @@ def run_sessions(page: str, folder: Path, run: Callable[[str], subprocess.Comple
             done = run(command)
             assert sorted((done.stdout + done.stderr).splitlines()) == sorted(expected.splitlines()), command
             assert done.returncode == (3 if "depending on the model" in expected else 0)
+
+
+WORDS = ["bcdefbcdef", "bcdffcbd", "fedcb"]
+
+
+def params(seed: int = 1, **keys: Any) -> SamplingParams:
+    given = {"temperature": 1.0, "structured": {"choice": WORDS}, **keys}
+    return SamplingParams(seed=seed, max_new_tokens=24, **given)
