@@ -62,7 +62,7 @@ class ByteDetokenizer(Detokenizer):
 
     bytes_of: Callable[[int], bytes]
     known: dict[int, str] = field(default_factory=dict)
-    """Texts of tokens, most of which are whole characters; detokenizers with the same `silent` may share it."""
+    """Texts of tokens, mostly whole characters; detokenizers with the same `silent` may share it."""
     _rest: bytes = b""
 
     def push(self, token_id: int) -> str:

@@ -118,7 +118,7 @@ class PagedStore:
         return Placed(batch, slot, position, line)
 
     def _by_kernel(self, batch: DeviceBatch, vocab_size: int, ids: Any, position: Any) -> Placed:
-        """Write the rows' ids and positions; their places, of which the slots are not needed."""
+        """Write the rows' ids and positions; where they belong, without their slots."""
         line = torch.empty_like(position)
         self._launcher.places(batch, ids, position, line, len(self.pool[0]) - 1, self._block_size, vocab_size)
         return Placed(batch, None, position, line)

@@ -132,7 +132,7 @@ Norms: TypeAlias = tuple[Any, Any, float]
 class Rotation:
     """Pending rotary embeddings: of tensors [T, heads, width], by angles [1, T, width] or half as wide, after norms.
 
-    `positions` int64 [T]: the angles are those of all positions, of which each row takes one; None: of the rows.
+    `positions` int64 [T]: each row takes its own of the angles of all positions. None: angles are those of the rows.
     """
 
     q: Any

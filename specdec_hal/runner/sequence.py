@@ -107,14 +107,14 @@ class Sequence(OutputStream):
         table.plain[slot], table.heard[slot] = self._plain, self.request.callback is not None
         table.shares_at[slot], table.counts[:, slot] = INT32_MAX, 0
         self.slot, self._table, self._ahead, self.shown = slot, table, table if self._plain else None, shown
-        _ = self.context
+        self._fill_slot()
 
     def leave(self) -> None:
         """It loses its slot."""
         table, slot = self._table, self.slot
         assert table is not None and slot is not None
         with READING:
-            _ = self.token_ids
+            self._catch_up()
             self.in_flight, self.counts = int(table.in_flight[slot]), self.counts
             self.slot = self._table = self._ahead = None
         table.used[slot] = table.plain[slot] = table.prefilling[slot] = False
@@ -129,13 +129,17 @@ class Sequence(OutputStream):
     @property
     def token_ids(self) -> list[int]:
         """All generated tokens, with the newest of its slot."""
-        table, slot = self._ahead, self.slot
-        if table is not None and slot is not None and self.prompt_len + len(self._token_ids) < table.length[slot]:
-            with READING:
-                self._catch_up()
+        self._catch_up()
         return self._token_ids
 
     def _catch_up(self) -> None:
+        """Take over the newest tokens of its slot."""
+        table, slot = self._ahead, self.slot
+        if table is not None and slot is not None and self.prompt_len + len(self._token_ids) < table.length[slot]:
+            with READING:
+                self._take_over()
+
+    def _take_over(self) -> None:
         table = self._ahead
         if table is None:
             return
@@ -154,7 +158,7 @@ class Sequence(OutputStream):
     @property
     def accepted_draft(self) -> list[bool]:
         """Whether each came from a draft."""
-        _ = self.token_ids
+        self._catch_up()
         return self._accepted_draft
 
     def extend(
@@ -169,7 +173,7 @@ class Sequence(OutputStream):
         if self._table is not None:
             self._table.length[self.slot] = self.prompt_len + len(self._token_ids)
             if self._ahead is not None:
-                _ = self.context
+                self._fill_slot()
 
     # ----
 
@@ -196,12 +200,17 @@ class Sequence(OutputStream):
     @property
     def context(self) -> NDArray[np.int64]:
         """Prompt and generated tokens; in a slot, with more after them."""
-        if (table := self._table) is not None:
-            if (start := self._copied) < len(new := self._token_ids):
-                table.tokens[self.slot, self.prompt_len + start : self.prompt_len + len(new)] = new[start:]
-                self._copied = len(new)
-            return table.tokens[self.slot]
+        if self._table is not None:
+            self._fill_slot()
+            return self._table.tokens[self.slot]
         return np.concatenate([self.prompt, np.array(self._token_ids, np.int64)]) if self._token_ids else self.prompt
+
+    def _fill_slot(self) -> None:
+        """Write its newest tokens into its slot."""
+        table, start, new = self._table, self._copied, self._token_ids
+        if table is not None and start < len(new):
+            table.tokens[self.slot, self.prompt_len + start : self.prompt_len + len(new)] = new[start:]
+            self._copied = len(new)
 
     @property
     def prefilling(self) -> bool:

@@ -479,7 +479,7 @@ class OutputStream:
     @property
     def text(self) -> str:
         """All of its text so far."""
-        _ = self.token_ids
+        _ = self.token_ids  # which brings the text up to date
         return self.written.text
 
     def output(self) -> RequestOutput:

@@ -77,7 +77,7 @@ class Clients:
         self._body, self._check = body, check
         self._done = threading.Event()
         self.since: list[float | None] = [None] * count
-        """When each client sent what it waits for now."""
+        """When each client sent the request that it waits for."""
         self._threads = [threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(count)]
         for thread in self._threads:
             thread.start()

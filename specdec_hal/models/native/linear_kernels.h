@@ -10,10 +10,10 @@ namespace specdec::linear {
 namespace {
 
 constexpr int kPanelVectors = kPanel / kLanes;
-// Rows worked on together: as many as have registers for two vectors each.
+// Rows processed together: registers hold two vectors of each.
 constexpr int kRows = kRegisters == 32 ? 12 : 6;
 
-// Vectors of a row: as many as fit into registers beside those of the weight.
+// Vectors per row that fit into the registers beside the weight's.
 constexpr int columns(int rows) {
   int count = kPanelVectors;
   while ((rows + 1) * count + 1 > kRegisters) count /= 2;

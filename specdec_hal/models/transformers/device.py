@@ -200,7 +200,7 @@ class DeviceTransformers(FromHost):
                 self._launcher.linear(hidden, head.weight, out, num_rows, bias=head.bias)
 
     def _logits_part(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
-        """The first of this rank's columns of the logits, as many as `out` [R, W] has, by the same product."""
+        """This rank's first W columns of the logits into `out` [R, W], by the same product."""
         weight, bias = self._head.part.weight, self._head.part.bias
         mine = self._launcher.arena.take("logits", (len(hidden), len(weight)), torch.float32)
         self._launcher.linear(hidden, weight, mine, num_rows, bias=bias)

@@ -154,7 +154,7 @@ class ModuleDecoder(Decoder):
         self._try()
 
     def _try(self) -> None:
-        """Survey the layer with the projection, of which the general trial knows nothing."""
+        """Survey the layer with its projection, which the general trial does not run."""
         ids = self.survey.ids % self.config.vocab_size
         store = PagedStore(self.survey.layers, 1, len(ids), dtype=self.dtype, device=ids.device)
         self.serve(store, len(ids))

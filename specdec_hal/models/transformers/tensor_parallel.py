@@ -29,7 +29,7 @@ _KV = ("k_proj", "v_proj")
 
 
 class Summed(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer of which each rank has a part of the inputs. `split`: its input is whole.
+    """A linear layer whose inputs are divided among ranks. `split`: its input is whole.
 
     `exchange`: adds the ranks' products of x and a residual or None, for this layer; None: they are gathered. `norm`:
     the RMSNorm of the result that follows, where the exchange may compute it.
@@ -66,7 +66,7 @@ class Summed(torch.nn.Module):  # type: ignore[misc]
 
 
 class Gathered(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer of which each rank has a part of the outputs, all of which are wanted."""
+    """A linear layer whose outputs are divided among ranks and gathered."""
 
     def __init__(self, layer: Any, group: Group) -> None:
         super().__init__()
