@@ -60,7 +60,7 @@ namespace xpu {
 
 constexpr Limit kRowLimits[] = {{"V", served::kV}};
 
-// An op on rows of logits, each of which a cluster shares: NAME_kernel<type of logits>. `a`: the arguments.
+// An op on rows of logits, one row per cluster: NAME_kernel<type of logits>. `a`: the arguments.
 #define SPECDEC_ROWS_OP(NAME, ARGS, ROWS)                                                \
   void NAME(const ARGS& a, const LaunchOptions& options) {                               \
     if ((ROWS) == 0) return;                                                             \
