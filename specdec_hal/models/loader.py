@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.errors import BackendUnavailableError
+from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import CONFIG, read_json
@@ -16,9 +17,13 @@ from specdec_hal.plugin.backend import AUTO
 from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE
 from specdec_hal.plugin.model import ModelMemory, TargetModel
 from specdec_hal.plugin.registry import Registry, or_default
+from specdec_hal.tensors.device import get_device
+from specdec_hal.tensors.memory import require
+from specdec_hal.tensors.views import ON_CUDA
 
 if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
+    from specdec_hal.tensors.group import Group
 
 BUILTIN_FRAMEWORKS = {"paddle": ("paddle",), "torch": ("torch",), "transformers": ("torch", "transformers")}
 """Candidates of "auto" in order, with required modules; each is an extra of this package."""
@@ -34,15 +39,53 @@ def load_model(
     else the first installed one of Paddle, a plug-in's for "torch" and transformers with a model of the architecture.
     `options` go to the model: ``device`` ("cpu"), ``batch_invariant``; on a CPU ``threads``; ``dtype`` for
     transformers, by default float32 on CPUs and the checkpoint's own on GPUs, and for llama.cpp, see
-    :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong with the files;
-    BackendUnavailableError if the framework is not installed; UnsupportedError for an unknown or unsupported
-    architecture; PluginError for a failing loader of a plug-in.
+    :class:`~specdec_hal.models.llama_cpp.LlamaCpp`.
+
+    CheckpointError for anything wrong with the files, or weights that are not finite. InsufficientMemoryError, before
+    weights are read, if the device has no room for them. BackendUnavailableError if the framework is not installed;
+    UnsupportedError for an unknown or unsupported architecture; PluginError for a failing loader of a plug-in.
     """
     registry = or_default(registry)
     with warnings.catch_warnings():
         # Paddle's warning about ccache on every import does not help users.
         warnings.filterwarnings("ignore", message="No ccache found")
-        return registry.build_model(*_announced(path, framework, registry), path, **options)
+        name, framework = _announced(path, framework, registry)
+        _check_memory(path, name, framework, registry, **options)
+        return registry.build_model(name, framework, path, **options)
+
+
+def _check_memory(
+    path: str | Path,
+    name: str,
+    framework: str,
+    registry: Registry,
+    *,
+    device: str = "cpu",
+    group: Group | None = None,
+    **options: Any,
+) -> None:
+    """InsufficientMemoryError if the weights, as stored, or this rank's part of them, do not fit."""
+    holder = "torch" if framework == "transformers" else framework
+    if device != "cpu" and not (re.fullmatch(r"cuda(:\d+)?", device) and holder in ON_CUDA):
+        return
+    if holder == "torch" and device != "cpu":
+        from specdec_hal.models.from_host import gpu
+
+        try:
+            device = gpu(device)
+        except ArgumentError:  # which the loader raises, after those for other arguments
+            return
+    need = registry.model_memory(name, framework, path, device)
+    if need is None:
+        return
+    ranks = 1 if group is None or device == "cpu" else group.size  # each reads all on the host
+    require(
+        str(path),
+        {part: size // ranks for part, size in need.weights.items()},
+        device,
+        get_device(device, holder).free_bytes(),
+        "use a smaller checkpoint, a smaller model.dtype on a GPU, or end other programs",
+    )
 
 
 def checkpoint_memory(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.config.files import open_regular
+from specdec_hal.errors import CheckpointError
 from specdec_hal.models.checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -24,7 +25,6 @@ from specdec_hal.models.checkpoint import (
     parse_json,
     read_json,
 )
-from specdec_hal.tensors.memory import host_free, require
 from specdec_hal.tensors.transfer import Field
 from specdec_hal.text import short
 
@@ -46,7 +46,6 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
     from safetensors import deserialize
 
     files = _files(Path(folder), config)
-    _require_memory(Path(folder), _widened_memory(files, config), "cpu", host_free())
     weights: dict[str, npt.NDArray[np.float32]] = {}
     for file, stored in files.items():
         weights |= {name: widened(info) for name, info in deserialize(file.read_bytes()) if name in stored}
@@ -56,10 +55,7 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
 
 def read_memory(folder: str | Path, config: LlamaConfig) -> dict[str, int]:
     """Bytes that :func:`read_weights` needs, by purpose."""
-    return _widened_memory(_files(Path(folder), config), config)
-
-
-def _widened_memory(files: Mapping[Path, Any], config: LlamaConfig) -> dict[str, int]:
+    files = _files(Path(folder), config)
     return {
         "weights as float32": _bytes(expected_shapes(config), "float32"),
         "largest file": max(file.stat().st_size for file in files),
@@ -192,16 +188,6 @@ def _bytes(shapes: Shapes, dtype: str) -> int:
     return sum(Field(shape, dtype).nbytes for shape in shapes.values())
 
 
-def _require_memory(folder: Path, parts: Mapping[str, int], place: str, free: int | None) -> None:
-    require(
-        str(folder),
-        parts,
-        place,
-        free,
-        "use a smaller checkpoint, model.dtype bfloat16 on a GPU, or end other programs",
-    )
-
-
 def widened(info: Mapping[str, Any]) -> npt.NDArray[np.float32]:
     """A stored weight as float32."""
     shape, dtype = tuple(info["shape"]), STORED[info["dtype"]]
@@ -214,9 +200,13 @@ def widened(info: Mapping[str, Any]) -> npt.NDArray[np.float32]:
 def check_finite(file: Path, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
     """CheckpointError for a weight with NaN or an infinity."""
     for name, array in weights.items():
-        bad = int(array.size - np.isfinite(array).sum())
-        if bad:
-            raise checkpoint_error(file, f"finite numbers in {name}", f"{bad} that are not", "export the weights again")
+        if bad := int(array.size - np.isfinite(array).sum()):
+            raise not_finite(file, name, bad)
+
+
+def not_finite(file: Path, what: str, bad: int) -> CheckpointError:
+    """The error for a weight with so many numbers that are not finite."""
+    return checkpoint_error(file, f"finite numbers in {what}", f"{bad} that are not", "export the weights again")
 
 
 def some_names(names: list[str]) -> str:

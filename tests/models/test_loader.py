@@ -10,10 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, UnsupportedError
+from specdec_hal.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    CheckpointError,
+    InsufficientMemoryError,
+    UnsupportedError,
+)
 from specdec_hal.models import load_model, plugin
+from specdec_hal.models.loader import checkpoint_memory
+from specdec_hal.tensors.on_host import HostDevice
+from specdec_hal.tensors.on_torch import TorchDevice
 
 Make = Callable[..., Path]
 
@@ -122,6 +132,67 @@ def test_no_gpu(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         with pytest.raises(ArgumentError, match=rf"expected one of the {count} CUDA GPUs .*, got '{device}'; use"):
             load_model(make_checkpoint(), "transformers", device=device)
+
+
+def test_weights_that_do_not_fit(make_checkpoint: Make, framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before they are read; half of them fit if two ranks share the model."""
+    folder = make_checkpoint()
+    memory = checkpoint_memory(folder, framework)
+    assert memory is not None
+    needed = sum(memory.weights.values())
+    monkeypatch.setattr(HostDevice, "free_bytes", lambda self: needed)
+    load_model(folder, framework)
+    monkeypatch.setattr(HostDevice, "free_bytes", lambda self: needed - 1)
+    message = r"expected at most the .* free on cpu, got a need of .* \(weights.*\); use a smaller checkpoint"
+    with pytest.raises(InsufficientMemoryError, match=message) as caught:
+        load_model(folder, framework)
+    assert str(caught.value).startswith(str(folder))
+
+
+@pytest.mark.torch
+def test_weights_that_do_not_fit_on_a_gpu(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    folder = make_checkpoint()
+    memory = checkpoint_memory(folder, "transformers", device="cuda:1")
+    assert memory is not None
+    needed = sum(memory.weights.values())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(TorchDevice, "free_bytes", lambda self: needed // 2 if self.name == "cuda:1" else 0)
+    with pytest.raises(InsufficientMemoryError, match="free on cuda:1"):
+        load_model(folder, "transformers", device="cuda:1")
+    ranks = type("Ranks", (), {"size": 2, "rank": 0})()
+    with pytest.raises((RuntimeError, AssertionError), match="CUDA"):  # each of two takes half: loading begins
+        load_model(folder, "transformers", device="cuda:1", group=ranks)
+
+
+def test_weights_that_are_not_finite(make_checkpoint: Make, framework: str) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder, name = make_checkpoint(), "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(folder / "model.safetensors")
+    weights[name][0, :3] = np.nan, np.inf, -np.inf
+    save_file(weights, folder / "model.safetensors")
+    message = rf"expected finite numbers in {name}.*, got 3 that are not; export the weights again"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_model(folder, framework)
+    assert str(caught.value).startswith(str(folder))
+
+
+@pytest.mark.torch
+def test_an_mtp_module_that_is_not_finite(make_checkpoint: Make) -> None:
+    """Its weights are read once it is wanted."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = make_checkpoint()
+    weights = load_file(folder / "model.safetensors")
+    (name,) = (name for name in weights if name.endswith("eh_proj.weight"))
+    weights[name][2, 1] = np.nan
+    save_file(weights, folder / "model.safetensors")
+    model: Any = load_model(folder, "transformers")
+    model.allocate(1, 8)
+    with pytest.raises(CheckpointError, match=rf"expected finite numbers in {name} as float16, got 1 that are not"):
+        model.mtp_module()
 
 
 def test_old_paddle(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:

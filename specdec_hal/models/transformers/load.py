@@ -24,7 +24,7 @@ from specdec_hal.models.paged import launchers
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
 from specdec_hal.models.transformers.mtp import ModuleFiles, find_module
-from specdec_hal.models.transformers.survey import check_class, compare, refused, survey
+from specdec_hal.models.transformers.survey import check_class, check_finite, compare, refused, survey
 from specdec_hal.models.weights import some_names
 from specdec_hal.plugin.model import ModelConfig, ModelMemory
 from specdec_hal.tensors.group import Group
@@ -125,8 +125,9 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
         )
     found = _config(path, model.eval())
     if group is None:
-        return Decoder(model.to(device), found)
-    return _part(model, found, device, group)
+        model = model.to(device)
+    check_finite(Path(path), dict(model.named_parameters()))
+    return Decoder(model, found) if group is None else _part(model, found, device, group)
 
 
 @contextmanager

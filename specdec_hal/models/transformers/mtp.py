@@ -34,7 +34,7 @@ from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
 from specdec_hal.models.transformers.mimo import MODEL_TYPE
 from specdec_hal.models.transformers.replace import is_experts
-from specdec_hal.models.transformers.survey import text_batch
+from specdec_hal.models.transformers.survey import check_finite, text_batch
 from specdec_hal.models.transformers.tensor_parallel import divide
 from specdec_hal.models.weights import header, shards
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
@@ -104,7 +104,9 @@ class ModuleFiles:
         found: dict[str, Any] = {}
         for file in sorted(set(self.files.values())):
             with safe_open(file, framework="pt") as shard:
-                found |= {name: shard.get_tensor(name) for name, there in self.files.items() if there == file}
+                read = {name: shard.get_tensor(name) for name, there in self.files.items() if there == file}
+            check_finite(file, read)
+            found |= read
         return found
 
 

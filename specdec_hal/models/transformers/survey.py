@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.paged import Layer, PagedStore
 from specdec_hal.models.transformers import interface
 from specdec_hal.models.transformers.interface import NAME, TRIAL
+from specdec_hal.models.weights import not_finite
 from specdec_hal.plugin.model import DeviceBatch
 
 # Other allowed keyword arguments: without effect, or absent if they had one.
@@ -54,6 +56,16 @@ def check_class(config: Any, architecture: Any) -> None:
     for reason, found in reasons.items():
         if found:
             raise refused(name, reason)
+
+
+def check_finite(path: Path, weights: Mapping[str, Any]) -> None:
+    """CheckpointError for a weight on one device with NaN or an infinity, such as one beyond its dtype."""
+    numbers = {name: weight for name, weight in weights.items() if weight.is_floating_point() and weight.itemsize > 1}
+    good = [weight.isfinite().all() for weight in numbers.values()]
+    for (name, weight), fine in zip(numbers.items(), torch.stack(good).tolist() if good else (), strict=True):
+        if not fine:
+            dtype = str(weight.dtype).removeprefix("torch.")
+            raise not_finite(path, f"{name} as {dtype}", int((~weight.isfinite()).sum()))
 
 
 @dataclass(frozen=True)
