@@ -19,8 +19,8 @@ from specdec_hal.bench import SUITES
 from specdec_hal.cli.compare import show
 from specdec_hal.cli.output import Output, output_file, writing
 from specdec_hal.cli.tables import Rows
+from specdec_hal.engine.progress import progress_bar
 from specdec_hal.errors import RequestError
-from specdec_hal.progress import progress_bar
 
 HELP = "measure a backend's ops"
 

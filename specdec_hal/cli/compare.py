@@ -37,8 +37,8 @@ from specdec_hal.cli.output import Output, add_config_arguments, output_file, re
 from specdec_hal.cli.process import complain
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.cli.tables import Rows
+from specdec_hal.engine.progress import progress_bar
 from specdec_hal.errors import RequestError, SpecDecError
-from specdec_hal.progress import progress_bar
 from specdec_hal.text import one_line
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from specdec_hal.cli.decoding import Run, decode, load, metrics_rows, runtime_fo
 from specdec_hal.cli.output import Output, add_config_arguments
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.cli.tables import Rows
-from specdec_hal.progress import progress_bar
+from specdec_hal.engine.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console

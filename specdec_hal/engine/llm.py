@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.config import Config, Override, arguments, changed, parse
+from specdec_hal.engine.progress import progress_bar
 from specdec_hal.engine.runtime import Runtime, load
 from specdec_hal.errors import EngineDeadError, RequestError
-from specdec_hal.progress import progress_bar
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.text import short
 

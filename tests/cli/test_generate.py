@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_hal.cli import main
-from specdec_hal.progress import progress_bar
+from specdec_hal.engine.progress import progress_bar
 
 Model = Callable[..., SimpleNamespace]
 Capture = pytest.CaptureFixture[str]
