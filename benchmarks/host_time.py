@@ -4,7 +4,7 @@
 as captured graphs that return at once. What a step emits is drawn beforehand: every request gains a token and, with
 drafts, up to K of K accepted ones. Figures are microseconds of the thread's processor time: of whole calls of `step()`,
 and of taking a long prompt over and giving it a slot. Readers: a callback that counts tokens, one that also reads the
-text, and none.
+text, and none. `stop`: every request has a stop string; `adaptive`: draft lengths are.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ CHECKPOINT = Path(__file__).parents[1] / "models/tiny-py-lm"
 LENGTH = 2048
 PROMPT, LONG_PROMPT = 100, 2000
 VARIANTS = 16
+STOP = ["no such text"]
 
 
 class IdleDevice(HostDevice):
@@ -98,9 +99,10 @@ class Reports:
         self._at = (self._at + 1) % VARIANTS
         actions, host = self._schedule["slot_actions"], self._schedule
         chunk = actions == SlotAction.PREFILL
-        fed = np.where(chunk, host["chunk_lens"], np.where(actions == SlotAction.WAIT, 0, self._fed))
+        decoded = np.minimum(self._fed, 1 + self._request["draft_token_num"])
+        fed = np.where(chunk, host["chunk_lens"], np.where(actions == SlotAction.WAIT, 0, decoded))
         done = chunk & (host["chunk_starts"] + host["chunk_lens"] >= self._request["prompt_lens"])
-        accepted = np.where(chunk, done, np.where(fed > 0, self._accepted[self._at], 0)).astype(np.int32)
+        accepted = np.where(chunk, done, np.minimum(self._accepted[self._at], fed)).astype(np.int32)
         self._fed[done], self._fed[actions == SlotAction.STOP] = self._s, 0
         tokens = self._tokens[self._at]
         emitted = np.where(np.arange(self._s) < accepted[:, None], tokens[:, : self._s], -1)
@@ -108,7 +110,7 @@ class Reports:
         ids = np.zeros((self._capacity, 1), np.int64)
         for slot in np.flatnonzero(~chunk & (fed > 0)):  # drafts: the accepted ones, then others
             drafts = np.where(np.arange(self._s - 1) < accepted[slot] - 1, tokens[slot, : self._s - 1], -5)
-            ids[offsets[slot] + 1 : offsets[slot + 1], 0] = drafts
+            ids[offsets[slot] + 1 : offsets[slot + 1], 0] = drafts[: fed[slot] - 1]
         values = {
             "accept_tokens": emitted,
             "accept_num": accepted,
@@ -121,11 +123,11 @@ class Reports:
         return lambda: values
 
 
-def make(slots: int, k: int) -> tuple[ModelRunner, list[int], Reports]:
+def make(slots: int, k: int, adaptive: bool = False) -> tuple[ModelRunner, list[int], Reports]:
     """A runner, ids of ordinary tokens, and its device's reports."""
     tokenizer = load_tokenizer(CHECKPOINT)
     build.get_device = lambda place, framework: IdleDevice()  # type: ignore[assignment]
-    method = {"method": "ngram", "num_speculative_tokens": k} if k else {"method": "naive"}
+    method = {"method": "ngram", "num_speculative_tokens": k, "adaptive": adaptive} if k else {"method": "naive"}
     sizes = {"max_num_seqs": slots, "prefill_chunk": 1024, "max_num_batched_tokens": slots * (k + 1) + 2048}
     config = parse({"runner": {**sizes, "max_model_len": LENGTH}, "speculative": method})
     end = tokenizer.vocab_size - 1
@@ -145,9 +147,10 @@ def thread_us(call: Callable[[], Any], less: Callable[[], float] = lambda: 0.0) 
 class Bench:
     """Figures of one runner."""
 
-    def __init__(self, slots: int, k: int, steps: int) -> None:
+    def __init__(self, slots: int, k: int, steps: int, *, stop: bool = False, adaptive: bool = False) -> None:
         self.slots, self.k, self.steps = slots, k, steps
-        self.runner, self.ids, self.reports = make(slots, k)
+        self.params: dict[str, Any] = {"stop": STOP} if stop else {}
+        self.runner, self.ids, self.reports = make(slots, k, adaptive)
         self.spent = 0.0
         fetch = self.runner.state.report.fetch
 
@@ -169,7 +172,9 @@ class Bench:
         rng = np.random.default_rng(1)
         for i in range(self.slots):
             prompt = rng.choice(self.ids, PROMPT).tolist()
-            self.runner.add_request(Request(f"r{i}", prompt, SamplingParams(max_new_tokens=most), reader))
+            self.runner.add_request(
+                Request(f"r{i}", prompt, SamplingParams(max_new_tokens=most, **self.params), reader)
+            )
         for _ in range(12):
             self.runner.step()
         assert self.runner.load().running == self.slots
@@ -241,6 +246,10 @@ def main() -> None:
             for name, reader in {"tokens": tokens, "text": text, "none": None}.items():
                 bench = Bench(slots, k, options.steps)
                 rows.append({"slots": slots, "drafts": k, "reader": name, **bench.steady(reader)})
+                print(rows[-1], flush=True)
+            for name in ("stop", "adaptive")[: 1 + bool(k)]:
+                bench = Bench(slots, k, options.steps, **{name: True})
+                rows.append({"slots": slots, "drafts": k, "reader": "none", name: True, **bench.steady(None)})
                 print(rows[-1], flush=True)
             if slots > 1:
                 rows.append({"slots": slots, "drafts": k, **Bench(slots, k, options.steps).admission()})

@@ -21,7 +21,7 @@ from specdec_hal.compat.text_cache import KnownTexts
 from specdec_hal.errors import ConfigError
 from specdec_hal.loop.drafter import Drafter
 from specdec_hal.plugin.versions import require
-from specdec_hal.runner.draft_length import Drafted, DraftLengths
+from specdec_hal.runner.draft_length import DraftLengths
 
 KNOWN_VERSIONS = ("0.32",)
 ENV_OPTIONS = "SPECDEC_HAL_VLLM"
@@ -83,7 +83,7 @@ class _Proposer:
             if self._lengths is not None:
                 if len(rows) == len(sampled_token_ids):  # steps with prompts do not predict steps without
                     self._measure(known, lengths, came - self._left)
-                wanted = [self._lengths.limit(known[row]) for row in rows]
+                wanted = self._lengths.limits(self._lengths.rows(known[row] for row in rows)).tolist()
             if self._NAMED:
                 names = [known[row] for row in rows]
         found = self._drafter.propose(list(texts.values()), names, num_speculative_tokens=wanted)
@@ -98,13 +98,11 @@ class _Proposer:
     def _measure(self, known: Mapping[int, Any], lengths: Sequence[int], seconds: float) -> None:
         """Time a step whose requests were all in the previous call."""
         assert self._lengths is not None
-        decoded = [
-            Drafted(one, one.drafted, min(lengths[row] - one.length - 1, one.drafted))
-            for row, one in known.items()
-            if one.drafted is not None
-        ]
-        if len(decoded) == len(known):
-            self._lengths.stepped(decoded, seconds)
+        if any(one.drafted is None for one in known.values()):
+            return
+        drafted = np.array([one.drafted for one in known.values()])
+        gained = np.array([lengths[row] - one.length for row, one in known.items()])
+        self._lengths.stepped(self._lengths.rows(known.values()), drafted, np.minimum(gained - 1, drafted), seconds)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load."""

@@ -12,30 +12,33 @@ drafting is retried after a pause that doubles with each failure.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import itemgetter
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, finalize
 
-from specdec_hal.runner.sequence import Sequence
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.runner.slot_table import Ints
 from specdec_hal.runner.step_cost import Cost
+
+Floats = NDArray[np.float64]
 
 
 class Prior(NamedTuple):
-    """An expected acceptance, and its weight as a number of observations.
+    """An expected acceptance, and its weight as a number of observations; both may be arrays.
 
     Estimated: (accepted + strength * acceptance) / (judged + strength), of `judged` drafts that many `accepted`.
     """
 
-    acceptance: float
-    strength: float
+    acceptance: Any
+    strength: Any
 
-    def estimate(self, accepted: float, judged: float, unit: float = 1.0) -> float:
-        """With counts in units of an observation."""
-        weight = self.strength * unit
-        return (accepted + weight * self.acceptance) / (judged + weight)
+    def estimate(self, accepted: Any, judged: Any) -> Any:
+        """With these counts."""
+        return (accepted + self.strength * self.acceptance) / (judged + self.strength)
 
 
-FIRST_PRIORS, LATER_PRIORS = (Prior(0.6, 4.0), Prior(0.9, 4.0)), (Prior(0.85, 20.0), Prior(0.92, 20.0))
+FIRST_PRIOR, LATER_PRIOR = Prior(np.array([0.6, 0.9]), 4.0), Prior(np.array([0.85, 0.92]), 20.0)
 """Priors of the first draft and of one after an accepted one: those of n-gram look-ups in code and prose. The second of
 each is for steps after a fully accepted one.
 """
@@ -49,208 +52,167 @@ FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
 """Steps without drafts before a retry, and its number of drafts. An unsuccessful retry doubles the next pause, a
 successful one halves it.
 """
-MAX_UPDATES = 16
-"""Requests whose estimates are updated per step; the others keep theirs for some steps."""
-RESCALE_WEIGHT = 1e9
-"""Weight of a step above which the sums are rescaled."""
 PROPOSAL_SPREAD = 0.05
 """Weight of :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` in the cost of a host proposer."""
 
 
-class Drafted(NamedTuple):
-    """A decoding request's result in a step."""
-
-    sequence: Sequence
-    drafted: int
-    accepted: int
-
-
 class _Counts:
-    """Counts per position of verified and accepted drafts; counts of steps with drafts allowed and found.
-
-    Newer steps weigh more by a growing `unit`, instead of decaying older ones.
+    """Decayed counts [..., 2 K + 4]: steps with drafts allowed, and found; drafts judged and accepted at all positions
+    but the first, and by position.
     """
 
-    def __init__(self, k: int, keep: float) -> None:
-        self._keep, self.unit = keep, 1.0
-        self.judged, self.accepted = [0.0] * k, [0.0] * k
-        self.asked = self.found = 0.0
+    def __init__(self, values: Floats) -> None:
+        k = values.shape[-1] // 2 - 2
+        self.asked, self.found = values[..., 0], values[..., 1]
+        self.judged_later, self.accepted_later = values[..., 2], values[..., 3]
+        self.judged, self.accepted = values[..., 4 : k + 4], values[..., k + 4 :]
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """Count a step with drafts allowed. Positions after a rejected draft carry no information."""
-        self.unit /= self._keep
-        if self.unit > RESCALE_WEIGHT:
-            self._rescale()
-        unit, judged = self.unit, self.judged
-        self.asked += unit
-        if drafted:
-            self.found += unit
-        for i in range(accepted):
-            judged[i] += unit
-            self.accepted[i] += unit
-        if accepted < drafted:
-            judged[accepted] += unit
+    @staticmethod
+    def of_step(k: int) -> Floats:
+        """What a step counts, by numbers of drafts and of accepted ones [K + 1, K + 1, 2 K + 4].
 
-    def after_first(self) -> tuple[float, float]:
-        """Of all positions but the first: how often accepted, and how often judged."""
-        return sum(self.accepted) - self.accepted[0], sum(self.judged) - self.judged[0]
-
-    def _rescale(self) -> None:
-        self.judged, self.accepted = ([one / self.unit for one in some] for some in (self.judged, self.accepted))
-        self.asked, self.found, self.unit = self.asked / self.unit, self.found / self.unit, 1.0
-
-
-class _Pooled:
-    """Acceptance of all requests after steps of one kind, and the resulting prior."""
-
-    def __init__(self, k: int, first: Prior, later: Prior) -> None:
-        self._counts, self._first, self._later = _Counts(k, POOLED_DECAY), first, later
-        self.usual, self.every = later.acceptance, [first.acceptance] + [later.acceptance] * (k - 1)
-
-    def add(self, drafted: int, accepted: int) -> None:
-        """Count a request's result."""
-        self._counts.add(drafted, accepted)
-
-    def refresh(self) -> None:
-        """Update the prior: `usual`, the acceptance of later drafts, and `every`, by position."""
-        counts, unit = self._counts, self._counts.unit
-        self.usual = self._later.estimate(*counts.after_first(), unit)
-        shared = Prior(self.usual, SHARED_STRENGTH)
-        self.every = [shared.estimate(a, j, unit) for a, j in zip(counts.accepted, counts.judged, strict=True)]
-        self.every[0] = self._first.estimate(counts.accepted[0], counts.judged[0], unit)
-
-
-class _Request:
-    """State of a request.
-
-    `kind` of its next step: 1 after a fully accepted one. `limit`: the most drafts now; `pause`: remaining steps
-    without drafts; `next_pause`. `gains`: by kind, see :meth:`expect`, and the step until which they are valid.
-    """
-
-    def __init__(self, k: int) -> None:
-        self._seen = _Counts(k, REQUEST_DECAY), _Counts(k, REQUEST_DECAY)
-        self.kind = self.limit = self.pause = 0
-        self.next_pause = FIRST_PAUSE
-        self.gains: list[tuple[int, float, list[float]]] = [(0, 0.0, [])] * 2
-
-    def add(self, drafted: int, accepted: int) -> None:
-        """Count a step that was allowed to draft."""
-        self._seen[self.kind].add(drafted, accepted)
-
-    def expect(self, pooled: _Pooled) -> tuple[float, list[float]]:
-        """For its next drafts: the probability that there are any, and that each yields a token."""
-        seen = self._seen[self.kind]
-        unit, judged, accepted = seen.unit, seen.judged, seen.accepted
-        here = Prior(pooled.usual, POOLED_STRENGTH).estimate(*seen.after_first(), unit)
-        found = Prior(1.0, POOLED_STRENGTH).estimate(seen.found, seen.asked, unit)
-        chance = found * Prior(pooled.every[0], POOLED_STRENGTH).estimate(accepted[0], judged[0], unit)
-        gains = [chance]
-        shared, half = SHARED_STRENGTH * unit, SHARED_STRENGTH * unit / 2
-        for i in range(1, len(judged)):  # as Prior.estimate, of the mean of both; written out, since it is often done
-            chance *= (accepted[i] + half * (pooled.every[i] + here)) / (judged[i] + shared)
-            gains.append(chance)
-        return found, gains
+        Positions after a rejected draft carry no information.
+        """
+        values = np.zeros((k + 1, k + 1, 2 * k + 4))
+        counts, (drafted, accepted, at) = _Counts(values), np.ogrid[: k + 1, : k + 1, :k]
+        counts.asked[:], counts.found[1:] = 1, 1
+        counts.accepted[:] = at < accepted
+        counts.judged[:] = (at < accepted) | ((at == accepted) & (accepted < drafted))
+        counts.judged_later[:], counts.accepted_later[:] = (
+            counts.judged[..., 1:].sum(-1),
+            counts.accepted[..., 1:].sum(-1),
+        )
+        return values
 
 
 class DraftLengths:
-    """Chooses the draft length of every request between 0 and `k`."""
+    """Chooses the draft length of every request between 0 and `k`. Requests are rows of arrays, see :meth:`rows`."""
 
     def __init__(self, k: int) -> None:
-        self._k = k
+        self._k, self._of_step = k, _Counts.of_step(k)
         self._steps, self._proposals = Cost(), Cost(PROPOSAL_SPREAD, of_steps=False)
-        self._requests: WeakKeyDictionary[Sequence, _Request] = WeakKeyDictionary()
-        self._slots, self._asks, self._step = 1, False, 0
+        self._known: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._free = list[int]()
+        self._slots, self._asks = 1, False
+        self._requests = np.zeros(0, [(name, np.int64) for name in ("kind", "limit", "pause", "next_pause")])
+        """The kind of the next step: 1 after a fully accepted one; the most drafts in it; remaining steps without
+        drafts; the next pause.
+        """
+        self._seen: Floats = np.zeros((0, 2 * k + 4))
+        """Counts of a request in steps of either kind, at twice its row and after it."""
         self.forget()
 
     def forget(self) -> None:
         """Forget acceptance, for later requests."""
-        self._pooled = [_Pooled(self._k, first, later) for first, later in zip(FIRST_PRIORS, LATER_PRIORS, strict=True)]
+        self._pooled: Floats = np.zeros((2, 2 * self._k + 4))
+        """Counts of all requests, in steps of either kind."""
+        self._refresh()
 
-    def limit(self, sequence: Sequence) -> int:
-        """The most drafts that a request gets in its next step."""
-        return self._known(sequence).limit
+    def rows(self, requests: Iterable[Any]) -> Ints:
+        """The rows of these requests, of any type: valid while they exist."""
+        requests = list(requests)
+        if new := dict.fromkeys(one for one in requests if one not in self._known):
+            limit = self._limit_of_new()
+            for one in new:
+                self._known[one] = self._new_row(one, limit)
+        return np.array([self._known[one] for one in requests], np.int64)
+
+    def limits(self, rows: Ints) -> Ints:
+        """The most drafts that these requests get in their next step."""
+        return self._requests["limit"][rows]
 
     def proposed(self, longest: int, seconds: float) -> None:
         """Record a host proposer's time for drafts of up to `longest` tokens."""
         self._asks = True
         self._proposals.add(longest, seconds)
 
-    def stepped(self, slots: Iterable[Drafted], seconds: float) -> None:
-        """Record a decode step's time, without a host proposer's, and choose again."""
-        slots = list(slots)
-        if not slots:
+    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> None:
+        """Record a decode step's time, without a host proposer's, and choose again.
+
+        `rows`, `drafted`, `accepted`: decoding requests, and their drafts.
+        """
+        if not len(rows):
             return
-        requests = [self._known(one.sequence) for one in slots]
-        total, changed = sum(one.drafted for one in slots), len(slots) != self._slots
-        self._slots, self._step = len(slots), self._step + 1
-        self._steps.add(total, seconds, len(slots))
-        asked = []
-        for request, (_, drafted, accepted) in zip(requests, slots, strict=True):
-            if request.limit > 0:
-                asked.append((request, drafted))
-                request.add(drafted, accepted)
-                self._pooled[request.kind].add(drafted, accepted)
-                kind = int(0 < drafted == accepted)
-                changed |= kind != request.kind
-                request.kind = kind
-            else:
-                request.pause -= 1
-                if request.pause <= 0:
-                    request.limit = min(PROBE, self._k)
-        if not asked or not (total or changed):  # else it would choose the same
+        total, changed = int(drafted.sum()), len(rows) != self._slots
+        self._slots = len(rows)
+        self._steps.add(total, seconds, len(rows))
+        known = self._requests
+        asked = known["limit"][rows] > 0
+        if not asked.all():
+            paused = rows[~asked]
+            known["pause"][paused] -= 1
+            known["limit"][paused[known["pause"][paused] <= 0]] = min(PROBE, self._k)
+            rows, drafted, accepted = rows[asked], drafted[asked], accepted[asked]
+            if not len(rows):
+                return
+        before, kind = known["kind"][rows], (drafted > 0) & (drafted == accepted)
+        self._count(rows, before, self._of_step[drafted, accepted])
+        known["kind"][rows] = kind
+        if not total and not changed and (kind == before).all():  # it would choose the same
             return
-        for pooled in self._pooled:
-            pooled.refresh()
-        for (request, drafted), best in zip(asked, self._best([one for one, _ in asked]), strict=True):
-            request.limit = best
-            if best == 0:
-                request.pause = request.next_pause
-            if drafted:
-                waits = request.next_pause // 2 if best else request.next_pause * 2
-                request.next_pause = min(max(waits, FIRST_PAUSE), LONGEST_PAUSE)
+        self._refresh()
+        best = known["limit"][rows] = self._best(self._seen[2 * rows + kind], kind.astype(np.int64))
+        stopped, tried, pause = best == 0, drafted > 0, known["next_pause"][rows]
+        known["pause"][rows[stopped]] = pause[stopped]
+        waits = np.minimum(np.maximum(np.where(stopped, pause * 2, pause // 2), FIRST_PAUSE), LONGEST_PAUSE)
+        known["next_pause"][rows[tried]] = waits[tried]
 
-    def _known(self, sequence: Sequence) -> _Request:
-        request = self._requests.get(sequence)
-        if request is None:
-            request = self._requests[sequence] = _Request(self._k)
-            if self._steps(0, self._slots):
-                request.limit = self._best([request] * self._slots)[0]
-            else:
-                request.limit = min(PROBE, self._k)
-        return request
+    def _count(self, rows: Ints, kinds: Ints, results: Floats) -> None:
+        """Count results of requests' steps of these kinds."""
+        seen = 2 * rows + kinds
+        self._seen[seen] = self._seen[seen] * REQUEST_DECAY + results
+        for kind in (0, 1):
+            some = results[kinds == kind]
+            weights = POOLED_DECAY ** np.arange(len(some), -1, -1)
+            self._pooled[kind] = weights[0] * self._pooled[kind] + (weights[1:, None] * some).sum(0)
 
-    def _gains(self, request: _Request) -> tuple[float, list[float]]:
-        """See :meth:`_Request.expect`. Of many requests, some are worked out again in a step."""
-        until, found, gains = request.gains[request.kind]
-        if until <= self._step:
-            found, gains = request.expect(self._pooled[request.kind])
-            request.gains[request.kind] = self._step + max(self._slots // MAX_UPDATES, 1), found, gains
-        return found, gains
+    def _refresh(self) -> None:
+        """Update the priors of requests: the acceptance of later drafts [2], and that by position [2, K]."""
+        counts = _Counts(self._pooled)
+        self._usual = LATER_PRIOR.estimate(counts.accepted_later, counts.judged_later)
+        self._every = Prior(self._usual[:, None], SHARED_STRENGTH).estimate(counts.accepted, counts.judged)
+        self._every[:, 0] = FIRST_PRIOR.estimate(counts.accepted[:, 0], counts.judged[:, 0])
 
-    def _best(self, requests: list[_Request]) -> list[int]:
-        """The numbers of drafts of these requests that maximise tokens per second."""
-        drafts = []
-        for at, request in enumerate(requests):
-            found, gains = self._gains(request)
-            drafts += [(gain, found, at) for gain in gains]
-        if len(requests) > 1:
-            drafts.sort(key=itemgetter(0), reverse=True)  # those of a request stay in their order
+    def _new_row(self, request: Any, limit: int) -> int:
+        if not self._free:
+            size = len(self._requests)
+            self._requests, self._seen = (
+                np.concatenate([some, np.zeros_like(some, shape=(more, *some.shape[1:]))])
+                for some, more in ((self._requests, size or 16), (self._seen, 2 * (size or 16)))
+            )
+            self._free += range(size, len(self._requests))
+        row = self._free.pop()
+        finalize(request, self._free.append, row).atexit = False
+        self._requests[row], self._seen[2 * row : 2 * row + 2] = (0, limit, 0, FIRST_PAUSE), 0
+        return row
+
+    def _limit_of_new(self) -> int:
+        if not self._steps(0, self._slots):
+            return min(PROBE, self._k)
+        return int(self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))[0])
+
+    def _best(self, seen: Floats, kinds: Ints) -> Ints:
+        """The numbers of drafts that maximise tokens per second, of requests with these counts in such a step."""
+        found, gains = self._expect(_Counts(seen), kinds)
+        order = np.argsort(-gains, axis=None, kind="stable")  # those of a request stay in their order
+        request = order // self._k
         start, slope = self._steps.line(self._slots)
-        asking = self._proposals.line(1) if self._asks else None
-        counts, longest = [0] * len(requests), 0
-        tokens, taken = float(self._slots), start
-        speed, best = tokens / taken, 0
-        for number, (gain, found, at) in enumerate(drafts, 1):
-            tokens += gain
-            taken += found * slope
-            if asking is not None:
-                counts[at] += 1
-                if counts[at] > longest:
-                    longest += 1
-                    taken += asking.slope if longest > 1 else asking(1)
-            if tokens > speed * taken:
-                speed, best = tokens / taken, number
-        limits = [0] * len(requests)
-        for _, _, at in drafts[:best]:
-            limits[at] += 1
-        return limits
+        tokens = self._slots + gains.reshape(-1)[order].cumsum()
+        taken = start + slope * found[request].cumsum()
+        if self._asks:
+            asking = self._proposals.line(1)
+            taken += asking.start + asking.slope * np.maximum.accumulate(order % self._k + 1)
+        speeds = tokens / taken
+        best = int(speeds.argmax())
+        count = best + 1 if speeds[best] > self._slots / start else 0
+        return np.bincount(request[:count], minlength=len(seen))
+
+    def _expect(self, seen: _Counts, kinds: Ints) -> tuple[Floats, Floats]:
+        """For the next drafts: the probabilities that there are any [n], and that each yields a token [n, K]."""
+        here = Prior(self._usual[kinds], POOLED_STRENGTH).estimate(seen.accepted_later, seen.judged_later)
+        found = Prior(1.0, POOLED_STRENGTH).estimate(seen.found, seen.asked)
+        every = self._every[kinds]
+        chances = Prior((every + here[:, None]) / 2, SHARED_STRENGTH).estimate(seen.accepted, seen.judged)
+        first = Prior(every[:, 0], POOLED_STRENGTH).estimate(seen.accepted[:, 0], seen.judged[:, 0])
+        chances[:, 0] = found * first
+        return found, chances.cumprod(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from specdec_hal.errors import PluginError
 from specdec_hal.plugin.proposer import SlotView, StepView
@@ -15,15 +15,15 @@ from specdec_hal.runner.sequence import Sequence
 _log = logging.getLogger("specdec_hal")
 
 
-def slot_views(running: Mapping[int, Sequence], report: StepReport, limit: Callable[[Sequence], int]) -> list[SlotView]:
-    """Continuing requests with their whole prompt in the cache; `limit`: most drafts of a request."""
+def slot_views(running: Mapping[int, Sequence], report: StepReport, limits: list[int]) -> list[SlotView]:
+    """Continuing requests with their whole prompt in the cache; `limits`: most drafts by slot."""
     views = []
     for slot, sequence in running.items():
         if sequence.prefilling or not sequence.token_ids:
             continue
         request = sequence.request
         left = sequence.max_new_tokens - len(sequence.token_ids) - 1
-        most = max(min(limit(sequence), left), 0)
+        most = max(min(limits[slot], left), 0)
         prompt, tokens, accepted = request.prompt_token_ids, sequence.token_ids, report.tokens(slot)
         views.append(SlotView(slot, request.request_id, prompt, tokens, accepted, most))
     return views

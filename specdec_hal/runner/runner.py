@@ -22,7 +22,6 @@ from specdec_hal.runner import bad_words
 from specdec_hal.runner.build import RunnerHook, RunnerParts, build_parts
 from specdec_hal.runner.deadlines import Deadlines
 from specdec_hal.runner.delivery import Delivery
-from specdec_hal.runner.draft_length import Drafted
 from specdec_hal.runner.guard import Guard, check_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.journal import Journal, Record, record_of, revive
@@ -84,6 +83,8 @@ class ModelRunner:
         self._ordinary[[token for token in self.end_tokens if token < self._vocab_size]] = False
         self._undrafted = set[int]()
         """Slots whose request the proposer refused."""
+        self._most_drafts, self._length_rows = np.zeros((2, parts.state.symbols["M"]), np.int64)
+        """By slot: the most drafts of its last request without adaptation, and its row in :attr:`lengths`."""
         self._launched: deque[LaunchedStep] = deque()
         self._masked = 0
         """Live requests with masks in some rows."""
@@ -357,8 +358,7 @@ class ModelRunner:
             failed = self._reset_proposer(schedule.filled)
             for slot in self._undrafted.intersection(schedule.filled):
                 schedule.work[slot].sequence.draft_rows = False
-            if failed or self.lengths is not None:
-                self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
+            self._limit_new(schedule.filled, failed=failed)
         masked = self._plan_masks(schedule)
         features = self._features
         if features is None or not schedule.steady or self._masked:
@@ -489,9 +489,18 @@ class ModelRunner:
             accepted = np.append(accepted, [one.kept for one in others])
         record.count_drafts(drafted, accepted)
         if self.lengths is not None and not record.prefill_slots:
-            decoded = list(map(Drafted, self._sequences(slots), drafted.tolist(), accepted.tolist()))
-            decoded += [Drafted(*one[1:4]) for one in others if one.slot not in step.forced]
-            self._adapt(decoded, record)
+            self._adapt(report, slots, [one for one in others if one.slot not in step.forced], record)
+
+    def _adapt(self, report: StepReport, slots: Ints, others: list[_Judged], record: StepRecord) -> None:
+        """Update every request's draft length after a pure decode step."""
+        assert self.lengths is not None
+        rows, drafted, accepted = self._length_rows[slots], report.drafted[slots], report.matched[slots]
+        if others:
+            rows = np.append(rows, self.lengths.rows(one.sequence for one in others))
+            drafted = np.append(drafted, [one.drafted for one in others])
+            accepted = np.append(accepted, [one.accepted for one in others])
+        self.lengths.stepped(rows, drafted, accepted, float(record.seconds.total()))
+        self._set_limits()
 
     def _sequences(self, slots: Ints) -> list[Sequence]:
         return list(map(self.scheduler.running.__getitem__, slots.tolist()))
@@ -573,33 +582,28 @@ class ModelRunner:
         if suspect is not None:
             self._end("error", suspect, f"its step raised {describe(error)}")
 
-    def _adapt(self, decoded: list[Drafted], record: StepRecord) -> None:
-        """Update every request's draft length after a pure decode step."""
-        assert self.lengths is not None
-        self.lengths.stepped(decoded, float(record.seconds.total()))
-        self._set_limits(one.sequence for one in decoded)
+    def _limit_new(self, slots: list[int], *, failed: bool) -> None:
+        """Limit the drafts of new requests. `failed`: the proposer refused some of them."""
+        self._most_drafts[slots] = self.state.request.host["draft_token_num"][slots]
+        if failed:
+            self._most_drafts[list(self._undrafted)] = 0
+        if self.lengths is not None:
+            self._length_rows[slots] = self.lengths.rows(map(self.scheduler.running.__getitem__, slots))
+        if failed or self.lengths is not None:
+            self._set_limits()
 
-    def _set_limits(self, sequences: Iterable[Sequence]) -> None:
-        """Send a device proposer the most drafts of these requests."""
-        wanted = self.state.request.host["draft_token_num"]
-        before = wanted.copy()
-        for sequence in sequences:
-            if sequence.slot is not None:
-                wanted[sequence.slot] = self._draft_limit(sequence)
-        if (wanted != before).any():
+    def _set_limits(self) -> None:
+        """Send a device proposer the most drafts of every slot."""
+        limits, wanted = self._most_drafts, self.state.request.host["draft_token_num"]
+        if self.lengths is not None:
+            limits = np.minimum(limits, self.lengths.limits(self._length_rows))
+        if (wanted != limits).any():
+            wanted[:] = limits
             self.state.request.upload()
-
-    def _draft_limit(self, sequence: Sequence) -> int:
-        """The most drafts of a request: by the runner's K, its own limit, and adaptation."""
-        if sequence.slot in self._undrafted:
-            return 0
-        wanted = sequence.request.params.num_speculative_tokens
-        most = self.config.speculative.num_speculative_tokens if wanted is None else wanted
-        return most if self.lengths is None else min(most, self.lengths.limit(sequence))
 
     def _draft(self, plan: CompiledStep, report: StepReport, record: StepRecord) -> int:
         """Drafts of a host proposer. Returns the largest limit."""
-        views = slot_views(self.scheduler.running, report, self._draft_limit)
+        views = slot_views(self.scheduler.running, report, self.state.request.host["draft_token_num"].tolist())
         self.metrics.failed_proposals += propose(self.compiler, plan, views, record)
         return max((view.max_drafts for view in views), default=0)
 

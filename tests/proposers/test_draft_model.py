@@ -178,9 +178,9 @@ def test_a_drafter_that_is_always_right_is_always_accepted(drafter: str, blocks:
     while runner.has_requests:
         runner.step()
         steps += 1
-        for slot, sequence in runner.scheduler.running.items() if method == "imitation" else ():
+        for slot in runner.scheduler.running if method == "imitation" else ():
             # No drafts in two of five steps.
-            lengths.host["draft_token_num"][slot] = runner._draft_limit(sequence) if steps % 5 < 3 else 0
+            lengths.host["draft_token_num"][slot] = runner._most_drafts[slot] if steps % 5 < 3 else 0
     outputs, summary = runner.take_finished(), runner.summary()
     assert summary["failed_steps"] == summary["failed_proposals"] == 0
     assert (summary["preemptions"] > 0) == (blocks == 12 and on_device)
@@ -260,7 +260,8 @@ class TestEmbeddedModel:
 def test_a_request_that_drafts_again_lacks_nothing(method: str, device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under adaptive lengths; the models of these tests fail where they would look at a row that was never written."""
     limits = iter([0, 0, 3, 1, 0, 0, 0, 3, 3] * 100)
-    monkeypatch.setattr("specdec_hal.runner.draft_length.DraftLengths.limit", lambda *_: next(limits))
+    choose = "specdec_hal.runner.draft_length.DraftLengths.limits"
+    monkeypatch.setattr(choose, lambda self, rows: np.array([next(limits) for _ in rows]))
     prompts = [[3, 4, 5, 6], [7, 8]]
     registry = registry_with_draft_model(DeviceHistoryModel if device else HistoryModel)
     speculative = {"method": method, "num_speculative_tokens": 3, "adaptive": True, method: settings_of(method)}

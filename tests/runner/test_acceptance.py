@@ -103,11 +103,14 @@ def test_adaptive_lengths_learn_what_the_model_accepted() -> None:
     runner, told = make_runner(), list[tuple[int, int]]()
 
     class Lengths:
-        def limit(self, sequence: Any) -> int:
-            return 4
+        def rows(self, requests: Any) -> Any:
+            return np.array([0 for _ in requests])
 
-        def stepped(self, slots: Any, seconds: float) -> None:
-            told.extend((one.drafted, one.accepted) for one in slots)
+        def limits(self, rows: Any) -> Any:
+            return rows + 4
+
+        def stepped(self, rows: Any, drafted: Any, accepted: Any, seconds: float) -> None:
+            told.extend(zip(drafted.tolist(), accepted.tolist(), strict=True))
 
     runner.lengths = Lengths()  # type: ignore[assignment]
     output = decode(runner, max_new_tokens=40, stop=[stop])

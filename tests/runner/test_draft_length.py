@@ -11,8 +11,20 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runner.draft_length import PROBE, Drafted, DraftLengths
-from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.draft_length import (
+    FIRST_PAUSE,
+    FIRST_PRIOR,
+    LATER_PRIOR,
+    LONGEST_PAUSE,
+    POOLED_DECAY,
+    POOLED_STRENGTH,
+    PROBE,
+    PROPOSAL_SPREAD,
+    REQUEST_DECAY,
+    SHARED_STRENGTH,
+    DraftLengths,
+    Prior,
+)
 from specdec_hal.runner.step_cost import Cost
 from tests.runner.conftest import make_runner
 
@@ -20,8 +32,16 @@ K = 8
 TOKENS = 400
 
 
-def sequence() -> Sequence:
-    return Sequence(Request("a", [1], SamplingParams()), TOKENS, None)
+class Drafting:
+    """A request."""
+
+
+def stepped(lengths: DraftLengths, requests: list[Drafting], drafted: Any, accepted: Any, seconds: float) -> None:
+    lengths.stepped(lengths.rows(requests), np.asarray(drafted), np.asarray(accepted), seconds)
+
+
+def limits_of(lengths: DraftLengths, requests: list[Drafting]) -> list[int]:
+    return lengths.limits(lengths.rows(requests)).tolist()
 
 
 def decode(
@@ -35,23 +55,22 @@ def decode(
     """
     rng = np.random.default_rng(3)
     lengths = DraftLengths(K)
-    sequences = [sequence() for _ in range(batch)]
+    requests = [Drafting() for _ in range(batch)]
     time = gained = 0.0
     for step in range(TOKENS):
-        asked = [lengths.limit(one) if fixed is None else fixed for one in sequences]
-        results = []
-        for one, most in zip(sequences, asked, strict=True):
-            drafts = most if rng.random() < found else 0
+        asked = limits_of(lengths, requests) if fixed is None else [fixed] * batch
+        drafted, accepted = [], []
+        for most in asked:
+            drafted.append(most if rng.random() < found else 0)
             lucky = rng.random(K) < rate(step)
-            accepted = min(int(np.argmin([*lucky, False])), drafts)
-            results.append(Drafted(one, drafts, accepted))
-        seconds = 1 + slope * (sum(1 + one.drafted for one in results) - 1)
+            accepted.append(min(int(np.argmin([*lucky, False])), drafted[-1]))
+        seconds = 1 + slope * (batch + sum(drafted) - 1)
         shown = seconds * (1 + noise * rng.exponential())
         if fixed is None:
-            lengths.stepped(results, shown)
+            stepped(lengths, requests, drafted, accepted, shown)
             lengths.proposed(max(asked), asking * max(asked))
         time += seconds + asking * max(asked)
-        gained += sum(1 + one.accepted for one in results)
+        gained += batch + sum(accepted)
     return gained / time
 
 
@@ -87,11 +106,11 @@ def test_it_begins_again_where_drafts_begin_to_be_accepted() -> None:
 
 
 def test_it_stops_within_few_steps() -> None:
-    lengths, one = DraftLengths(K), sequence()
-    limits = []
+    lengths, one = DraftLengths(K), [Drafting()]
+    limits = list[int]()
     for _ in range(40):
-        limits.append(lengths.limit(one))
-        lengths.stepped([Drafted(one, limits[-1], 0)], 1 + 0.1 * limits[-1])
+        limits += limits_of(lengths, one)
+        stepped(lengths, one, [limits[-1]], [0], 1 + 0.1 * limits[-1])
     assert 0 < limits[0] <= K
     assert limits.index(0) <= 12
     assert 0 < sum(limit > 0 for limit in limits[16:]) <= 3  # tried again, and given up again
@@ -99,24 +118,166 @@ def test_it_stops_within_few_steps() -> None:
 
 @pytest.mark.parametrize("slots", [1, 9, 40])
 def test_any_number_of_requests_has_limits(slots: int) -> None:
-    lengths, sequences = DraftLengths(K), [sequence() for _ in range(slots)]
+    lengths, requests = DraftLengths(K), [Drafting() for _ in range(slots)]
     for _ in range(200):
-        drafts = [lengths.limit(one) for one in sequences]
+        drafts = limits_of(lengths, requests)
         assert all(0 <= limit <= K for limit in drafts)
         # Every other request has all accepted, the others none.
-        decoded = [Drafted(one, n, n * (at % 2)) for at, (one, n) in enumerate(zip(sequences, drafts, strict=True))]
-        lengths.stepped(decoded, slots + 0.05 * sum(drafts))
-    limits = [lengths.limit(one) for one in sequences]
+        accepted = [n * (at % 2) for at, n in enumerate(drafts)]
+        stepped(lengths, requests, drafts, accepted, slots + 0.05 * sum(drafts))
+    limits = limits_of(lengths, requests)
     assert max(limits[::2]) <= 1
     assert all(limit >= K - 1 for limit in limits[1::2])
 
 
-def test_sums_stay_finite() -> None:
-    lengths, one = DraftLengths(K), sequence()
-    for _ in range(30_000):  # the weight of a step has grown beyond what a float holds, were it not scaled down
-        limit = lengths.limit(one)
-        lengths.stepped([Drafted(one, limit, limit)], 1 + 0.05 * limit)
-    assert lengths.limit(one) == K
+def test_an_ended_request_leaves_its_row_to_a_new_one() -> None:
+    lengths, kept = DraftLengths(K), Drafting()
+    rows, new = list[int](), limits_of(DraftLengths(K), [Drafting()])
+    for _ in range(40):
+        one = Drafting()
+        mine = lengths.rows([kept, one])
+        rows += mine.tolist()
+        assert lengths.limits(mine[1:]).tolist() == new
+        del one
+    assert len(set(rows[::2])) == 1 and rows[0] not in rows[1::2]
+    assert len(set(rows[1::2])) < 5
+
+
+def add(counts: dict[str, list[float]], keep: float, results: list[dict[str, list[float]]]) -> None:
+    """Count some results, of which the last weighs 1."""
+    weights = (keep ** np.arange(len(results), -1, -1)).tolist()
+    for name, values in counts.items():
+        for at, value in enumerate(values):
+            new = sum(weight * one[name][at] for weight, one in zip(weights[1:], results, strict=True))
+            values[at] = weights[0] * value + new
+
+
+class Rule:
+    """The rule of :mod:`specdec_hal.runner.draft_length`, request by request and draft by draft."""
+
+    def __init__(self, k: int) -> None:
+        self.k, self.steps, self.asking = k, Cost(), Cost(PROPOSAL_SPREAD, of_steps=False)
+        self.asks, self.slots = False, 1
+        self.pooled = [self.counts(), self.counts()]
+        self.requests: dict[Drafting, dict[str, Any]] = {}
+        self.refresh()
+
+    def counts(self) -> dict[str, list[float]]:
+        return {name: [0.0] * len(values) for name, values in self.result(0, 0).items()}
+
+    def result(self, drafted: int, accepted: int) -> dict[str, list[float]]:
+        judged = [float(i < accepted or i == accepted < drafted) for i in range(self.k)]
+        taken = [float(i < accepted) for i in range(self.k)]
+        later = [sum(judged[1:])], [sum(taken[1:])]
+        return {
+            "asked": [1.0], "found": [float(drafted > 0)], "judged": judged, "accepted": taken,
+            "judged_later": later[0], "accepted_later": later[1],
+        }  # fmt: skip
+
+    def refresh(self) -> None:
+        self.usual, self.every = [0.0, 0.0], [[0.0] * self.k, [0.0] * self.k]
+        for kind, (first, later) in enumerate(zip(FIRST_PRIOR.acceptance, LATER_PRIOR.acceptance, strict=True)):
+            pooled = self.pooled[kind]
+            judged, accepted = pooled["judged"], pooled["accepted"]
+            usual = Prior(later, LATER_PRIOR.strength).estimate(pooled["accepted_later"][0], pooled["judged_later"][0])
+            every = [Prior(usual, SHARED_STRENGTH).estimate(*one) for one in zip(accepted, judged, strict=True)]
+            every[0] = Prior(first, FIRST_PRIOR.strength).estimate(accepted[0], judged[0])
+            self.usual[kind], self.every[kind] = usual, every
+
+    def known(self, request: Drafting) -> dict[str, Any]:
+        if request not in self.requests:
+            one = {"seen": [self.counts(), self.counts()], "kind": 0, "pause": 0, "next_pause": FIRST_PAUSE}
+            first = self.best([one] * self.slots)[0] if self.steps(0, self.slots) else min(PROBE, self.k)
+            self.requests[request] = {**one, "limit": first}
+        return self.requests[request]
+
+    def gains(self, one: dict[str, Any]) -> tuple[float, list[float]]:
+        seen, usual, every = one["seen"][one["kind"]], self.usual[one["kind"]], self.every[one["kind"]]
+        judged, accepted = seen["judged"], seen["accepted"]
+        here = Prior(usual, POOLED_STRENGTH).estimate(seen["accepted_later"][0], seen["judged_later"][0])
+        found = Prior(1.0, POOLED_STRENGTH).estimate(seen["found"][0], seen["asked"][0])
+        chance = found * Prior(every[0], POOLED_STRENGTH).estimate(accepted[0], judged[0])
+        gains = [chance]
+        for i in range(1, self.k):
+            chance *= Prior((every[i] + here) / 2, SHARED_STRENGTH).estimate(accepted[i], judged[i])
+            gains.append(chance)
+        return found, gains
+
+    def best(self, requests: list[dict[str, Any]]) -> list[int]:
+        drafts = list[tuple[float, float, int]]()
+        for at, one in enumerate(requests):
+            found, gains = self.gains(one)
+            drafts += [(gain, found, at) for gain in gains]
+        drafts.sort(key=lambda draft: -draft[0])
+        line, asking, limits, longest = self.steps.line(self.slots), self.asking.line(1), [0] * len(requests), 0
+        gained = waited = 0.0
+        speed, best = self.slots / line.start, list(limits)
+        for gain, found, at in drafts:
+            limits[at] += 1
+            longest = max(longest, limits[at])
+            gained, waited = gained + gain, waited + found
+            taken = line.start + line.slope * waited + (asking(longest) if self.asks else 0.0)
+            if (self.slots + gained) / taken > speed:
+                speed, best = (self.slots + gained) / taken, list(limits)
+        return best
+
+    def stepped(self, requests: list[Drafting], drafted: list[int], accepted: list[int], seconds: float) -> None:
+        known = [self.known(one) for one in requests]
+        changed, self.slots = len(requests) != self.slots, len(requests)
+        self.steps.add(sum(drafted), seconds, self.slots)
+        asked, results = list[tuple[dict[str, Any], int]](), ([], [])  # type: ignore[var-annotated]
+        for one, d, a in zip(known, drafted, accepted, strict=True):
+            if one["limit"] == 0:
+                one["pause"] -= 1
+                one["limit"] = min(PROBE, self.k) if one["pause"] <= 0 else 0
+                continue
+            asked.append((one, d))
+            results[one["kind"]].append(self.result(d, a))
+            add(one["seen"][one["kind"]], REQUEST_DECAY, [self.result(d, a)])
+            changed |= one["kind"] != (0 < d == a)
+            one["kind"] = int(0 < d == a)
+        for pooled, new in zip(self.pooled, results, strict=True):
+            add(pooled, POOLED_DECAY, new)
+        if not asked or not (sum(drafted) or changed):
+            return
+        self.refresh()
+        for (one, d), limit in zip(asked, self.best([one for one, _ in asked]), strict=True):
+            one["limit"] = limit
+            one["pause"] = one["pause"] if limit else one["next_pause"]
+            if d:
+                pause = one["next_pause"] // 2 if limit else one["next_pause"] * 2
+                one["next_pause"] = min(max(pause, FIRST_PAUSE), LONGEST_PAUSE)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_arrays_decide_as_the_rule_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    k, slots, slope = int(rng.integers(2, 9)), (1, 3, 17, 64)[seed % 4], (0.1, 0.3, 0.9)[seed % 3]
+    lengths, rule = DraftLengths(k), Rule(k)
+    everyone, rates = [Drafting() for _ in range(slots)], rng.random(slots)
+    changes = 0
+    for step in range(60):
+        if rng.random() < 0.1:
+            everyone[rng.integers(slots)] = Drafting()
+        if step == 30:
+            lengths.forget()
+            rule.pooled = [rule.counts(), rule.counts()]
+            rule.refresh()
+        at = [i for i in range(slots) if step % 5 or rng.random() < 0.8] or [0]
+        requests = [everyone[i] for i in at]
+        wanted = [rule.known(one)["limit"] for one in requests]
+        assert limits_of(lengths, requests) == wanted, step
+        drafted = [most if rng.random() < 0.8 else int(rng.integers(most + 1)) for most in wanted]
+        accepted = [min(int(rng.geometric(1 - 0.99 * rates[i])) - 1, d) for i, d in zip(at, drafted, strict=True)]
+        seconds = (1 + slope * sum(drafted) / slots) * (1 + 0.2 * rng.random())
+        stepped(lengths, requests, drafted, accepted, seconds)
+        rule.stepped(requests, drafted, accepted, seconds)
+        if seed % 3 == 0:
+            rule.asks = True
+            for one in (lengths.proposed, rule.asking.add):
+                one(max(wanted), 0.01 + 0.01 * max(wanted))
+        changes += len(set(wanted)) > 1
+    assert slots == 1 or changes > 10
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
@@ -40,7 +41,9 @@ def drafting(runner: ModelRunner) -> tuple[str, int, bool | None]:
 def test_the_default_drafts_with_the_models_module(
     model: type[HistoryModel], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DraftLengths, "limit", lambda self, sequence: 5)  # whatever the time of steps is
+    monkeypatch.setattr(
+        DraftLengths, "limits", lambda self, rows: np.full(len(rows), 5)
+    )  # whatever the time of steps is
     with caplog.at_level(logging.INFO, "specdec_hal"):
         runner = make_runner(model=model(), speculative={})
     assert drafting(runner) == ("mtp", 5, True)
