@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import re
+import threading
 from collections.abc import Iterator
 from zlib import crc32
 
@@ -28,6 +29,20 @@ _NEEDED = {
 def anyio_backend() -> str:
     """The loop of tests that are coroutines."""
     return "asyncio"
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once an AsyncEngine that closes waits for its thread."""
+    event, join = threading.Event(), threading.Thread.join
+
+    def watched(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "specdec-engine":
+            event.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", watched)
+    return event
 
 
 @pytest.fixture(scope="module")

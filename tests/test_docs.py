@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdec_hal.cli import _parser
+from specdec_hal.cli import make_parser
 from specdec_hal.config import parse
 from specdec_hal.plugin.registry import Registry
 
@@ -56,7 +56,7 @@ def test_commands_and_settings_are_those_of_the_program(page: str) -> None:
         for command in commands if language != "python" else ():
             words = shlex.split(command.partition(" | ")[0].partition(" > ")[0].rstrip("&"))
             try:
-                _parser().parse_args(words)
+                make_parser().parse_args(words)
             except SystemExit as ended:
                 pytest.fail(f"{page}: specdec-hal {command}: exit status {ended.code}")
 

@@ -1,4 +1,4 @@
-"""What no compiler checks in the C++ and CUDA sources, and in Python that no test runs."""
+"""What no compiler checks: the C++ and CUDA sources, Python that no test runs, and what tests use of the package."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +100,60 @@ def _is_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+NAMEDTUPLE = ("_asdict", "_fields", "_make", "_replace")
+"""Public, as Python documents them."""
+
+
+def _private(name: object) -> bool:
+    if not isinstance(name, str) or name in NAMEDTUPLE:
+        return False
+    return name.isidentifier() and name[0] == "_" and name[:2] != "__"
+
+
+def _private_names(source: str) -> dict[str, int]:
+    """Private names of other objects and modules, and a line of each."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(source)):
+        names: list[Any] = []
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if own else [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call):  # monkeypatch.setattr("package.module._name", ...)
+            called = getattr(node.func, "attr", getattr(node.func, "id", None))
+            texts = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+            reflects = called in ("getattr", "setattr", "delattr", "setitem", "object", "patch")
+            names = [part for text in texts for part in text.split(".")] if reflects else []
+        found |= {name: getattr(node, "lineno", 0) for name in names if _private(name)}
+    return found
+
+
+def test_tests_use_what_is_public() -> None:
+    """A private name of the package in a test hides what a user sees, and keeps the name from changing."""
+    package = [*(ROOT / "specdec_hal").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]
+    own = re.compile(r"(?:(?<![\w.])|self\.|cls\.)(_[A-Za-z]\w*)")
+    defined = {name for path in package for name in own.findall(path.read_text())}
+    assert len(defined) > 1000
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if not defined.isdisjoint(re.findall(r"\b_[A-Za-z]\w*", text := path.read_text()))
+        for name, line in _private_names(text).items()
+        if name in defined
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("engine._live", ["_live"]), ("self._live", []), ("from package import _live", ["_live"]),
+        ("monkeypatch.setattr('package.module._live', 3)", ["_live"]), ("getattr(engine, '_live')", ["_live"]),
+        ("engine.__dict__", []),
+    ],
+)  # fmt: skip
+def test_private_names_are_found(source: str, names: list[str]) -> None:
+    assert list(_private_names(source)) == names

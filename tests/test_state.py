@@ -39,8 +39,7 @@ def carry_out(slots: sd.SlotWriter, backend: str = "reference") -> None:
 
 
 def values(state: sd.DecodeState) -> dict[str, bytes]:
-    names = {name for op in OPS.values() for name in op.by_name}
-    return {name: state[name].tobytes() for name in names if name in state._tensors}
+    return {name: tensor.tobytes() for op in OPS for name, tensor in state.args(op).items()}
 
 
 def test_a_request_takes_a_slot_and_leaves_it(state: sd.DecodeState, slots: sd.SlotWriter) -> None:

@@ -77,7 +77,7 @@ def api() -> str:
 
 def command_line() -> str:
     """The help of every command."""
-    parser = cli._parser()
+    parser = cli.make_parser()
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     parts = [f"# Command line\n\n```text\n{parser.format_help()}```\n"]
     for name, command in commands.choices.items():

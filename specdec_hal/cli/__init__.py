@@ -79,7 +79,8 @@ class _Help(argparse.HelpFormatter):
         return "\n\n".join(part if part.startswith(" ") else fill(part, width, indent) for part in parts)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The program's parser, with all commands."""
     parser = _Parser(
         prog=PROGRAM,
         description="Speculative decoding on any hardware.",
@@ -128,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None, stdout: Guarded) -> int:
     with redirect_stdout(stdout):
         try:
-            args = _parser().parse_args(argv)
+            args = make_parser().parse_args(argv)
             args.command_line = [PROGRAM, *(sys.argv[1:] if argv is None else argv)]
         except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
             return int(finished.code or 0)

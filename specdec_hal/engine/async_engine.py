@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("specdec_hal")
 
-_LAST_STEP_S = 5.0
+LAST_STEP_S = 5.0
 """Time for a step to end in a failed engine; a step that waits for a device may never end."""
 
 Command = Callable[[ModelRunner], None]
@@ -214,7 +214,7 @@ class AsyncEngine:
         self._commands.put(None)
         while self._thread.is_alive() and not self.failed.is_set():
             self._thread.join(0.1)
-        self._thread.join(_LAST_STEP_S)
+        self._thread.join(LAST_STEP_S)
         self.runner.close()
 
     async def generate(

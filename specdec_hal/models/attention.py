@@ -71,7 +71,7 @@ class HostAttention:
         rotary: npt.NDArray[np.float32] | None = None,
     ) -> None:
         library = load_library("specdec_models")
-        self._attention, self._set = library["attention"], library["instruction_sets"]() - 1
+        self._attention, self.instruction_set = library["attention"], library["instruction_sets"]() - 1
         self._heads = heads, kv_heads
         self._block = int(library["attention_block"]())  # positions stored together in a cache
         self._shape = layers, kv_heads, int(library["attention_block_size"](head_dim))
@@ -129,7 +129,7 @@ class HostAttention:
             *self._heads,
             *rule,
             self._threads,
-            self._set,
+            self.instruction_set,
             out,
         )
         return out

@@ -9,13 +9,13 @@ import os
 
 from specdec_hal.models.batch import refused
 
-_GIVEN = (os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "").split(",")[0]
+GIVEN = (os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "").split(",")[0]
 
 
 def available() -> int:
     """One per core available to this process, limited by MKL_NUM_THREADS or OMP_NUM_THREADS."""
     cores = len(os.sched_getaffinity(0))
-    return min(cores, max(1, int(_GIVEN))) if _GIVEN.isdigit() else cores
+    return min(cores, max(1, int(GIVEN))) if GIVEN.isdigit() else cores
 
 
 def check(threads: int | None, framework: str) -> None:

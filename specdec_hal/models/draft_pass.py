@@ -372,7 +372,7 @@ class HeadPass(DraftPass):
         super().__init__(model, config, weights, blocks, drafts)
         if self.block is not None:
             parts = np.split(weights.tensors["mask_hidden"].reshape(1, -1), len(config.taps), 1)
-            self._mask_state = self.fuse(dict(zip(config.taps, parts, strict=True)))
+            self.mask_state = self.fuse(dict(zip(config.taps, parts, strict=True)))
 
     def fuse(self, features: Mapping[int, Any]) -> Any:
         """See DraftHead.fuse."""
@@ -395,7 +395,7 @@ class HeadPass(DraftPass):
         with torch.inference_mode():
             block, source = on_torch(block), torch.as_tensor(source)[:, None]
             state = torch.as_tensor(hidden)[source[:, 0].clamp(min=0)]
-            z, starts = self._pass(block, torch.where(source < 0, self._mask_state, state)), block.cu_seqlens_q
+            z, starts = self._pass(block, torch.where(source < 0, self.mask_state, state)), block.cu_seqlens_q
             self._look_ahead(z, starts, self._owners[: len(starts) - 1])
 
     def _pass(self, batch: DeviceBatch, state: Any) -> Any:

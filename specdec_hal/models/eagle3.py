@@ -71,7 +71,7 @@ class LlamaEagle3:
             self._fc = head._weight(weights.fc)
             self._feature_norms = [head._upload(norm) for norm in weights.feature_norms]
             self._hidden_norm = head._upload(weights.hidden_norm)
-        head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
+        head._attention = head.new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
 
     def variant(self, config: Eagle3Config) -> LlamaEagle3:
         """A variant with the same weights and cache: other taps, `norm_output`, `norm_before_residual`."""

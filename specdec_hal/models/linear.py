@@ -71,15 +71,15 @@ def multiply(x: Any, weight: Weight, bias: Any | None, residual: Any | None, thr
 
     Tensors are those of any framework, float32, contiguous, on the host.
     """
-    function, best = _function("linear")
-    function(x, weight.panels, bias, residual, threads, best, out)
+    multiply, best = function("linear")
+    multiply(x, weight.panels, bias, residual, threads, best, out)
     return out
 
 
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> Any:
     """out [.., N] = RMSNorm of x [.., N]; tensors as in `multiply`."""
-    function, best = _function("rms_norm")
-    function(x, weight, epsilon, best, out)
+    norm, best = function("rms_norm")
+    norm(x, weight, epsilon, best, out)
     return out
 
 
@@ -88,6 +88,6 @@ def _library() -> Any:
 
 
 @cache
-def _function(name: str) -> tuple[Any, int]:
+def function(name: str) -> tuple[Any, int]:
     """An exported function, and the fastest instruction set of this machine."""
     return _library()[name], _library()["instruction_sets"]() - 1

@@ -77,7 +77,7 @@ class Llama(Primitives):
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
         check_positive(self.framework, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        self._attention = self._new_attention(len(self._layers), max_num_seqs, max_model_len)
+        self._attention = self.new_attention(len(self._layers), max_num_seqs, max_model_len)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
 
     def mtp_module(self) -> LlamaMTP:
@@ -137,7 +137,7 @@ class Llama(Primitives):
         hidden[FINAL_NORM], _ = self._add_norm(residual, delta, self._final_norm)
         return hidden
 
-    def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
+    def new_attention(self, layers: int, slots: int, positions: int) -> Attention:
         """Rotary embeddings, caches and attention; on the host unless a framework overrides this."""
         config = self.config
         return HostAttention(
@@ -196,7 +196,7 @@ class LlamaMTP:
             self._hidden_norm = model._upload(weights.hidden_norm)
             self._embedding_in = model._weight(weights.embedding_in)
             self._hidden_in = model._weight(weights.hidden_in)
-        module._attention = model._new_attention(1, limits.max_num_seqs, limits.max_model_len)
+        module._attention = model.new_attention(1, limits.max_num_seqs, limits.max_model_len)
 
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
         """See MTPModule.forward."""

@@ -109,7 +109,7 @@ GGML_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 """Types of a KV cache."""
 
 _LOG = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_batch_free": (None, (Batch,)),
     "llama_batch_init": (Batch, (c_int32, c_int32, c_int32)),
     "llama_context_default_params": (ContextParams, ()),
@@ -163,7 +163,7 @@ def load() -> Any:
     assert spec is not None and spec.origin is not None
     file = next(iter(sorted(Path(spec.origin).parent.glob("xllamacpp*.so"))), None)
     library: Any = None if file is None else ctypes.CDLL(str(file))
-    for name, (result, arguments) in _FUNCTIONS.items():
+    for name, (result, arguments) in FUNCTIONS.items():
         try:
             function = getattr(library, name)
         except AttributeError:

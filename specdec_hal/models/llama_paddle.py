@@ -123,9 +123,10 @@ class LlamaPaddle(Llama):
     def _host_threads(self) -> int:
         return self._asked_threads or len(os.sched_getaffinity(0))
 
-    def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
+    def new_attention(self, layers: int, slots: int, positions: int) -> Attention:
+        """See Llama."""
         if isinstance(self._place, paddle.CPUPlace):
-            return super()._new_attention(layers, slots, positions)
+            return super().new_attention(layers, slots, positions)
         return DeviceAttention(self.config, layers=layers, slots=slots, positions=positions, place=self._place)
 
 

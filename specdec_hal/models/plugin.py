@@ -68,17 +68,17 @@ def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None
 
 
 def _torch(path: str | Path, **options: Any) -> Any:
-    _mention_torch()
+    mention_torch()
     return _transformers(path, **options)
 
 
 def _torch_memory(path: str | Path, *, device: str) -> ModelMemory | None:
-    _mention_torch()
+    mention_torch()
     return _transformers_memory(path, device=device)
 
 
 @cache
-def _mention_torch() -> None:
+def mention_torch() -> None:
     """Once; BackendUnavailableError without `transformers`, which the name did not need before."""
     if importlib.util.find_spec("transformers") is None:
         raise BackendUnavailableError(

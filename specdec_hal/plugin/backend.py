@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.errors import ArgumentError, ConfigError, PluginError, UnsupportedError
-from specdec_hal.ops import OPS, OpSpec, TokenOrder, get_op
+from specdec_hal.ops import OPS, TokenOrder, get_op
 from specdec_hal.ops.validate import Call, check_call, check_outputs, check_values
 from specdec_hal.tensors.graph_capture import check_stream
 from specdec_hal.tensors.views import as_numpy
@@ -303,12 +303,9 @@ class Backend:
 
     def bind(self, op: str, /, *args: Any, **kwargs: Any) -> BoundOp:
         """Check the arguments once and return a plan; raises ArgumentError or UnsupportedError."""
-        return self._bind(get_op(op), args, kwargs)
-
-    def _bind(self, spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundOp:
         call = check_call(
-            spec,
-            tuple(args),
+            get_op(op),
+            args,
             kwargs,
             backend=self.name,
             device=self.device,
@@ -316,7 +313,7 @@ class Backend:
         )
         server = self._server(call)
         launch = server.plan(call)
-        return BoundOp(self, call, launch if server is self else self._counted(spec.name, launch))
+        return BoundOp(self, call, launch if server is self else self._counted(op, launch))
 
     def _server(self, call: Call) -> Backend:
         """This backend, or the first fallback that covers the call."""
@@ -348,7 +345,7 @@ class Backend:
             raise AttributeError(f"backend '{self.name}' has no attribute or op '{name}'")
 
         def run(*args: Any, stream: int | None = None, **kwargs: Any) -> None:
-            self._bind(spec, args, kwargs)(stream)
+            self.bind(name, *args, **kwargs)(stream)
 
         run.__name__ = name
         run.__doc__ = spec.doc

@@ -21,7 +21,7 @@ from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.tensors.transfer import Fetched, Field, Outputs
 
-_LEAST_BLOCK, _MOST_BLOCK = 64, 256
+LEAST_BLOCK, MOST_BLOCK = 64, 256
 """Rows per block, if decode steps have fewer or more. A model may need memory of this size; blocks beyond a few hundred
 rows are not faster.
 """
@@ -84,7 +84,7 @@ class PromptScorer:
     def __init__(self, backend: Backend, model: TargetModel, state: DecodeState, logits: Any) -> None:
         self._backend, self._model, self._state = backend, model, state
         size, device = state.symbols, state.device
-        self._block = block = min(max(size["R_cap"], min(_LEAST_BLOCK, size["T_cap"])), _MOST_BLOCK)
+        self._block = block = min(max(size["R_cap"], min(LEAST_BLOCK, size["T_cap"])), MOST_BLOCK)
         blocks = -(-size["T_cap"] // block)
         self._capacity = rows = blocks * block
         self._inputs = device.inputs(

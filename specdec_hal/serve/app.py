@@ -48,7 +48,7 @@ def _as_it_is(body: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     return body if isinstance(body, Body) else validate(body)
 
 
-_READ = WrapValidator(_as_it_is)
+READ = WrapValidator(_as_it_is)
 """Type of a validated body, so that pydantic does not run model validators again."""
 
 
@@ -67,7 +67,7 @@ class _JsonRequest(Request):
             raise BodyError(str(error)) from error
 
 
-class _Route(APIRoute):
+class Route(APIRoute):
     """Reads the parameter `body` by :class:`Bodies`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -116,7 +116,7 @@ def _expect_json(request: Request) -> None:
 def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     """The application; `api_key` None: no authentication."""
     app = _application()
-    app.state.bodies, app.router.route_class = service.bodies, _Route
+    app.state.bodies, app.router.route_class = service.bodies, Route
     app.openapi = partial(_document, app, api_key is not None)  # type: ignore[method-assign]
     app.add_middleware(Gate, key=api_key, settings=service.settings)
     if origins := service.settings.allowed_origins:  # outermost: CORS preflights have no key
@@ -157,33 +157,33 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
         return refuse(refusal(500, FAILED))
 
     @app.post("/v1/completions", responses=STREAM, dependencies=json_body)
-    async def completions(body: Annotated[CompletionRequest, _READ], request: Request) -> Response:
+    async def completions(body: Annotated[CompletionRequest, READ], request: Request) -> Response:
         """Continue prompts."""
         answer = CompletionAnswer(body, service.name, service.tokenizer, body.prompts, service.mark)
         return await service.answer(request, answer)
 
     @app.post("/v1/chat/completions", responses=STREAM, dependencies=json_body)
-    async def chat_completions(body: Annotated[ChatCompletionRequest, _READ], request: Request) -> Response:
+    async def chat_completions(body: Annotated[ChatCompletionRequest, READ], request: Request) -> Response:
         """Continue a chat."""
         return await service.answer(request, await service.chat_answer(body))
 
     @app.post("/v1/responses", responses=STREAM, dependencies=json_body)
-    async def responses(body: Annotated[ResponsesRequest, _READ], request: Request) -> Response:
+    async def responses(body: Annotated[ResponsesRequest, READ], request: Request) -> Response:
         """Continue a chat, in the form of OpenAI's Responses API."""
         return await service.answer(request, await service.responses_answer(body))
 
     @app.post("/abort", dependencies=json_body)
-    async def abort(body: Annotated[AbortRequest, _READ]) -> Any:
+    async def abort(body: Annotated[AbortRequest, READ]) -> Any:
         """End a running answer."""
         return await service.abort(body.request_id)
 
     @app.post("/tokenize", dependencies=json_body)
-    async def tokenize(body: Annotated[TokenizeRequest, _READ]) -> Any:
+    async def tokenize(body: Annotated[TokenizeRequest, READ]) -> Any:
         """The tokens of a text, or of a chat's prompt."""
         return Response(await service.tokenize(body), media_type="application/json")
 
     @app.post("/detokenize", dependencies=json_body)
-    async def detokenize(body: Annotated[DetokenizeRequest, _READ]) -> Any:
+    async def detokenize(body: Annotated[DetokenizeRequest, READ]) -> Any:
         """The text of tokens, special tokens included."""
         return Response(await service.detokenize(body), media_type="application/json")
 

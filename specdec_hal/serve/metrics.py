@@ -21,20 +21,20 @@ from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.runner import Counts, RequestOutput, StreamDelta
 
 LABELS = ("model_name", "backend", "method")
-_SECONDS = (
+SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
 )  # fmt: skip
 _COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "time_to_first_token_seconds": ("From the arrival of a request to its first token.", _SECONDS),
-    "inter_token_latency_seconds": ("From token to token; tokens of one step share its time evenly.", _SECONDS),
-    "request_time_per_output_token_seconds": ("Decode time over the tokens after the first.", _SECONDS),
-    "request_queue_time_seconds": ("From the arrival of a request to its first slot.", _SECONDS),
-    "request_prefill_time_seconds": ("From the first slot of a request to its first token.", _SECONDS),
-    "request_decode_time_seconds": ("From the first token of a request to its last.", _SECONDS),
-    "request_inference_time_seconds": ("From the first slot of a request to its last token.", _SECONDS),
-    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _SECONDS),
+    "time_to_first_token_seconds": ("From the arrival of a request to its first token.", SECONDS),
+    "inter_token_latency_seconds": ("From token to token; tokens of one step share its time evenly.", SECONDS),
+    "request_time_per_output_token_seconds": ("Decode time over the tokens after the first.", SECONDS),
+    "request_queue_time_seconds": ("From the arrival of a request to its first slot.", SECONDS),
+    "request_prefill_time_seconds": ("From the first slot of a request to its first token.", SECONDS),
+    "request_decode_time_seconds": ("From the first token of a request to its last.", SECONDS),
+    "request_inference_time_seconds": ("From the first slot of a request to its last token.", SECONDS),
+    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
     "request_max_num_generation_tokens": ("Generated tokens of a request's longest choice.", _COUNTS),
@@ -60,7 +60,7 @@ class ServerMetrics:
         self._engine = _EngineCollector(labels, engine.num_speculative_tokens)
         self._registry.register(self._engine)
         self._histograms = {
-            name: _Histogram(f"vllm:{name}", text, bounds, labels) for name, (text, bounds) in _HISTOGRAMS.items()
+            name: Histogram(f"vllm:{name}", text, bounds, labels) for name, (text, bounds) in _HISTOGRAMS.items()
         }
         for histogram in self._histograms.values():
             self._registry.register(histogram)
@@ -132,7 +132,7 @@ class Timing:
             observe("request_params_n", len(outputs))
 
 
-class _Histogram(Collector):
+class Histogram(Collector):
     """A histogram that counts equal observations at once, as those of a step's tokens."""
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...], labels: tuple[str, ...]) -> None:

@@ -38,7 +38,7 @@ class XGrammar(GrammarBackend):
         # Structural tags may hold special tokens by their text, such as <tool_call>; no other text may.
         self._info = {tags: self._tokenizer_info(tags) for tags in (False, True)}
         setup = json.dumps([self._info[tags].serialize_json() for tags in (False, True)]).encode()
-        self._worker, self._compile_s = Worker(__name__, setup, "structured: compiling the grammar", _MEMORY), compile_s
+        self._worker, self.compile_s = Worker(__name__, setup, "structured: compiling the grammar", _MEMORY), compile_s
         self._lock = threading.Lock()
 
     def _tokenizer_info(self, with_special: bool) -> Any:
@@ -58,7 +58,7 @@ class XGrammar(GrammarBackend):
             value = _enforceable_parts(value)
         question = json.dumps([kind, value, wanted.any_whitespace]).encode()
         with self._lock:
-            answer = self._worker.ask_here(question, self._compile_s)
+            answer = self._worker.ask_here(question, self.compile_s)
         if answer[:1] == b"!":
             raise RequestError(f"structured.{kind}: {answer[1:].decode()}")
         return self.imported((_has_tags(kind), answer.decode()))

@@ -163,7 +163,7 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(command, tm
     def measured(*args: Any, **options: Any) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr("specdec_hal.cli.bench._measured", measured)
+    monkeypatch.setattr("specdec_hal.bench.runner.run_suites", measured)
     monkeypatch.setattr("specdec_hal.cli.compare.runtime_for", measured)
     if importlib.util.find_spec("matplotlib") is not None:
         assert main([*command, "--plot", str(tmp_path / "plot.xyz")]) == 2

@@ -7,14 +7,12 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec_hal.batch.blocks import lines_of, scan
-from specdec_hal.batch.replica import Replica
+from specdec_hal.batch.blocks import Block, OutputFolder, lines_of, scan
 from specdec_hal.cli import INTERNAL
 from specdec_hal.config.files import Lock
 from tests.support.batch import Capture, Model, batch, rows_of
@@ -90,21 +88,21 @@ def test_what_is_done_is_not_done_again(
 ) -> None:
     options, out = model().ngram, tmp_path / "out"
     assert batch(options, prompts, tmp_path / "whole", "--block-size", "2") == 0
-    decode = Replica._decode
+    note = OutputFolder.note_attempt
     seen: list[int] = []
 
-    def interrupted(self: Replica, lines: list[tuple[int, bytes]]) -> Any:
-        seen.extend(number for number, _ in lines)
-        if seen == [0, 1, 2, 3]:
+    def interrupted(folder: OutputFolder, block: Block, row: int | None = None) -> None:
+        note(folder, block, row)
+        seen.append(block.number)
+        if seen == [0, 1]:
             raise Killed
-        return decode(self, lines)
 
-    monkeypatch.setattr(Replica, "_decode", interrupted)
+    monkeypatch.setattr(OutputFolder, "note_attempt", interrupted)
     assert batch(options, prompts, out, "--block-size", "2") == INTERNAL
     assert not (out / "results.jsonl").exists()
     capsys.readouterr()
     assert batch(options, prompts, out, "--block-size", "2", "--json") == 0
-    assert seen == [0, 1, 2, 3, 2, 3, 4, 5]
+    assert seen == [0, 1, 1, 2]
     assert json.loads(capsys.readouterr().out)["rows_decoded_now"] == 4
     assert (out / "results.jsonl").read_bytes() == (tmp_path / "whole" / "results.jsonl").read_bytes()
     assert batch(options, prompts, out, "--block-size", "2", "--json") == 0
@@ -116,14 +114,14 @@ def test_a_row_that_kills_its_process_is_found(
 ) -> None:
     options, out = model().ngram, tmp_path / "out"
     assert batch(options, prompts, tmp_path / "whole") == 0
-    decode = Replica._decode
+    note = OutputFolder.note_attempt
 
-    def dies(self: Replica, lines: list[tuple[int, bytes]]) -> Any:
-        if any(number == 3 for number, _ in lines):
+    def dies(folder: OutputFolder, block: Block, row: int | None = None) -> None:
+        note(folder, block, row)
+        if block.number == 0 if row is None else row == 3:
             raise Killed
-        return decode(self, lines)
 
-    monkeypatch.setattr(Replica, "_decode", dies)
+    monkeypatch.setattr(OutputFolder, "note_attempt", dies)
     deaths = 0
     for _ in range(10):
         status = batch(options, prompts, out, "--block-size", "4", "--max-crashes", "2")

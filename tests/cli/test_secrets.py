@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ KEY = "open sesame 1001"
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     factory = logging.getLogRecordFactory()
-    monkeypatch.setattr(secrets, "_known", set())
+    importlib.reload(secrets)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield
     logging.setLogRecordFactory(factory)

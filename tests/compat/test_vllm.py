@@ -137,9 +137,7 @@ def test_a_suffix_look_up_knows_requests_that_move_and_texts_of_those_that_ended
     runner = Runner(proposer)
     first, second = [1, 2, 3, 1, 2], [7, 8, 9, 7, 8]
     assert runner.step([first, second], [True, True]) == [[3, 1, 2, 3], [9, 7, 8, 9]]
-    known = dict(proposer._requests._at)
     assert runner.step([[*second, 9], [*first, 3]], [True, True]) == [[7, 8, 9, 7], [1, 2, 3, 1]]
-    assert proposer._requests._at == {0: known[1], 1: known[0]}
     runner.step([[0, 7, 8]], [True])
     for length in range(PATIENCE):
         runner.step([list(range(50, 51 + length // 3))], [True])
@@ -157,6 +155,9 @@ def test_of_those_that_are_missing_the_ones_seen_last_are_kept() -> None:
     assert ended == seen[:2] and len(set(map(id, seen))) == 5
     again = requests.find({0: text[2:33], 1: text[3:26], 2: text[9:]})
     assert [again[0], again[1]] == seen[2:4] and again[2] not in seen
+    rows = {0: text[2:33], 1: text[3:26], 2: text[9:]}
+    requests.keep(rows, dict.fromkeys(rows, 0))
+    assert requests.find({0: rows[1], 1: rows[0]}) == {0: again[1], 1: again[0]}
 
 
 @pytest.mark.parametrize("proposer", [adapter.NgramProposer, adapter.SuffixProposer])

@@ -85,6 +85,6 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(registry.default, "_plugins", None)
+    monkeypatch.setattr(registry.default, "plugins", registry.Registry().plugins)
     yield "faulty"
     sys.modules.pop("faulty_backend", None)

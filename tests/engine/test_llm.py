@@ -260,12 +260,6 @@ async def collect_rest(stream: AsyncIterator[StreamDelta]) -> list[StreamDelta]:
     return [delta async for delta in stream]
 
 
-async def asked(streaming: AsyncEngine) -> None:
-    """Until something was asked of an engine whose model waits."""
-    while streaming._commands.empty():
-        await asyncio.sleep(0.001)
-
-
 class TestAsyncEngine:
     async def test_streams_of_many_tasks(self) -> None:
         async with engine() as streaming:
@@ -286,8 +280,10 @@ class TestAsyncEngine:
             await stream.aclose()
             model.let_go()
             await collect(streaming, [1, 2], SamplingParams(max_new_tokens=2))
+            again = streaming.generate([1, 2], SamplingParams(max_new_tokens=2), "left")  # its id is free
+            assert [delta.finish_reason async for delta in again][-1] == "length"
             assert streaming.runner.metrics.requests["cancelled"] == 1
-        assert not streaming._streams and not streaming.runner.has_requests
+        assert not streaming.runner.has_requests
 
     async def test_refusals_and_duplicates(self) -> None:
         model = HeldModel()
@@ -298,7 +294,7 @@ class TestAsyncEngine:
             await anext(first)
             await asyncio.to_thread(model.waiting.wait)
             second = asyncio.ensure_future(anext(streaming.generate([1], None, "same")))
-            await asked(streaming)
+            await asyncio.sleep(0)
             model.permits.release()  # requests are queued between steps
             with pytest.raises(RequestError, match="the id is in use"):
                 await second
@@ -313,14 +309,14 @@ class TestAsyncEngine:
                 deltas = [delta async for delta in streaming.generate([1], SamplingParams(), **late)]
                 assert [delta.finish_reason for delta in deltas] == ["timeout"]
 
-    async def test_closing_ends_every_stream(self) -> None:
+    async def test_closing_ends_every_stream(self, joined: threading.Event) -> None:
         model = HeldModel()
         streaming = engine(model)
         stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
         await anext(stream)
         await asyncio.to_thread(model.waiting.wait)
         closing = asyncio.ensure_future(asyncio.to_thread(streaming.close))
-        await asked(streaming)
+        await asyncio.to_thread(joined.wait)
         model.let_go()
         await closing
         assert [delta.finish_reason async for delta in stream][-1] == "cancelled"
@@ -341,7 +337,7 @@ class TestAsyncEngine:
 
     async def test_a_step_that_never_returns_after_what_it_needs_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Streams, pending commands and close() do not wait for it."""
-        monkeypatch.setattr("specdec_hal.engine.async_engine._LAST_STEP_S", 0.1)
+        monkeypatch.setattr("specdec_hal.engine.async_engine.LAST_STEP_S", 0.1)
         lost = list[Any]()
         monkeypatch.setattr(ModelRunner, "when_lost", lambda runner, ended: lost.append(ended))
         model = HeldModel()
@@ -350,7 +346,7 @@ class TestAsyncEngine:
         await anext(stream)
         await asyncio.to_thread(model.waiting.wait)
         late = asyncio.ensure_future(collect(streaming, [2], SamplingParams()))
-        await asked(streaming)
+        await asyncio.sleep(0)
         ended = asyncio.ensure_future(streaming.until_ended())
         assert streaming.alive and streaming.failure == ""
         threading.Thread(target=lost[0], args=(EngineDeadError("rank 1 has ended"),)).start()
@@ -361,9 +357,9 @@ class TestAsyncEngine:
                 await waiting
         await streaming.until_ended()
         await asyncio.to_thread(streaming.close)
-        assert streaming._thread.is_alive(), "it is held still"
+        (held,) = [thread for thread in threading.enumerate() if thread.name == "specdec-engine"]
         model.let_go()
-        await asyncio.to_thread(streaming._thread.join)
+        await asyncio.to_thread(held.join)
 
     async def test_requests_that_are_submitted_together(self) -> None:
         requests = [Request(f"r{n}", PROMPTS[n], PARAMS[n]) for n in range(4)]
@@ -386,9 +382,9 @@ class TestAsyncEngine:
     async def test_a_slow_reader_gets_several_steps_at_once(self) -> None:
         async with engine() as streaming:
             stream = await streaming.submit([Request("slow", [1, 2], SamplingParams(max_new_tokens=40))])
-            while streaming._streams:
+            while streaming.runner.has_requests:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.01)  # what the engine's thread has pushed arrives
+            await collect(streaming, [1], SamplingParams(max_new_tokens=1))  # arrives after all of the first
             (delta,) = await stream.read()
             assert list(delta.token_ids) == plain_decoding([1, 2], SamplingParams(max_new_tokens=40)).tokens
             assert delta.finish_reason is not None and await stream.read() == []

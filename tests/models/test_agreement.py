@@ -86,25 +86,29 @@ def test_attention_in_paddles_operators(
     from specdec_hal.models.paddle_attention import DeviceAttention
 
     expected = ragged_steps(drivers(checkpoint, "paddle"))
+    made: list[DeviceAttention] = []
 
     def new_attention(self: Any, layers: int, slots: int, positions: int) -> DeviceAttention:
-        return DeviceAttention(self.config, layers=layers, slots=slots, positions=positions, place=paddle.CPUPlace())
+        sizes = {"layers": layers, "slots": slots, "positions": positions}
+        made.append(DeviceAttention(self.config, **sizes, place=paddle.CPUPlace()))
+        return made[-1]
 
-    monkeypatch.setattr(LlamaPaddle, "_new_attention", new_attention)
-    driver = make_driver(checkpoint, "paddle")
-    assert isinstance(driver.model._attention, DeviceAttention)
-    assert_close(ragged_steps(driver), expected)
+    monkeypatch.setattr(LlamaPaddle, "new_attention", new_attention)
+    assert_close(ragged_steps(make_driver(checkpoint, "paddle")), expected)
+    assert made
 
 
-def test_paddle_computes_with_one_thread(checkpoint: Path, drivers: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paddle_computes_with_one_thread(
+    checkpoint: Path, make_driver: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And gives the others back, also after an error."""
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     from specdec_hal.models import llama_paddle
 
-    model = drivers(checkpoint, "paddle").model
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    model = make_driver(checkpoint, "paddle").model
     calls: list[int] = []
     monkeypatch.setattr(llama_paddle, "set_num_threads", calls.append)
-    monkeypatch.setattr(model, "_threads", 3)
     model.forward(ForwardBatch(np.array([5]), [Segment(0, 0, 1, 0)]))
     assert calls == [1, 3]
     with pytest.raises(ValueError, match="compute_logits"):
@@ -120,7 +124,6 @@ def test_paddle_multiplies_with_the_threads_asked_for(embedded_checkpoint: Path,
     plain = driver.whole(tokens, 1)
     for chunk in (4, 9, 40):
         np.testing.assert_array_equal(driver.whole(tokens, chunk), plain)
-    assert driver.model._product_threads == 2
     np.testing.assert_array_equal(make_driver(embedded_checkpoint, "paddle", threads=1).whole(tokens, 40), plain)
     with pytest.raises(ValueError, match="'threads': expected an integer >= 1, got 0"):
         make_driver(embedded_checkpoint, "paddle", threads=0)
@@ -128,9 +131,10 @@ def test_paddle_multiplies_with_the_threads_asked_for(embedded_checkpoint: Path,
 
 def test_paddle_on_a_gpu_promises_no_bits(make_driver: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-    from specdec_hal.models import llama_paddle
+    import paddle
 
-    monkeypatch.setattr(llama_paddle, "_place", lambda device: device)
+    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
+    monkeypatch.setattr(paddle, "CUDAPlace", str)
     with pytest.raises(ValueError, match="'batch_invariant': expected False on a GPU, got True"):
         make_driver(TINY, "paddle", device="gpu:0", batch_invariant=True)
     with pytest.raises(ValueError, match="'threads': expected none on a GPU, got 2"):

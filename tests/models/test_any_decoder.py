@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unittest.mock
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -60,8 +61,8 @@ def few_sizes() -> Iterator[None]:
     from specdec_hal.models.transformers import host
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "_SIZES", (*range(1, 9), 16, 32))
-        patch.setattr(host, "_HEAD_SIZES", (1, 2, 4, 8))
+        patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))
+        patch.setattr(host, "HEAD_SIZES", (1, 2, 4, 8))
         yield
 
 
@@ -136,12 +137,17 @@ def test_layers_that_compute_something_else_stay_the_library_s(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as by other rotations: weights then have their first order."""
+    import transformers
+
     from specdec_hal.models.transformers import host, packed
 
     monkeypatch.setattr(host, "rotary_table", lambda base, positions: rotations(base, positions).flip(0))
     rotations = packed.rotary_table
     case = Models(write_model(tmp_path, kind))
-    assert not case.host._fused and case.decode(case.host, "ngram")[0] == case.generated
+    model, theirs = case.host, getattr(transformers, f"{kind}Model")
+    with unittest.mock.patch.object(theirs, "forward", autospec=True, side_effect=theirs.forward) as forward:
+        assert case.decode(model, "ngram")[0] == case.generated
+    assert forward.called
 
 
 def test_tokens_over_a_small_pool(case: Models) -> None:
@@ -161,7 +167,7 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
     from specdec_hal.models.transformers.load import load_decoder
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
-    monkeypatch.setattr(device, "_SIZES", (1, 3))
+    monkeypatch.setattr(device, "SIZES", (1, 3))
     layers = "n_layer" if kind == "GPT2" else "num_hidden_layers"
     case = Models(write_model(tmp_path, kind, **{layers: 1}))  # Triton's interpreter takes seconds for each
     decoder = load_decoder(case.folder, triton_device, "float32")

@@ -58,7 +58,7 @@ class Model:
             buffer=lambda rows: np.full((rows, self.heads * self.head_dim), np.nan, np.float32),
             rotary=np.exp(1j * angle).astype(np.complex64).view(np.float32) if self.rotated else None,
         )  # fmt: skip
-        self.host._set = self.instructions
+        self.host.instruction_set = self.instructions
 
     def text(self, seed: int) -> Array:
         """Rows of a text: scores of some units, so that weights differ."""

@@ -190,7 +190,7 @@ def llama_server(file: Path, template: str | None) -> Iterator[LlamaServer]:
             yield LlamaServer(http)
     finally:
         del running
-        api.load().llama_log_set(api._log, None)  # the server has taken llama.cpp's messages
+        api.load.__wrapped__()  # the server has taken llama.cpp's messages
 
 
 @pytest.fixture(scope="module")

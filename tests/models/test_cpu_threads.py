@@ -6,15 +6,19 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import specdec_hal as sd
 from specdec_hal.config import load as load_config
 from specdec_hal.errors import ConfigError
-from specdec_hal.models import cpu_threads, load_model
+from specdec_hal.models import cpu_threads, linear, llama, load_model
+from specdec_hal.models.attention import HostAttention
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models/tiny-py-lm"
@@ -30,7 +34,7 @@ needs_paddle = pytest.mark.skipif(
 )
 def test_available(monkeypatch: pytest.MonkeyPatch, given: str, cores: int, threads: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setattr(cpu_threads, "_GIVEN", given)
+    monkeypatch.setattr(cpu_threads, "GIVEN", given)
     assert cpu_threads.available() == threads
 
 
@@ -48,12 +52,28 @@ def test_paddle_itself_asks_for_nothing(given: dict[str, str], most: int) -> Non
     assert done.stdout.split() == ["1", str(min(most, len(os.sched_getaffinity(0))))]
 
 
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], set[int]]:
+    """used(model): numbers of threads of its products and its attention."""
+
+    def step(model: Any) -> set[int]:
+        found, multiply = set(), linear.multiply
+        monkeypatch.setattr(linear, "multiply", lambda *args: (found.add(args[4]), multiply(*args))[1])
+        monkeypatch.setattr(
+            llama, "HostAttention", lambda *a, **b: (found.add(b["threads"]), HostAttention(*a, **b))[1]
+        )
+        model.allocate(1, 8)
+        model.compute_logits(model.forward(ForwardBatch(np.array([5]), [Segment(0, 0, 1, 0)]))[FINAL_NORM])
+        return found
+
+    return step
+
+
 @needs_paddle
-def test_paddle_uses_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paddle_uses_all_cores(used: Callable[[Any], set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    monkeypatch.setattr(cpu_threads, "_GIVEN", "")
-    model: Any = load_model(TINY, "paddle", batch_invariant=False)
-    assert model._product_threads == model._host_threads() == 6
+    monkeypatch.setattr(cpu_threads, "GIVEN", "")
+    assert used(load_model(TINY, "paddle", batch_invariant=False)) == {6}
 
 
 class TestConfiguration:
@@ -62,9 +82,8 @@ class TestConfiguration:
 
     @needs_paddle
     @pytest.mark.parametrize("count", [1, 2])
-    def test_paddle(self, count: int) -> None:
-        model: Any = self.runtime("model.framework=paddle", f"model.num_threads={count}").load_model()
-        assert model._product_threads == model._host_threads() == count
+    def test_paddle(self, count: int, used: Callable[[Any], set[int]]) -> None:
+        assert used(self.runtime("model.framework=paddle", f"model.num_threads={count}").load_model()) == {count}
 
     @pytest.mark.torch
     def test_torch(self) -> None:

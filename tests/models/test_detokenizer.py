@@ -17,6 +17,7 @@ from tests.support.byte_level import (
     SIZE,
     SPECIAL,
     WORDS,
+    Made,
     byte_level_library,
     decoder_of,
     make,
@@ -26,11 +27,11 @@ KINDS = ["llama", "gemma", "always", "first", "never", "wordpiece", "cleanup", "
 
 
 @pytest.fixture(scope="module")
-def by_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+def by_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     from tokenizers import AddedToken, models
     from tokenizers import Tokenizer as Library
 
-    found: dict[str, Tokenizer] = {}
+    found: dict[str, Made] = {}
     for kind in KINDS:
         vocabulary = [(token, 0.0) for token in (*SPECIAL, "<unk>", *WORDS, *BYTES)]
         library = Library(models.Unigram(vocabulary, 2, byte_fallback=True))
@@ -42,7 +43,7 @@ def by_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
 
 
 @pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(tmp_path_factory.mktemp("byte") / "level", byte_level_library())
 
 
@@ -51,8 +52,8 @@ def pieces(tokenizer: Tokenizer, ids: list[int], **options: Any) -> list[str]:
     return [*map(detokenizer.push, ids), detokenizer.finish()]
 
 
-def whole(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
-    text: str = tokenizer._library.decode(ids, skip_special_tokens=skip)
+def whole(tokenizer: Made, ids: list[int], skip: bool) -> str:
+    text: str = tokenizer.library.decode(ids, skip_special_tokens=skip)
     return text
 
 
@@ -62,7 +63,7 @@ def whole(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("llama", "gemma", "always")])
 @given(ids=st.lists(st.integers(0, SIZE + 4), max_size=30), skip=st.booleans())
 @settings(max_examples=60)
-def test_any_tokens(by_kind: dict[str, Tokenizer], kind: str, ids: list[int], skip: bool) -> None:
+def test_any_tokens(by_kind: dict[str, Made], kind: str, ids: list[int], skip: bool) -> None:
     got = pieces(by_kind[kind], ids, skip_special_tokens=skip)
     assert "".join(got) == whole(by_kind[kind], ids, skip)
     assert got[-1] == ""  # nothing has to wait
@@ -75,9 +76,7 @@ TOKENS = st.one_of(st.integers(0, FIRST_BYTE - 1).map(lambda token: [token]), TE
 @pytest.mark.parametrize("kind", ["llama", "gemma", "always"])
 @given(parts=st.lists(TOKENS, max_size=12), skip=st.booleans())
 @settings(max_examples=100)
-def test_bytes_that_are_characters(
-    by_kind: dict[str, Tokenizer], kind: str, parts: list[list[int]], skip: bool
-) -> None:
+def test_bytes_that_are_characters(by_kind: dict[str, Made], kind: str, parts: list[list[int]], skip: bool) -> None:
     ids = [token for part in parts for token in part]
     got = pieces(by_kind[kind], ids, skip_special_tokens=skip)
     assert "".join(got) == whole(by_kind[kind], ids, skip)
@@ -85,7 +84,7 @@ def test_bytes_that_are_characters(
 
 
 @given(data=st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=3).map(str.encode)), max_size=6))
-def test_bytes_that_are_none(by_kind: dict[str, Tokenizer], data: list[bytes]) -> None:
+def test_bytes_that_are_none(by_kind: dict[str, Made], data: list[bytes]) -> None:
     """Each byte that belongs to no character is U+FFFD, as with SentencePiece; `tokenizers` gives up the whole run."""
     run = b"".join(data)
     got = pieces(by_kind["gemma"], [FIRST_BYTE + byte for byte in run])
@@ -95,13 +94,13 @@ def test_bytes_that_are_none(by_kind: dict[str, Tokenizer], data: list[bytes]) -
         assert "".join(got) == whole(by_kind["gemma"], [FIRST_BYTE + byte for byte in run], False)
 
 
-def test_text_after_a_byte_that_is_none(by_kind: dict[str, Tokenizer]) -> None:
+def test_text_after_a_byte_that_is_none(by_kind: dict[str, Made]) -> None:
     """It is not the beginning of the text, whose space is left out."""
     assert pieces(by_kind["llama"], [FIRST_BYTE + 0xFF, 3 + WORDS.index("▁Paris")]) == ["�", " Paris", ""]
 
 
 @given(ids=st.lists(st.integers(0, 2 + 256 + 8 + 4), max_size=30), skip=st.booleans())
-def test_byte_level(byte_level: Tokenizer, ids: list[int], skip: bool) -> None:
+def test_byte_level(byte_level: Made, ids: list[int], skip: bool) -> None:
     assert "".join(pieces(byte_level, ids, skip_special_tokens=skip)) == whole(byte_level, ids, skip)
 
 
@@ -129,7 +128,7 @@ def test_byte_level_within_a_sequence(tmp_path: Path) -> None:
     ],
 )
 def test_replacement_characters_come_at_once(
-    by_kind: dict[str, Tokenizer], byte_level: Tokenizer, data: bytes, byte_level_pieces: list[str],
+    by_kind: dict[str, Made], byte_level: Made, data: bytes, byte_level_pieces: list[str],
     fallback_pieces: list[str],
 ) -> None:  # fmt: skip
     """As soon as bytes can no longer become a character: one for each part of one, or for each byte."""
@@ -139,9 +138,7 @@ def test_replacement_characters_come_at_once(
 
 @pytest.mark.parametrize("data", [b"\xe2", b"\x80", b"\xff", b"\xf0\x9f", "🎉".encode(), b"\xac \xe2\x82"])
 @pytest.mark.parametrize("kind", ["byte_level", "llama"])
-def test_memory_of_undecodable_bytes(
-    by_kind: dict[str, Tokenizer], byte_level: Tokenizer, kind: str, data: bytes
-) -> None:
+def test_memory_of_undecodable_bytes(by_kind: dict[str, Made], byte_level: Made, kind: str, data: bytes) -> None:
     """16,000 byte tokens kept 1.1 GiB."""
     tokenizer, first = (byte_level, 2) if kind == "byte_level" else (by_kind[kind], FIRST_BYTE)
     ids = [first + byte for byte in data] * (16_000 // len(data))
@@ -160,7 +157,7 @@ def test_memory_of_undecodable_bytes(
 # ---- after a prompt, and tokens by themselves
 
 
-def test_a_text_goes_on_after_its_prompt(by_kind: dict[str, Tokenizer], byte_level: Tokenizer) -> None:
+def test_a_text_goes_on_after_its_prompt(by_kind: dict[str, Made], byte_level: Made) -> None:
     paris, a = 3 + WORDS.index("▁Paris"), 3 + WORDS.index("a")
     for kind in ("llama", "always", "first"):
         tokenizer = by_kind[kind]
@@ -174,7 +171,7 @@ def test_a_text_goes_on_after_its_prompt(by_kind: dict[str, Tokenizer], byte_lev
     assert pieces(byte_level, [2 + 0xAC], prompt=[2 + 0xE2, 2 + 0x82]) == ["€", ""]
 
 
-def test_the_bytes_of_a_token(by_kind: dict[str, Tokenizer], byte_level: Tokenizer) -> None:
+def test_the_bytes_of_a_token(by_kind: dict[str, Made], byte_level: Made) -> None:
     assert byte_level.token_bytes(2 + 0xE2) == b"\xe2" and byte_level.token_bytes(2 + 256) == b"\x82\xac \xe2"
     assert byte_level.token_bytes(0) == b"<s>" and byte_level.token_bytes(2 + 256 + 7) == "日本".encode()
     assert byte_level.token_bytes(2 + 256 + 8) == b""

@@ -83,7 +83,7 @@ def test_rows_are_those_of_an_independent_head(
     np.testing.assert_allclose(states.numpy(), wanted, atol=2e-4)
     if kind:
         masked = head.states(head.tensors["mask_hidden"].reshape(1, -1))
-        np.testing.assert_allclose(module._mask_state.numpy(), masked, atol=2e-4)
+        np.testing.assert_allclose(module.mask_state.numpy(), masked, atol=2e-4)
     module.forward(ForwardBatch(TOKENS[:20], [Segment(1, 0, 20, 0)]), states[:20])  # what others left in a slot
     logits, text, fed = [], TOKENS[1:15].tolist(), wanted[:14]
     for start, stop in ((0, 5), (5, 6), (6, 14)):

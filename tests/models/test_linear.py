@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_hal.models.linear import Weights, _function, multiply, panel, replace, rms_norm, unpack
+from specdec_hal.models.linear import Weights, function, multiply, panel, replace, rms_norm, unpack
 from specdec_hal.tensors.native import load_library
 
 Array = npt.NDArray[np.float32]
@@ -147,7 +147,7 @@ def test_norms(width: int, instructions: int) -> None:
 
 
 def test_the_fastest_instruction_set_is_used() -> None:
-    assert _function("linear")[1] == SETS[-1]
+    assert function("linear")[1] == SETS[-1]
     x, weight = np.ones((2, 4), np.float32), np.full(4, 2, np.float32)
     np.testing.assert_array_equal(rms_norm(x, weight, 0.0, np.empty_like(x)), 2 * x)
 

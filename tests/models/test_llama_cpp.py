@@ -296,6 +296,6 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(api._FUNCTIONS, "llama_frobnicate", (None, ()))
+    monkeypatch.setitem(api.FUNCTIONS, "llama_frobnicate", (None, ()))
     with pytest.raises(UnsupportedError, match=r"expected llama\.cpp with a function llama_frobnicate, got none"):
         api.load.__wrapped__()

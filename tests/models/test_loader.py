@@ -61,14 +61,14 @@ def test_auto_takes_transformers_without_paddle(make_checkpoint: Make, absent: s
 @pytest.mark.torch
 def test_torch_is_an_old_name(make_checkpoint: Make, absent: set[str], caplog: pytest.LogCaptureFixture) -> None:
     """Mentioned once, with what to write; it needs the package."""
-    plugin._mention_torch.cache_clear()
+    plugin.mention_torch.cache_clear()
     for _ in range(2):
         assert load_model(make_checkpoint(), "torch").framework == "torch"
     assert [r.message for r in caplog.records if "deprecated" in r.message] == [
         "model.framework torch is a deprecated name, until 0.2; write model.framework transformers"
     ]
     absent.add("transformers")
-    plugin._mention_torch.cache_clear()
+    plugin.mention_torch.cache_clear()
     with pytest.raises(BackendUnavailableError, match=r"got none; pip install 'specdec-hal\[transformers\]'"):
         load_model(make_checkpoint(), "torch")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import ConfigError, UnsupportedError
+from specdec_hal.models.eagle3 import eagle3_head
+from specdec_hal.proposers import eagle3
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from tests.support.committed_drafters import acceptance_of
 from tests.support.drafters import perfect
@@ -48,7 +50,7 @@ def test_every_draft_of_a_perfect_head_is_accepted(
 @pytest.mark.parametrize("mask", [None, 5])
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True, "fc_norm": True, "norm_output": True}])
 def test_drafts_are_those_without_a_cache(
-    tmp_path: Path, options: dict[str, bool], mask: int | None, framework: str
+    tmp_path: Path, options: dict[str, bool], mask: int | None, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a head that is often wrong, in every round: its cache holds the target's features of all that was accepted."""
     if mask is not None:
@@ -65,19 +67,24 @@ def test_drafts_are_those_without_a_cache(
     if mask is not None:
         head.tensors["mask_hidden"] = generator.standard_normal((1, 1, head.features))
     folder = head.write_speculators(tmp_path / "head", **kind)
+    passes, name = 0, "forward_device" if framework == "device" else "forward"
+
+    def counting_head(*args: Any) -> Any:
+        module = eagle3_head(*args)
+        compute = getattr(module, name)
+
+        def counted(*args: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            return compute(*args)
+
+        setattr(module, name, counted)
+        return module
+
+    monkeypatch.setattr(eagle3, "eagle3_head", counting_head)
     runner = make_runner(
         target, {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}, framework
     )
-    passes, module = 0, cast(Any, runner.proposer)._module
-    name = "forward_device" if framework == "device" else "forward"
-    compute = getattr(module, name)
-
-    def counted(*args: Any) -> Any:
-        nonlocal passes
-        passes += 1
-        return compute(*args)
-
-    setattr(module, name, counted)
     outputs = decode(runner)
     assert 0 < runner.summary()["acceptance_rate"] < 0.9
     steps = runner.summary()["steps"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,17 +113,32 @@ def test_strategies_and_logprobs_count() -> None:
     assert "probabilities" not in plain and "log-probabilities" not in plain
 
 
+@pytest.fixture
+def rows_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """rows_of(width, build, ...): bytes of the tensors with rows of this width that `build(...)` makes."""
+    zeros = HostDevice.zeros
+
+    def measure(width: int, build: Callable[..., object], *args: Any, **options: Any) -> int:
+        made = list[Any]()
+        with monkeypatch.context() as patch:
+            patch.setattr(HostDevice, "zeros", lambda *args: (made.append(zeros(*args)), made[-1])[1])
+            build(*args, **options)
+        return sum(tensor.nbytes for tensor in made if tensor.shape[-1:] == (width,))
+
+    return measure
+
+
 @pytest.mark.parametrize("kind", [HistoryModel, DeviceHistoryModel])
-def test_the_mtp_module_counts(kind: type[HistoryModel], free: Any) -> None:
-    wanted = sections()
+def test_the_mtp_module_counts(kind: type[HistoryModel], free: Any, rows_of: Any) -> None:
+    wanted, width = sections(), kind.config.hidden_size
+    without = rows_of(width, make_runner, model=kind(), **wanted)
     wanted["speculative"] = {"method": "mtp", "num_speculative_tokens": 4}
-    runner = make_runner(model=kind(), **wanted)
-    parts = footprint(parse(wanted), runner.model, 64, 64)
-    proposer: Any = runner.proposer
-    rows = [proposer._raw, proposer._hidden, proposer._fed, proposer._given, proposer._last, proposer._next]
-    assert parts["MTP module's hidden states"] == sum(tensor.nbytes for tensor in rows)
+    model: Any = kind()
+    rows = rows_of(width, make_runner, model=model, **wanted)
+    parts = footprint(parse(wanted), model, 64, 64)
+    assert parts["MTP module's hidden states"] == rows - without > 0
     if kind is DeviceHistoryModel:
-        assert parts["MTP module's KV cache"] == proposer._module.cache.nbytes
+        assert parts["MTP module's KV cache"] == model.module.cache.nbytes
     free(sum(parts.values()) - 1)
     with pytest.raises(InsufficientMemoryError, match="MTP module's hidden states"):
         make_runner(model=kind(), **wanted)
@@ -134,16 +150,18 @@ def with_draft_model(strategy: str, **model: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", ["target_match", "rejection"])
-def test_the_draft_model_counts(strategy: str, free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_draft_model_counts(strategy: str, free: Any, rows_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fits without its draft model is refused before its weights are read or a tensor is made."""
     wanted = with_draft_model(strategy, framework="paddle")
     model = load_model(DRAFT, "paddle")
     parts = footprint(parse(wanted), model, 64, 64)
-    proposer: Any = build_runner(parse(wanted), ReferenceBackend(), model).proposer
-    assert parts["drafts' logits"] == proposer._sampler.logits.nbytes
-    if strategy == "rejection":
-        drawn = proposer._sampler.probs.nbytes + proposer._sampler._drawn_from.nbytes
-        assert parts["drafts' probabilities"] == drawn
+    ngram = {**wanted, "speculative": {**sections()["speculative"], "verify_strategy": strategy}}
+    rows, without = (
+        rows_of(model.config.vocab_size, build_runner, parse(some), ReferenceBackend(), model)
+        for some in (wanted, ngram)
+    )
+    assert parts["drafts' logits"] + parts.get("drafts' probabilities", 0) == rows - without > 0
+    assert ("drafts' probabilities" in parts) == (strategy == "rejection")
     stored = sum(math.prod(shape) for shape in expected_shapes(read_config(DRAFT)).values())
     assert parts["draft model's weights as float32"] == 4 * stored
     assert parts["draft model's largest file"] == (DRAFT / "model.safetensors").stat().st_size
@@ -156,11 +174,12 @@ def test_the_draft_model_counts(strategy: str, free: Any, monkeypatch: pytest.Mo
             build_runner(parse(wanted), ReferenceBackend(), model)
 
 
-def test_a_draft_model_in_blocks_counts() -> None:
+def test_a_draft_model_in_blocks_counts(rows_of: Any) -> None:
     """If the target has blocks, the draft model has as many, of its own size; None: unknown."""
     need = ModelMemory({"weights": 1000}, kv_position=48, hidden_row=64)
+    draft = DeviceHistoryModel()
     for memory in (None, lambda path, device: need):
-        models = ModelSpec("LlamaForCausalLM", "other", lambda path, device: DeviceHistoryModel(), memory)
+        models = ModelSpec("LlamaForCausalLM", "other", lambda path, device: draft, memory)
         registry = Registry(builtins=BUILTINS, entry_points=(), environ={})
         registry.register(SimpleNamespace(specdec_models=hookimpl(lambda models=models: models)), "other")
         config = parse(with_draft_model("target_match", framework="other"), registry=registry)
@@ -169,8 +188,9 @@ def test_a_draft_model_in_blocks_counts() -> None:
         if memory is None:
             assert not any(name.startswith("draft model's") for name in parts)
             continue
-        proposer: Any = build_runner(config, ReferenceBackend(), model, registry=registry).proposer
-        blocks, block_size = proposer._model.cache.shape
+        ngram, width = parse(sections()), model.config.hidden_size
+        rows = rows_of(width, build_runner, config, ReferenceBackend(), model, registry=registry)
+        without = rows_of(width, build_runner, ngram, ReferenceBackend(), model)
         assert parts["draft model's weights"] == 1000
-        assert parts["draft model's KV cache"] == blocks * block_size * 48
-        assert parts["draft model's hidden states"] == (len(proposer._given) + len(proposer._last)) * 64
+        assert parts["draft model's KV cache"] == draft.cache.size * 48
+        assert parts["draft model's hidden states"] == (rows - without) // (4 * width) * 64

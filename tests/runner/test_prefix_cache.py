@@ -25,13 +25,19 @@ BLOCK = 4
 
 
 def make(method: str = "ngram", k: int = 3, *, model: DeviceHistoryModel | None = None, **sizes: Any) -> ModelRunner:
-    registry = registry_with_draft_model(DeviceHistoryModel)
+    target = model or DeviceHistoryModel()
+
+    def imitator() -> DeviceHistoryModel:
+        target.module = DeviceHistoryModel()
+        return target.module
+
+    registry = registry_with_draft_model(imitator)
     speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
     if method != "naive" and (section := settings_of(method)):
         speculative[method] = section
     runner = {"max_num_seqs": 3, "prefill_chunk": 9, "block_size": BLOCK, "overlap": False, **sizes}
     config = parse({"runner": runner, "speculative": speculative}, registry=registry)
-    return build_runner(config, ReferenceBackend(), model or DeviceHistoryModel(), registry=registry)
+    return build_runner(config, ReferenceBackend(), target, registry=registry)
 
 
 def run(runner: ModelRunner, *asked: tuple[list[int], SamplingParams]) -> list[RequestOutput]:
@@ -47,44 +53,32 @@ class Blocks:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.pool = runner, runner.scheduler.pool
-        prefixes = runner.scheduler._prefixes
-        assert prefixes is not None
-        self.lookahead = prefixes.lookahead or 0
+        self.lookahead = runner.proposer.cache_lookahead or 0
         self.texts: dict[bytes, list[int]] = {}
         self.found = 0
-
-    def _rows(self) -> tuple[np.ndarray[Any, Any], int] | None:
-        """Where the drafter has its rows, and which token each goes with."""
-        proposer: Any = self.runner.proposer
-        if self.runner.config.speculative.method == "imitation":
-            return proposer._model.cache, 0
-        module = getattr(getattr(proposer, "_mtp", proposer), "_module", None)
-        return None if module is None else (module.cache, 1)
 
     def check(self) -> None:
         pool, scheduler = self.pool, self.runner.scheduler
         assert pool is not None
         used = Counter(block for sequence in scheduler.sequences for block in sequence.blocks)
-        assert all(used[block] == users for block, users in enumerate(pool._users)), "users of a block"
-        assert used.keys().isdisjoint(pool._free) and len(used) + len(pool._free) == pool.num_blocks
+        assert len(used) + pool.free == pool.num_blocks and not pool.idle(used)
         for slot, sequence in scheduler.running.items():
             table = scheduler.state.schedule.host["block_tables"][slot]
             assert table[: len(sequence.blocks)].tolist() == sequence.blocks
-        keyed = {key: block for block, key in enumerate(pool._key) if key}
-        assert keyed == pool._cached
         for sequence in self.runner.streams:
             text = [*sequence.request.prompt_token_ids, *sequence.token_ids]
             salt = sequence.request.params.cache_salt
             keys = keys_of(text, self.lookahead, salt)
             for at, key in enumerate(keys):
                 self.texts[key] = text[: (at + 1) * BLOCK + self.lookahead]
-        cache, rows = self.runner.model.cache, self._rows()  # type: ignore[attr-defined]
-        for key, block in pool._cached.items():
-            end = len(self.texts[key]) - self.lookahead
-            assert cache[block].tolist() == self.texts[key][end - BLOCK : end]
-            if rows is not None and pool._drafted[block]:
-                drafted, shift = rows
-                assert drafted[block].tolist() == self.texts[key][end - BLOCK + shift : end + shift]
+        model: Any = self.runner.model
+        for key, text in self.texts.items():
+            for block in pool.find([key], False):
+                end = len(text) - self.lookahead
+                assert model.cache[block].tolist() == text[end - BLOCK : end]
+            for block in pool.find([key], True) if model.module else ():  # each of its rows goes with a token
+                start, end = end - BLOCK + self.lookahead, end + self.lookahead
+                assert model.module.cache[block].tolist() == text[start:end]
                 self.found += 1
 
 
@@ -225,7 +219,8 @@ def test_a_drafter_with_rows_elsewhere_reads_everything(monkeypatch: pytest.Monk
 
 def test_a_proposer_that_fails_leaves_no_rows(caplog: pytest.LogCaptureFixture) -> None:
     prompt, runner = [*range(1, 21)], make("mtp", 2)
-    module, forward = runner.proposer._module, runner.proposer._module.forward_device  # type: ignore[attr-defined]
+    module: Any = runner.model.module  # type: ignore[attr-defined]
+    forward = module.forward_device
 
     def fail(*args: Any) -> None:
         module.forward_device = forward
@@ -269,7 +264,8 @@ def test_where_it_is_on() -> None:
         (Unstable(), True, True), (HistoryModel(), None, False),
     ):  # fmt: skip
         runner = make(model=model, enable_prefix_caching=wanted)  # type: ignore[arg-type]
-        assert (runner.scheduler._prefixes is not None) == on
+        prompt = list(range(1, 18)), SamplingParams(max_new_tokens=1)
+        assert [bool(run(runner, prompt)[0].num_cached_tokens) for _ in range(2)] == [False, on]
     with pytest.raises(
         ConfigError, match=r"runner\.enable_prefix_caching: expected false for a model that keeps no KV"
     ):

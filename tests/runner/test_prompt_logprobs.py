@@ -56,8 +56,8 @@ WHERE = ("host", "host, frugal", "host, prefill first", "device", "device, overl
 def test_prompts_are_scored(
     blocks: tuple[int, int], where: str, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_LEAST_BLOCK", blocks[0])
-    monkeypatch.setattr(prompt_logprobs, "_MOST_BLOCK", blocks[1])
+    monkeypatch.setattr(prompt_logprobs, "LEAST_BLOCK", blocks[0])
+    monkeypatch.setattr(prompt_logprobs, "MOST_BLOCK", blocks[1])
     runner = make_runner(
         prefill_first="prefill first" in where,
         model=DeviceHistoryModel() if "device" in where else Frugal() if "frugal" in where else HistoryModel(),

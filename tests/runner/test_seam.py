@@ -447,9 +447,9 @@ class Counting(ReferenceBackend):
 
     bound = 0
 
-    def _bind(self, *args: Any) -> Any:
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
         self.bound += 1
-        return super()._bind(*args)
+        return super().bind(*args, **kwargs)
 
 
 @pytest.mark.parametrize("strategy", ["target_match", "rejection", "topp"])

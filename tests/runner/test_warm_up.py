@@ -182,22 +182,21 @@ def test_engines_warm_up(wanted: bool | None) -> None:
     asyncio.run(serve())
 
 
-def test_an_engine_that_is_closed_does_not_warm_up_on() -> None:
+def test_an_engine_that_is_closed_does_not_warm_up_on(joined: threading.Event) -> None:
     config, registry = settings()
     runtime = Runtime(config, registry)
     runtime.backend = LaunchingBackend()
-    model, first, made = CompilingModel(), threading.Event(), threading.Event()
+    model, first = CompilingModel(), threading.Event()
     forward = model.forward_device
 
     def slow(*args: Any) -> None:
         forward(*args)
         if model.ahead is None:
             first.set()
-            assert made.wait(60) and engine._closing.wait(60)
+            assert joined.wait(60)
 
     model.forward_device = slow  # type: ignore[method-assign]
     engine = AsyncEngine(model, runtime, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
-    made.set()
     assert first.wait(60) and "of" in engine.unready
     engine.close()
     assert 0 < model.forwards <= 2 and not engine.failure

@@ -37,7 +37,9 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     return {"bytes": make(folder / "bytes", byte_level_library()), "sentences": make(folder / "sentences", sentences)}
 
 
-def answered(answer: Answer, tokens: list[int], sizes: list[int], **params: Any) -> tuple[list[StreamDelta], str]:
+def answered(
+    answer: Answer, tokens: list[int], sizes: list[int], scores: TokenLogprobs = SCORES, **params: Any
+) -> tuple[list[StreamDelta], str]:
     """The deltas of a request that gained its tokens in steps of these sizes, and its text."""
     answer.prompt_ids, answer.seeds = [PROMPT], [None]
     answer.end_tokens = [END]
@@ -47,12 +49,18 @@ def answered(answer: Answer, tokens: list[int], sizes: list[int], **params: Any)
     deltas, at = list[StreamDelta](), 0
     for size in (*sizes, len(tokens)):
         step = tokens[at : at + size]
-        output.extend(step, [False] * len(step), [SCORES] * len(step), frozenset({END}))
+        output.extend(step, [False] * len(step), [scores] * len(step), frozenset({END}))
         at += size
         deltas.append(output.delta())
         if output.finish_reason is not None:
             break
     return deltas, output.output().text
+
+
+def top_logprobs(answer: CompletionAnswer, token: int, scores: TokenLogprobs) -> Any:
+    """Of its only token."""
+    (delta,), _ = answered(answer, [token], [1], scores)
+    return answer.choice(0, delta, "message")["logprobs"]["top_logprobs"][0]
 
 
 def completion(tokenizer: Tokenizer) -> CompletionAnswer:
@@ -100,12 +108,13 @@ def test_equal_texts_do_not_collapse(tokenizers: dict[str, Tokenizer]) -> None:
     same = [token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == "é".encode()]
     answer = completion(tokenizer)
     top = TokenLogprobs(-3.0, 4, ((same[0], -0.5), (2 + 0xE2, -1.0), (2 + 0x82, -1.5)))
-    assert answer._top(2 + ord("x"), top) == {"é": -0.5, r"bytes:\xe2": -1.0, r"bytes:\x82": -1.5, "x": -3.0}
+    assert top_logprobs(answer, 2 + ord("x"), top) == {"é": -0.5, r"bytes:\xe2": -1.0, r"bytes:\x82": -1.5, "x": -3.0}
     tokenizer = tokenizers["sentences"]
     same = [token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"a"]
     assert len(same) == 2  # the word, and its byte
     answer = completion(tokenizer)
-    assert answer._top(same[1], TokenLogprobs(-2.0, 2, ((same[0], -1.0),))) == {"a": -1.0, f"token_id:{same[1]}": -2.0}
+    top = TokenLogprobs(-2.0, 2, ((same[0], -1.0),))
+    assert top_logprobs(answer, same[1], top) == {"a": -1.0, f"token_id:{same[1]}": -2.0}
 
 
 def test_bytes_of_a_chats_tokens_are_their_own(tokenizers: dict[str, Tokenizer]) -> None:

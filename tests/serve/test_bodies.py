@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, ClassVar
@@ -63,9 +64,23 @@ BODIES: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 
 
+STARTED = list["subprocess.Popen[bytes]"]()
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    with serving(template=TEMPLATE, sampling={"max_new_tokens": 4}, serve={"port": 0, "max_body_bytes": 4 << 20}) as it:
+    def start(*args: Any, **options: Any) -> Any:
+        process = popen(*args, **options)
+        if "specdec_hal.serve.bodies" in args[0]:
+            STARTED.append(process)
+        return process
+
+    popen, serve = subprocess.Popen, {"port": 0, "max_body_bytes": 4 << 20}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serving(template=TEMPLATE, sampling={"max_new_tokens": 4}, serve=serve) as it,
+    ):
+        patch.setattr("specdec_hal.structured.worker.subprocess.Popen", start)
         yield it
 
 
@@ -104,14 +119,14 @@ class Counted(Body):
         return self
 
 
-async def accept(body: Annotated[Counted, app._READ]) -> None:
+async def accept(body: Annotated[Counted, app.READ]) -> None:
     """A route."""
 
 
 def test_nothing_is_validated_twice() -> None:
     """Validators of a whole model would look for what stayed in the other process."""
     served = FastAPI()
-    served.router.route_class, served.state.bodies = app._Route, Bodies(None, 0)
+    served.router.route_class, served.state.bodies = app.Route, Bodies(None, 0)
     served.post("/")(accept)
     with TestClient(served) as client:
         assert client.post("/", json={}).status_code == 200
@@ -135,8 +150,7 @@ def test_what_only_a_template_needs_stays_there() -> None:
 def worker(running: Running) -> int:
     """The process that reads bodies, which has started then."""
     assert running.http.post("/detokenize", content=b'{"tokens": [1]}' + b" " * LONG).status_code == 200
-    _, _, (process, _), _ = running.service.bodies._worker._end.peek()  # type: ignore[attr-defined]
-    return int(process.pid)
+    return STARTED[-1].pid
 
 
 LARGE = [
@@ -185,9 +199,9 @@ def test_a_body_that_takes_too_long(running: Running, monkeypatch: pytest.Monkey
     assert worker(running) != pid
 
 
-def test_a_body_that_takes_too_much_memory() -> None:
+def test_a_body_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MEMORY", 32 << 20)
     found = Bodies(None, 0)
-    found._worker._memory = 32 << 20
     nested = b'{"tokens": [' + b"[]," * 1_000_000 + b"[]]}"
     for _ in range(2):
         with pytest.raises(bodies.BodyError, match="expected values that take less memory"):

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine import AsyncEngine
-from specdec_hal.engine.async_engine import RequestStream
+from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.models import load_tokenizer
 from specdec_hal.runner import Request
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
@@ -150,15 +151,15 @@ def test_memory_of_large_bodies_is_given_back(shared: Running) -> None:
 
 def test_memory_of_long_texts_is_given_back() -> None:
     """The tokenizer takes some 250 bytes a character, which glibc would keep."""
-    served = SimpleNamespace(tokenizer=load_tokenizer(MODEL))
+    engine: Any = SimpleNamespace(
+        tokenizer=load_tokenizer(MODEL), info=EngineInfo("reference", 1 << 18, [], "ngram", 3)
+    )
+    service = Service(engine, "tiny", ServeSettings(), None)
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
 
-    async def encode() -> int:
-        ids = await Service._encode(served, "def f(x): return x\n" * 20_000, False)  # type: ignore[arg-type]
-        return len(ids)
-
     before = resident()
-    assert asyncio.run(encode()) == 160_000
+    asked = TokenizeRequest(prompt="def f(x): return x\n" * 20_000)
+    assert b'"count":160000,' in asyncio.run(service.tokenize(asked))
     assert resident() - before < 40

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram
+import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.serve.metrics import _SECONDS, _Histogram
+from specdec_hal.serve.metrics import SECONDS, Histogram
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import MODEL, Running, serving
 
@@ -33,9 +33,10 @@ def scrape(running: Running) -> Callable[..., float]:
 
 
 def test_histograms_are_prometheus_s() -> None:
-    registry, names = CollectorRegistry(), ("a", "b", "c")
-    whole = Histogram("vllm:x", "x", LABELS, buckets=_SECONDS, registry=registry).labels(*names)
-    mine, other = (_Histogram("vllm:x", "x", _SECONDS, names) for _ in range(2))
+    registry, names = prometheus_client.CollectorRegistry(), ("a", "b", "c")
+    theirs = prometheus_client.Histogram("vllm:x", "x", LABELS, buckets=SECONDS, registry=registry)
+    whole = theirs.labels(*names)
+    mine, other = (Histogram("vllm:x", "x", SECONDS, names) for _ in range(2))
     for at, (seconds, times) in enumerate([(0.0, 1), (0.001, 3), (0.0011, 2), (0.5, 7), (640.0, 1), (641.0, 2)]):
         (other if at % 2 else mine).observe(seconds, times)
         for _ in range(times):
@@ -45,7 +46,7 @@ def test_histograms_are_prometheus_s() -> None:
         {(s.name, s.labels.get("le")): s.value for family in families for s in family.samples}
         for families in (mine.collect(), registry.collect())
     )
-    assert found.keys() == {key for key in expected if key[0] != "vllm:x_created"} and len(found) == len(_SECONDS) + 3
+    assert found.keys() == {key for key in expected if key[0] != "vllm:x_created"} and len(found) == len(SECONDS) + 3
     assert all(math.isclose(value, expected[key]) for key, value in found.items())
 
 

@@ -95,12 +95,19 @@ def test_too_many_requests_at_once() -> None:
         assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
 
 
-def test_a_queue_that_is_full_takes_all_choices_or_none() -> None:
+def test_a_queue_that_is_full_takes_all_choices_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(runner={"max_num_seqs": 1, "max_waiting_requests": 1}) as running:
         running.model.gate.clear()
+        submit, submitted = running.engine.submit, list[Any]()
+
+        async def noted(requests: Any) -> Any:
+            submitted.append(requests)
+            return await submit(requests)
+
         with streaming(running, {**LONG, "n": 2}), ThreadPoolExecutor() as threads:
+            monkeypatch.setattr(running.engine, "submit", noted)
             refused = threads.submit(running.openai.completions.create, model=MODEL, prompt=[1], n=4)
-            running.until(lambda: not running.engine._commands.empty())  # which the step at the gate holds up
+            running.until(lambda: bool(submitted))  # while the gate holds up a step
             running.model.gate.set()
             with pytest.raises(openai.RateLimitError, match="expected at most 1 waiting requests") as error:
                 refused.result()

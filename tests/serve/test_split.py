@@ -21,11 +21,12 @@ from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
 from specdec_hal.runner import Request, SamplingParams, StreamDelta, TokenLogprobs
+from specdec_hal.runner.journal import Journal
 from specdec_hal.serve import bodies
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import MAX_DEATHS, RemoteEngine
-from specdec_hal.serve.split.supervisor import Part, Supervisor
+from specdec_hal.serve.split.supervisor import Supervisor
 from specdec_hal.serve.stream.processor import OutputDelta, RequestSummary
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import Running, serving
@@ -279,7 +280,9 @@ def test_an_engine_waits_for_every_process_that_speaks_http(tmp_path: Path) -> N
         engine.carry_out(messages.Keep([], 0))
         assert [one.request.request_id for one in engine.runner.streams] == ["cmpl-1-bb-0"] and not engine.works
         engine.carry_out(messages.Adopt(1))
-        assert not engine.runner.streams and not engine._unsettled
+        assert not engine.runner.streams
+        engine.runner.add_request(Request("cmpl-1-cc-0", [1, 2]))
+        assert engine.works
     finally:
         engine.close()
 
@@ -300,10 +303,11 @@ Remote = tuple[RemoteEngine, Sent]
 
 
 @pytest.fixture
-async def remote(tmp_path: Path) -> AsyncIterator[Remote]:
+async def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remote]:
     tokenizer: Any = LetterTokenizer()
-    engine, sent = RemoteEngine(parse({}), tokenizer, tmp_path), Sent()
-    engine._engine = sent  # type: ignore[assignment]
+    sent = Sent()
+    monkeypatch.setattr("specdec_hal.serve.split.remote.Outbox", lambda *args: sent)
+    engine = RemoteEngine(parse({}), tokenizer, tmp_path)
     engine.receive(messages.Hello(INFO, []))
     engine.receive(messages.Up(messages.TOKENS))
     assert not engine.unready and engine.info == INFO
@@ -318,6 +322,14 @@ async def submitted(engine: RemoteEngine, sent: Sent, *names: str) -> RequestStr
     assert isinstance(sent[-1], messages.Submit) and [asked.request_id for asked in sent[-1].requests] == list(names)
     engine.receive(messages.Queued(sent[-1].number))
     return await waiting
+
+
+def live(engine: RemoteEngine, sent: Sent, names: str) -> str:
+    """Those of these requests that are not over: only they can be aborted."""
+    sent.clear()
+    for name in names:
+        engine.abort(name)
+    return "".join(abort.request_id for abort in sent)
 
 
 def update(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = False) -> OutputDelta:
@@ -382,7 +394,7 @@ async def test_a_new_engine_gets_what_was_not_in_the_journal(remote: Remote) -> 
     assert [asked.request_id for asked in submit.requests] == ["b", "c"]
     assert submit.requests[0].request() == Request("b", [1, 2], SamplingParams(seed=3))
     engine.receive(messages.Refused(submit.number, "too long", None))
-    assert set(engine._live) == {"a", "d"}, "what the new engine refuses has ended"
+    assert live(engine, sent, "abcd") == "ad", "what the new engine refuses has ended"
 
 
 async def test_a_new_engine_gets_the_seed_that_was_drawn(remote: Remote) -> None:
@@ -412,7 +424,7 @@ async def test_a_request_that_engines_die_of_is_given_up(remote: Remote) -> None
     assert stream.outputs["a"].error == f"{MAX_DEATHS} engines died while they computed it"
     with pytest.raises(EngineDeadError, match="engines died"):
         await waiting
-    assert not engine._live
+    assert not live(engine, sent, "ab")
 
 
 async def test_refusals(remote: Remote) -> None:
@@ -423,7 +435,7 @@ async def test_refusals(remote: Remote) -> None:
         engine.receive(messages.Refused(sent[-1].number, "token 99 is outside", late))
         with pytest.raises(kind, match="token 99 is outside"):
             await waiting
-        assert not engine._live and not engine._submitted
+        assert not live(engine, sent, "a")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\xa5hello", b"\x92\xa6submit\x01"])
@@ -433,15 +445,21 @@ def test_what_is_no_message(data: bytes) -> None:
             decode(data)
 
 
-def test_an_engine_has_a_journal_of_its_own(tmp_path: Path) -> None:
+def test_an_engine_has_a_journal_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Journal]()
+
+    def make(*args: Any) -> Journal:
+        made.append(Journal(*args))
+        return made[-1]
+
+    monkeypatch.setattr("specdec_hal.runner.journal.Journal", make)
     for resume in (False, True):
         engine = EngineProcess(make_runner(), tmp_path, ServeSettings(split=True), resume=resume)
         try:
             if not resume:
                 engine.runner.add_request(Request("a", [1, 2], SamplingParams(max_new_tokens=30, bad_token_ids=[0])))
                 engine.runner.step()
-                assert engine._journal is not None
-                engine._journal.step(engine.runner.snapshot)
+                made[0].step(engine.runner.snapshot)
             (stream,) = engine.runner.streams
             assert stream.request.request_id == "a" and len(stream.token_ids) == 1
         finally:
@@ -469,8 +487,7 @@ def test_an_engine_that_resumes_computes_nothing_before_it_knows_who_waits(tmp_p
         engine.close()
 
 
-def test_a_part_knows_what_it_is_told(tmp_path: Path) -> None:
-    supervisor = Supervisor(lambda part: [part.name], ())
-    assert supervisor.directory.stat().st_mode & 0o077 == 0, "its sockets are nobody else's"
-    assert Part("engine", tmp_path, 3, False).name == "engine"
-    supervisor._end()
+def test_the_sockets_are_nobody_else_s() -> None:
+    directory = Supervisor(lambda part: [part.name], ()).directory
+    assert directory.stat().st_mode & 0o077 == 0
+    directory.rmdir()

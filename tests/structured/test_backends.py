@@ -161,11 +161,11 @@ def test_strict_tools_among_free_text(backend: GrammarBackend, parser: str, call
 def test_what_takes_too_long_is_ended_alone() -> None:
     backend = xgrammar(BYTES)
     compiled(backend, regex="a")
-    backend._compile_s = 0.001  # type: ignore[attr-defined]
+    backend.compile_s = 0.001  # type: ignore[attr-defined]
     slow = {"type": "object", "properties": {f"k{n}": {"type": "string", "maxLength": n} for n in range(100)}}
     with pytest.raises(RequestError, match=r"compiling the grammar has taken more than 0.001 s"):
         compiled(backend, json_schema=slow)
-    backend._compile_s = 60.0  # type: ignore[attr-defined]
+    backend.compile_s = 60.0  # type: ignore[attr-defined]
     assert compiled(backend, regex="a").matcher().forced() == [ord("a")]
 
 
@@ -182,9 +182,9 @@ class Counting(LLGuidance):
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Grammars, Counting]]:
     def make(**settings: Any) -> tuple[Grammars, Counting]:
-        grammars, counting = Grammars(StructuredSettings(**settings), lambda: BYTES), Counting()
-        monkeypatch.setattr(grammars, "_made", lambda name: counting)
-        return grammars, counting
+        counting = Counting()
+        monkeypatch.setattr("specdec_hal.structured.llguidance.LLGuidance", lambda vocabulary: counting)
+        return Grammars(StructuredSettings(**settings), lambda: BYTES), counting
 
     return make
 
@@ -212,10 +212,9 @@ def test_a_grammar_of_another_process_is_not_compiled(
 ) -> None:
     """As ranks of tensor parallelism have theirs."""
     grammars, counting = kept(backend="llguidance")
-    grammars._backends["there"] = backend
     wanted = StructuredOutput(json_schema=PERSON)
     grammar = backend.compile(wanted)
-    sent = pickle.loads(pickle.dumps((wanted, "there", grammar.exported)))
+    sent = pickle.loads(pickle.dumps((wanted, backend.name, grammar.exported)))
     found = grammars.put(*sent)
     assert grammar.backend == backend.name == found.backend and found is not grammar
     assert grammars.get(wanted) is grammars.put(*sent) is found and not counting.compiled

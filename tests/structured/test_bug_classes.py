@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,21 +138,23 @@ def test_who_gives_up_while_it_compiles_leaves_nothing(monkeypatch: pytest.Monke
 def test_the_process_of_an_engine_hears_an_abort_while_it_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
-    engine = EngineProcess(make_runner(), tmp_path, ServeSettings(split=True), resume=False)
     sent = list[Any]()
-    monkeypatch.setattr(engine, "_http", [type("Box", (), {"send": lambda self, message: sent.append(message)})()])
+    monkeypatch.setattr("specdec_hal.serve.split.engine.Outbox", lambda *args: SimpleNamespace(send=sent.append))
+    engine = EngineProcess(make_runner(), tmp_path, ServeSettings(split=True), resume=False)
     try:
         gate = Gate(engine.runner, monkeypatch)
         wanted = {"structured": {"regex": "("}} if wrong else {}
         engine.carry_out(messages.Submit(7, [messages.SubmittedRequest.of(Request("a", [1, 2], params(1, **wanted)))]))
         engine.carry_out(messages.Abort("a"))
         gate.open.set()
-        while engine._compiling:
-            engine._submit_compiled(60)
+        engine.submit_compiled(60)
         (answer,) = sent
         assert isinstance(answer, messages.Refused if wrong else messages.Queued)
         assert not engine.runner.has_requests and engine.runner.metrics.requests == ({} if wrong else {"cancelled": 1})
-        assert not engine._aborted
+        engine.carry_out(messages.Release("a", "cancelled"))
+        engine.carry_out(messages.Submit(8, [messages.SubmittedRequest.of(Request("a", [1, 2], params(1)))]))
+        engine.submit_compiled(60)
+        assert engine.runner.has_requests, "it is another request"
     finally:
         engine.close()
 

@@ -60,13 +60,21 @@ def decoder_of(kind: str) -> Any:
     }[kind]()
 
 
-def make(folder: Path, library: Any) -> Tokenizer:
+class Made(Tokenizer):
+    """A tokenizer with the library's own."""
+
+    library: Any
+
+
+def make(folder: Path, library: Any) -> Made:
     """A checkpoint's tokenizer, with five ids more than it has tokens."""
     folder.mkdir()
     size = library.get_vocab_size() + 5
     (folder / "config.json").write_text(json.dumps({"model_type": "any", "vocab_size": size, "eos_token_id": 1}))
     library.save(str(folder / "tokenizer.json"))
-    return Tokenizer(folder)
+    made = Made(folder)
+    made.library = library
+    return made
 
 
 def byte_level_library(wrap: bool = False) -> Any:

@@ -12,10 +12,10 @@ from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, Mode
 VOCABULARY = 24
 CONTEXT = 64
 END = 0
-_TABLES = np.random.default_rng(5)
-_BY_LAST_TWO = _TABLES.normal(0, 2.5, (13, VOCABULARY)).astype(np.float32)
-_BY_HISTORY = _TABLES.normal(0, 0.1, (997, VOCABULARY)).astype(np.float32)
-_BY_LAST_TWO[:, END] -= 3
+TABLES = np.random.default_rng(5)
+BY_LAST_TWO = TABLES.normal(0, 2.5, (13, VOCABULARY)).astype(np.float32)
+BY_HISTORY = TABLES.normal(0, 0.1, (997, VOCABULARY)).astype(np.float32)
+BY_LAST_TWO[:, END] -= 3
 
 
 def logits_after(history: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -23,8 +23,8 @@ def logits_after(history: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
     total = 0
     for token in history:
         total = (total * 31 + token + 1) % 1_000_003
-    recent = (history[-1] * 7 + (history[-2] if len(history) > 1 else 0) * 3) % len(_BY_LAST_TWO)
-    logits: np.ndarray[Any, np.dtype[np.float32]] = _BY_LAST_TWO[recent] + _BY_HISTORY[total % len(_BY_HISTORY)]
+    recent = (history[-1] * 7 + (history[-2] if len(history) > 1 else 0) * 3) % len(BY_LAST_TWO)
+    logits: np.ndarray[Any, np.dtype[np.float32]] = BY_LAST_TWO[recent] + BY_HISTORY[total % len(BY_HISTORY)]
     return logits
 
 
@@ -107,6 +107,8 @@ class DeviceHistoryModel(HistoryModel):
     capabilities = ModelCapabilities(stable_row_counts=None, mtp_modules=1, device_lengths=True, static_shapes=True)
 
     cache_bytes = 0
+    module: Any = None
+    """Its MTP module, once it is made."""
 
     def bytes_per_block(self, block_size: int) -> int:
         return 8 * block_size
@@ -148,7 +150,8 @@ class DeviceHistoryModel(HistoryModel):
         return 8 * block_size
 
     def mtp_module(self) -> Any:
-        return DeviceHistoryMTP(self)
+        self.module = DeviceHistoryMTP(self)
+        return self.module
 
 
 class DeviceHistoryMTP(HistoryMTP):

@@ -6,7 +6,7 @@ from typing import Any
 
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 from specdec_hal.tensors.device import get_device
-from tests.support.history_model import _BY_HISTORY, _BY_LAST_TWO, CONTEXT, VOCABULARY, HistoryModel
+from tests.support.history_model import BY_HISTORY, BY_LAST_TWO, CONTEXT, VOCABULARY, HistoryModel
 
 
 class UploadingHistoryModel(HistoryModel):
@@ -35,8 +35,8 @@ class TorchHistoryModel(HistoryModel):
         import torch
 
         self.torch, self.where = torch, device
-        self.by_last_two = torch.from_numpy(_BY_LAST_TWO).to(device)
-        self.by_history = torch.from_numpy(_BY_HISTORY).to(device)
+        self.by_last_two = torch.from_numpy(BY_LAST_TWO).to(device)
+        self.by_history = torch.from_numpy(BY_HISTORY).to(device)
         powers = [1]
         for _ in range(CONTEXT):
             powers.append(powers[-1] * 31 % 1_000_003)

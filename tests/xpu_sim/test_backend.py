@@ -10,11 +10,12 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.backends.xpu_sim import plugin
-from specdec_hal.backends.xpu_sim.options import MODEL, Options
+from specdec_hal.backends.xpu_sim.options import LIBRARY, MODEL, Options
 from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.ops import OPS, TokenOrder
 from specdec_hal.plugin import registry
+from specdec_hal.tensors.native import load_library
 from tests.support.running import assert_same, copied, run, searched
 
 
@@ -127,7 +128,7 @@ def test_budgets_and_windows_beyond_64_bits():
 
 def test_exports_check_their_operands():
     """A wrong call from outside the package is an error, not a crash."""
-    exports = sd.get_backend("xpu_sim")._exports
+    exports = load_library(LIBRARY)
     index, flags = np.zeros((2, 64), np.uint8), np.zeros(3, np.bool_)
     message = "ngram_index_reset: argument 'reset_slots': expected bool [2] contiguous on the CPU, got bool [3]"
     with pytest.raises(ValueError, match=re.escape(message)):

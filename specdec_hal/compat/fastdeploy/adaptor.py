@@ -138,13 +138,13 @@ class _Look:
 class Adaptor:
     """One FastDeploy op as a callable with its positional arguments, in-place outputs and return value.
 
-    `forms` are shared by the platforms that have it.
+    `forms` are shared by the platforms that have it. `plans`: those kept, by the ids of their arguments.
     """
 
     def __init__(self, name: str, platform: str, forms: list[_Form]) -> None:
         self.__name__, self.__doc__ = name, forms[0].doc
         self.platform, self.forms = platform, forms
-        self._plans: dict[tuple[int, ...], KeptPlan] = {}
+        self.plans: dict[tuple[int, ...], KeptPlan] = {}
         self._looks: dict[tuple[Any, ...], _Look] = {}
         self.decide()
 
@@ -153,7 +153,7 @@ class Adaptor:
         if named:
             args = self._positional(args, named)
         key = tuple(map(id, args))
-        plan = self._plans.get(key)
+        plan = self.plans.get(key)
         # The same tensors may have new memory.
         if plan is None or plan.addresses != tuple(map(data_ptr, plan.pick(args))):
             return self._first(args, key)
@@ -173,7 +173,7 @@ class Adaptor:
 
     def forget(self) -> None:
         """Drop the plans."""
-        self._plans.clear()
+        self.plans.clear()
 
     def _first(self, args: tuple[Any, ...], key: tuple[int, ...]) -> Any:
         """Plan a call, run it, and keep the plan if FastDeploy's op returns nothing."""
@@ -188,9 +188,9 @@ class Adaptor:
         result = form.function(plan, *args)
         plan.launch()
         if result is None and plan.keep and look.repeats:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = KeptPlan(plan, args, look.tensors, look.others, partial(self._drop, key))
+            if len(self.plans) >= _MOST_PLANS:
+                self.plans.clear()
+            self.plans[key] = KeptPlan(plan, args, look.tensors, look.others, partial(self._drop, key))
         return result
 
     def _look(self, args: tuple[Any, ...], kinds: tuple[Any, ...]) -> _Look:
@@ -201,7 +201,7 @@ class Adaptor:
         return look
 
     def _drop(self, key: tuple[int, ...], reference: Any) -> None:
-        self._plans.pop(key, None)
+        self.plans.pop(key, None)
 
     def _form(self, args: tuple[Any, ...]) -> _Form:
         """The signature of a call: by the number of arguments, then by which of them are tensors."""

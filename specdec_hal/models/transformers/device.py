@@ -26,7 +26,7 @@ from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 from specdec_hal.tensors.group import Group
 
 # Row counts to try: tiles of products and numbers of programs differ.
-_SIZES = (1, 2, 9, 40, 200)
+SIZES = (1, 2, 9, 40, 200)
 
 
 class DeviceTransformers(FromHost):
@@ -99,8 +99,8 @@ class DeviceTransformers(FromHost):
 
         self._mode = Invariant(launcher)
         with self._mode:
-            sizes, head = agreeing_sizes(decoder, _SIZES, _SIZES)
-        self.batch_invariant = sizes.sizes == head.sizes == _SIZES
+            sizes, head = agreeing_sizes(decoder, SIZES, SIZES)
+        self.batch_invariant = sizes.sizes == head.sizes == SIZES
 
     def _find_head(self) -> None:
         """Let our product write the logits, if they are only that."""

@@ -28,8 +28,8 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
 from specdec_hal.tensors.group import Group
 
 # Row counts to try; fewer for logits, as few rows need them and a head is large.
-_SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
-_HEAD_SIZES = (*range(1, 9), 12, 16, 32)
+SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
+HEAD_SIZES = (*range(1, 9), 12, 16, 32)
 
 
 @dataclass
@@ -116,7 +116,7 @@ class HostTransformers:
             torch.set_num_threads(threads)
         self._decoder, self.config, self._module, self._group = decoder, decoder.config, module, group
         exact, self._operators = decoder.dtype is torch.float32, Packed()
-        self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
+        self._sizes = self._head_sizes = RowSizes(range(1, SIZES[-1] + 1))
         self.batch_invariant = self._fused = False
         with torch.inference_mode():
             if exact:
@@ -235,7 +235,7 @@ class HostTransformers:
         packed = self._decoder.dtype is torch.float32
         if any(holds_experts(part) or (is_experts(part) and not packed) for part in self._decoder.model.modules()):
             return
-        sizes, head = agreeing_sizes(self._decoder, _SIZES, _HEAD_SIZES)
+        sizes, head = agreeing_sizes(self._decoder, SIZES, HEAD_SIZES)
         if sizes.sizes and head.sizes:
             self._sizes, self._head_sizes, self.batch_invariant = sizes, head, True
 

@@ -78,7 +78,7 @@ class EngineProcess:
         while True:
             self._obey(wait=not self.works and not self._compiling)
             if self._compiling:
-                self._submit_compiled(0 if self.works else _POLL_S)
+                self.submit_compiled(0 if self.works else _POLL_S)
             if self.works:
                 self.runner.step()
                 if self._journal is not None:
@@ -142,7 +142,7 @@ class EngineProcess:
         else:
             self._add(command, requests)
 
-    def _submit_compiled(self, wait_s: float) -> None:
+    def submit_compiled(self, wait_s: float) -> None:
         """Submit requests with compiled grammars."""
         for future in wait(self._compiling, wait_s, FIRST_COMPLETED).done:
             command = self._compiling.pop(future)

@@ -14,7 +14,8 @@ import paddle
 import pytest
 
 import specdec_hal.compat.fastdeploy as package
-from specdec_hal.compat.fastdeploy import adaptor as adaptor_module
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.compat.fastdeploy.adaptor import Adaptor
 from specdec_hal.compat.fastdeploy.unserved import LEFT
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
 
@@ -110,7 +111,7 @@ def test_modules_imported_after_install_are_put_back(fastdeploy: Path, compiled:
     if compiled:
         assert late.ngram_match() == late.look_up() == gpu.ngram_match() == "compiled"
     held = [value for module in (late, gpu) for value in vars(module).values()]
-    assert not [value for value in held if isinstance(value, adaptor_module.Adaptor)]
+    assert not [value for value in held if isinstance(value, Adaptor)]
     assert late.elsewhere is kept and late.ops is gpu
 
 
@@ -193,13 +194,13 @@ def test_plans_with_operations_of_paddle_end_with_their_tensors(gpu: Any) -> Non
     for op, args in calls.items():
         op.forget()
         op(*args)
-        assert len(op._plans) == 1, op
+        assert len(op.plans) == 1, op
     for op, args in calls.items():
         for position in [i for i, arg in enumerate(args) if isinstance(arg, paddle.Tensor)]:
             op(*args)
-            assert len(op._plans) == 1, op
+            assert len(op.plans) == 1, op
             args[position] = args[position].clone()  # the others live on, as a runner's buffers do
-            assert not op._plans, (op, position)
+            assert not op.plans, (op, position)
 
 
 def test_the_plug_in_that_fastdeploy_finds(fastdeploy: Path, monkeypatch: Any) -> None:
@@ -217,17 +218,15 @@ def test_the_plug_in_that_fastdeploy_finds(fastdeploy: Path, monkeypatch: Any) -
     plugin()
     proposer = importlib.import_module("fastdeploy.spec_decode.ngram")
     assert proposer.ngram_match is package.ADAPTORS["gpu"]["ngram_match"]
-    args = small_call()
-    proposer.ngram_match(*args)
-    assert adaptor_module._backend is not None and adaptor_module._backend.name == "reference"
+    with pytest.raises(ValueError, match=r"^ngram_match \[reference\]: argument 'max_ngram_size'"):
+        proposer.ngram_match(*small_call()[:9], "three", 3)
 
 
 def test_what_a_backend_lacks_is_told_of_fastdeploys_op(layer: Any, gpu: Any, monkeypatch: Any) -> None:
-    from specdec_hal.compat.fastdeploy import adaptor
-
+    layer.use_backend(backend := ReferenceBackend())
     args = small_call()
     gpu.ngram_match(*args)
-    monkeypatch.setattr(adaptor._backend, "capabilities", {})
+    monkeypatch.setattr(backend, "capabilities", {})
     gpu.ngram_match.forget()
     with pytest.raises(NotImplementedError, match=r"^ngram_match \[FastDeploy on .*the op is missing"):
         gpu.ngram_match(*args)
@@ -254,7 +253,7 @@ def test_no_more_plans_are_kept_than_the_bound(layer: Any, gpu: Any) -> None:
     gpu.ngram_match.forget()
     for args in calls:
         gpu.ngram_match(*args)
-    assert len(gpu.ngram_match._plans) <= 64
+    assert len(gpu.ngram_match.plans) <= 64
 
 
 def test_arguments_by_name(gpu: Any) -> None:

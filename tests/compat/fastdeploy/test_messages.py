@@ -264,11 +264,12 @@ def test_messages_that_end_too_soon_are_refused(rng: Any) -> None:
 def test_a_message_longer_than_its_queue_is_an_error(number: int) -> None:
     """The system would wait forever."""
     key = queue_key("/dev/shm", number)
-    queue = MessageQueue(key)
+    MessageQueue(key)
     libc, status = ctypes.CDLL(None), ctypes.create_string_buffer(120)
-    assert libc.msgctl(queue._id, 2, status) == 0
+    queue = libc.msgget(key, 0)
+    assert libc.msgctl(queue, 2, status) == 0
     struct.pack_into("<Q", status, 88, 100)
-    assert libc.msgctl(queue._id, 1, status) == 0
+    assert libc.msgctl(queue, 1, status) == 0
     with pytest.raises(QueueError, match=r"takes no message of 101 bytes.*kernel\.msgmax=101 kernel\.msgmnb.*ipcrm"):
         MessageQueue(key).send(np.ones(109, np.uint8))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import ArgumentError, UnsupportedError
-from specdec_hal.ops import MatchPolicy, OpSpec, Strategy
+from specdec_hal.ops import MatchPolicy, Strategy, get_op
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Backend, BoundOp, Capability, Launch
 from tests.conformance.mutants.editing import Edit
@@ -83,29 +83,29 @@ class _ReadsWhenBound(ReferenceBackend):
 
 
 class _SwallowsErrors(ReferenceBackend):
-    def _bind(self, spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundOp:
+    def bind(self, op: str, /, *args: Any, **kwargs: Any) -> BoundOp:
         try:
-            return super()._bind(spec, args, kwargs)
+            return super().bind(op, *args, **kwargs)
         except ArgumentError:
-            return BoundOp(self, Call(spec, {}, {}, {}, {}), lambda stream: None)
+            return BoundOp(self, Call(get_op(op), {}, {}, {}, {}), lambda stream: None)
 
 
 class _Casts(ReferenceBackend):
     """Makes a wrong dtype right by copying: the caller's output is never written."""
 
-    def _bind(self, spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundOp:
+    def bind(self, op: str, /, *args: Any, **kwargs: Any) -> BoundOp:
         cast = dict(kwargs)
-        for operand in spec.operands:
+        for operand in get_op(op).operands:
             value = cast.get(operand.name)
             if isinstance(value, np.ndarray) and value.dtype == np.float64:
                 cast[operand.name] = value.astype(operand.tensor.dtypes[0])
-        return super()._bind(spec, args, cast)
+        return super().bind(op, *args, **cast)
 
 
 class _OtherErrors(ReferenceBackend):
-    def _bind(self, spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundOp:
+    def bind(self, op: str, /, *args: Any, **kwargs: Any) -> BoundOp:
         try:
-            return super()._bind(spec, args, kwargs)
+            return super().bind(op, *args, **kwargs)
         except ArgumentError as error:
             raise ValueError("bad argument") from error
 
@@ -113,10 +113,10 @@ class _OtherErrors(ReferenceBackend):
 class _WritesFirst(ReferenceBackend):
     """Clears the outputs before it looks at the rest of the call."""
 
-    def _bind(self, spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundOp:
+    def bind(self, op: str, /, *args: Any, **kwargs: Any) -> BoundOp:
         if isinstance(kwargs.get("num_tokens"), np.ndarray):
             kwargs["num_tokens"].fill(0)
-        return super()._bind(spec, args, kwargs)
+        return super().bind(op, *args, **kwargs)
 
 
 class _ReplacesAStrategy(ReferenceBackend):
