@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One long prompt. Seconds: to take it over, to its first token; gaps between tokens of each of the others."""
+    """Long prompts. Seconds: to take them over, to the last first token; gaps between tokens of each of the others."""
 
     added: float
     first_token: float
@@ -80,8 +80,8 @@ class Observed:
         return Call(self.ended - before, self._records[-1] if self._records else None)
 
 
-def sample(observed: Observed, prompts: list[list[int]], long: list[int]) -> Sample:
-    """The long prompt's way to its first token, while the others decode."""
+def sample(observed: Observed, prompts: list[list[int]], long: list[int], count: int = 1) -> Sample:
+    """The way of `count` long prompts to their first tokens, while the others decode."""
     runner = observed.runner
     quiet, gaps, arrived = list[float](), list[float](), list[float]()
     into, last = quiet, [0.0] * len(prompts)
@@ -102,15 +102,16 @@ def sample(observed: Observed, prompts: list[list[int]], long: list[int]) -> Sam
     quiet_calls = [observed.step() for _ in range(QUIET_STEPS if prompts else 0)]
     into = gaps
     start = observed.ended = time.perf_counter()
-    request = Request("long", long, SamplingParams(max_new_tokens=1), lambda delta: arrived.append(time.perf_counter()))
-    runner.add_request(request)
+    wanted = SamplingParams(max_new_tokens=1)
+    for i in range(count):
+        runner.add_request(Request(f"long-{i}", long, wanted, lambda delta: arrived.append(time.perf_counter())))
     added, calls = time.perf_counter() - start, list[Call]()
-    while not arrived:
+    while len(arrived) < count:
         calls.append(observed.step())
     for i in range(len(prompts)):
         runner.cancel(f"other-{i}")
     runner.run()
-    return Sample(added, arrived[0] - start, quiet, gaps, quiet_calls, calls)
+    return Sample(added, arrived[-1] - start, quiet, gaps, quiet_calls, calls)
 
 
 def measure(

@@ -107,7 +107,8 @@ def dump(config: Config) -> dict[str, Any]:
 def _unfit(config: Config) -> Iterator[tuple[str, str]]:
     """Settings that make answers depend on other requests, time or the process: (key, message)."""
     runner, speculative = config.runner, config.speculative
-    for name in ("max_waiting_requests", "queue_timeout_s", "journal", "max_num_batched_tokens", "num_kv_blocks"):
+    sizes = "max_num_batched_tokens", "mixed_step_ratio", "num_kv_blocks"
+    for name in ("max_waiting_requests", "queue_timeout_s", "journal", *sizes):
         if getattr(runner, name) is not None:
             yield f"runner.{name}", "expected null for a batch, whose answers must not depend on each other; remove it"
     if speculative.adaptive:

@@ -189,7 +189,9 @@ class ModelSettings(Section):
 class RunnerSettings(Section):
     """`max_num_seqs` (M): number of slots, that is of running requests. `max_model_len` (L): context length of a slot;
     null: the model's. `prefill_chunk`: most prompt tokens of a slot per step. `max_num_batched_tokens`: most tokens of
-    all slots per step; null: a decode step of every slot and one chunk.
+    all slots per step; null: a decode step of every slot and one chunk. `mixed_step_ratio`: longest time of a step with
+    prompts while requests decode, relative to one without: by measured times, it takes fewer prompt tokens; null: no
+    limit.
 
     `block_size`: positions per block of the KV cache, for models with blocks. `num_kv_blocks`: number of KV blocks;
     null: enough for every slot's context. `enable_prefix_caching`: share KV blocks of equal prefixes; null: if the
@@ -206,6 +208,7 @@ class RunnerSettings(Section):
     max_model_len: Annotated[int | None, Field(ge=1, le=MAX_CONTEXT)] = None
     prefill_chunk: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] = 256
     max_num_batched_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    mixed_step_ratio: Annotated[float | None, Field(gt=1, allow_inf_nan=False)] = None
     block_size: Annotated[int, Field(ge=1, le=1024)] = 64
     num_kv_blocks: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     enable_prefix_caching: bool | None = None
@@ -543,6 +546,8 @@ def _timed(config: Config) -> Iterator[tuple[str, str]]:
     """Settings that make results depend on time: (key, message)."""
     if config.speculative.adaptive:
         yield "speculative.adaptive", "expected false: it depends on the time of steps"
+    if config.runner.mixed_step_ratio is not None:
+        yield "runner.mixed_step_ratio", "expected null: it depends on the time of steps"
     if config.runner.queue_timeout_s is not None:
         yield "runner.queue_timeout_s", "expected null: it depends on the time in the queue"
 

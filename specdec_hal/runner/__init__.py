@@ -1,12 +1,12 @@
 """Driving a model through the one decode path, speculative or not.
 
 `runner` is the public ModelRunner, `build` what it is made of; `request` has requests and outputs; `admission`
-validates requests. A step: `scheduler` (which request sits in which slot, which chunk of its prompt comes next),
-`blocks` (the KV pool), `plan` (the ops in order, bound), `prompt_logprobs` (what chunks say of their prompts), `report`
-(results of a step). A request: `sequence` (while it runs), `stream` (its tokens, text and stop rules), `host_drafts` (a
-proposer on the host), `draft_length` and `step_cost` (how many drafts pay). Around it: `delivery` (deltas to
-callbacks), `recovery` (steps that fail), `deadlines`, `guard` (one thread at a time), `watchdog`, `journal` (resuming
-after a crash), `footprint` (memory) and `metrics`.
+validates requests. A step: `scheduler` (slots, and chunks of prompts), `prefill_budget` (how many of their tokens
+beside requests that decode), `blocks` (the KV pool), `plan` (the ops in order, bound). Its results: `report`, and
+`prompt_logprobs` (what chunks say of their prompts). A request: `sequence` (while it runs), `stream` (its tokens, text
+and stop rules), `host_drafts` (a proposer on the host), `draft_length` and `step_cost` (how many drafts pay). Around
+it: `delivery` (deltas to callbacks), `recovery` (steps that fail), `deadlines`, `guard` (one thread at a time),
+`watchdog`, `journal` (resuming after a crash), `footprint` (memory) and `metrics`.
 """
 
 from __future__ import annotations

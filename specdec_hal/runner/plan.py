@@ -291,6 +291,15 @@ class StepCompiler:
             features = features._replace(parts=None)
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), features)
 
+    def padded(self, slots: int) -> list[int]:
+        """Numbers of tokens, ascending, to which steps with prompts are padded in which so many slots decode; if none
+        is padded, some sizes.
+        """
+        size, rows = self.state.symbols, _round_up(slots, 1, self.state.symbols["M"]) * self.state.symbols["S"]
+        if not self.static:
+            return _sizes(rows + 16, size["T_cap"])
+        return sorted({max(one, rows) for one in _sizes(128, size["T_cap"])})
+
     def warm_up(self, features: Iterable[Features], progress: Callable[[int, int], None]) -> None:
         """Bind, launch and capture the plans of all steps with these needs.
 

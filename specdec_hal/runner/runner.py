@@ -27,6 +27,7 @@ from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.journal import Journal, Record, record_of, revive
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
 from specdec_hal.runner.plan import CompiledStep, Features, LaunchedStep
+from specdec_hal.runner.prefill_budget import PrefillBudget
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Bisection
 from specdec_hal.runner.report import StepReport, StepSink
@@ -88,6 +89,13 @@ class ModelRunner:
         self._launched: deque[LaunchedStep] = deque()
         self._masked = 0
         """Live requests with masks in some rows."""
+        self.prefill_budget: PrefillBudget | None = None
+        """Limits the prompts of steps in which requests decode, if wanted."""
+        if (ratio := settings.mixed_step_ratio) is not None:
+            self.prefill_budget = PrefillBudget(ratio, parts.compiler.padded, parts.state.symbols["S"])
+            self.scheduler.prompt_limit = self.prefill_budget.limit
+        self._gap_from: float | None = None
+        """When the last call of :meth:`step` ended, if requests ran."""
         self._features: Features | None = None
         """Those of the last step."""
         self.bisection = Bisection()
@@ -322,12 +330,23 @@ class ModelRunner:
                 if self._masked:  # the next masks need the previous step's tokens
                     self._read_down_to(0)
                 scheduled = self._launch()
+                due = self._launched[0].schedule if len(self._launched) == 1 + self.overlap else None
                 self._read_down_to(int(self.overlap and scheduled and not self._masked))
             self._delivery.run()
+            if self.prefill_budget is not None:
+                self._time_gap(self.prefill_budget, due)
             if self._journal is not None:
                 self._journal.step(self.snapshot, idle=not self.has_requests)
             self._hook.stepped(self.metrics.steps)
             return self._delivery.take()
+
+    def _time_gap(self, budget: PrefillBudget, read: Schedule | None) -> None:
+        """Count the time between the tokens of the step that this call has read and those of the last call."""
+        now, before = time.perf_counter(), self._gap_from
+        self._gap_from = now if self.scheduler.running else None
+        if read is not None and before is not None and (decoding := int(read.decodes.sum())):
+            prompts = sum(work.chunk for work in read.work.values()) if read.chunked else 0
+            budget.stepped(decoding, prompts, now - before)
 
     def _read_down_to(self, under_way: int) -> None:
         while len(self._launched) > under_way:

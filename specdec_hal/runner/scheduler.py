@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,8 +43,9 @@ class Work(NamedTuple):
 @dataclass
 class Schedule:
     """One step. `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's
-    cache. `stops`: ended slots to report to the device. `steady`: the requests are those of the previous step, and all
-    decode. By slot [M]: `decodes`, `takes_part` (also with a chunk), and SlotTable.owner of then.
+    cache; `budget`: the most tokens. `stops`: ended slots to report to the device. `steady`: the requests are those of
+    the previous step, and all decode. By slot [M]: `decodes`, `takes_part` (also with a chunk), and SlotTable.owner of
+    then.
     """
 
     decodes: Bools
@@ -55,6 +56,7 @@ class Schedule:
     stops: frozenset[int] = frozenset()
     slots: int = 0
     tokens: int = 0
+    budget: int = 0
     context: int = 0
     chunked: bool = False
     steady: bool = False
@@ -101,6 +103,8 @@ class Scheduler:
         self.prefix_queries = self.prefix_hits = 0
         """Tokens of requests at their first slot, and those found in the KV cache."""
         self.budget = size["T_cap"]
+        self.prompt_limit: Callable[[int], int | None] = lambda decoding: None
+        """The most prompt tokens of a step in which so many slots decode; None: as many as the budget leaves."""
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0
@@ -259,6 +263,8 @@ class Scheduler:
         step.work = dict(self._decoding) if every else {slot: self._decoding[slot] for slot in slots_left}
         step.context = int(reach.max())
         step.tokens += width * len(step.work)
+        most = self.prompt_limit(len(step.work)) if step.work else None
+        step.budget = self.budget if most is None else min(self.budget, step.tokens + most)
 
     def _prefill(self, step: Schedule, only: Collection[Sequence] | None) -> None:
         """Schedule chunks of other contexts."""
@@ -270,7 +276,7 @@ class Scheduler:
                 self.state.schedule.host["slot_actions"][slot] = SlotAction.WAIT
 
     def _admit(self, step: Schedule, only: Collection[Sequence] | None) -> None:
-        while self.waiting and self._free_slots and step.tokens < self.budget:
+        while self.waiting and self._free_slots and step.tokens < step.budget:
             if only is None and step.work and self.waiting[0].leave_once(LONG_PROMPT):
                 return
             sequence = self._next(only)
@@ -312,7 +318,7 @@ class Scheduler:
     def _chunk(self, step: Schedule, slot: int, sequence: Sequence) -> bool:
         """Schedule the next chunk of a slot; False if the step is full."""
         start, prompt = sequence.cached, sequence.prompt_len
-        count = min(sequence.target - start, self.state.symbols["I_cap"], self.budget - step.tokens)
+        count = min(sequence.target - start, self.state.symbols["I_cap"], step.budget - step.tokens)
         end = start + count
         reach = self._reach(sequence, end)
         if count <= 0 or not self._reserve(sequence, reach):

@@ -179,6 +179,7 @@ def test_the_method_auto_drafts_without_adapting(model: Model, prompts: Path, tm
         ("speculative.adaptive=true", "speculative.adaptive: expected false for a batch"),
         ("runner.queue_timeout_s=1", "runner.queue_timeout_s: expected null for a batch"),
         ("runner.max_num_batched_tokens=64", "runner.max_num_batched_tokens: expected null for a batch"),
+        ("runner.mixed_step_ratio=1.5", "runner.mixed_step_ratio: expected null for a batch"),
         ("speculative.method=suffix", "speculative.suffix.max_cached_requests: expected 0 for a batch"),
     ],
 )
