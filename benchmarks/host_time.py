@@ -1,10 +1,10 @@
 """The host's time of a step: a runner of the embedded model's tokenizer on a device that does nothing.
 
 ``python benchmarks/host_time.py [--slots 64] [--drafts 0 8] [--steps 300] [--out FILE]``. No GPU. Steps are launched
-as captured graphs that return at once. What a step emits is drawn beforehand: every request gains a token and, with
-drafts, up to K of K accepted ones. Figures are microseconds of the thread's processor time: of whole calls of `step()`,
-and of taking a long prompt over and giving it a slot. Readers: a callback that counts tokens, one that also reads the
-text, and none. `stop`: every request has a stop string; `adaptive`: draft lengths are.
+as captured graphs that return at once. What a step emits is drawn beforehand from example prompts: every request gains
+a token and, with drafts, up to K of K accepted ones. Figures are microseconds of the thread's processor time: of whole
+calls of `step()`, and of taking a long prompt over and giving it a slot. Readers: a callback that counts tokens, one
+that also reads the text, and none. `stop`: every request has a stop string; `adaptive`: draft lengths are.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from specdec_hal.tensors.memory import freeze_heap
 from specdec_hal.tensors.on_host import HostDevice
 
 CHECKPOINT = Path(__file__).parents[1] / "models/tiny-py-lm"
+PROMPTS = Path(__file__).parents[1] / "examples/prompts"
 LENGTH = 2048
 PROMPT, LONG_PROMPT = 100, 2000
 VARIANTS = 16
-STOP = ["no such text"]
+STOP = ["\nclass "]
 
 
 class IdleDevice(HostDevice):
@@ -124,7 +125,7 @@ class Reports:
 
 
 def make(slots: int, k: int, adaptive: bool = False) -> tuple[ModelRunner, list[int], Reports]:
-    """A runner, ids of ordinary tokens, and its device's reports."""
+    """A runner, tokens as texts have them, and its device's reports."""
     tokenizer = load_tokenizer(CHECKPOINT)
     build.get_device = lambda place, framework: IdleDevice()  # type: ignore[assignment]
     method = {"method": "ngram", "num_speculative_tokens": k, "adaptive": adaptive} if k else {"method": "naive"}
@@ -132,8 +133,8 @@ def make(slots: int, k: int, adaptive: bool = False) -> tuple[ModelRunner, list[
     config = parse({"runner": {**sizes, "max_model_len": LENGTH}, "speculative": method})
     end = tokenizer.vocab_size - 1
     runner = build_runner(config, IdleBackend(), IdleModel(tokenizer.vocab_size, end), tokenizer)  # type: ignore[arg-type]
-    silent = {*tokenizer.special_ids, end}
-    ids = [token for token in range(tokenizer.vocab_size) if token not in silent]
+    texts = [path.read_text() for path in sorted(PROMPTS.glob("*.txt"))]
+    ids = [token for text in texts for token in tokenizer.encode(text)]
     return runner, ids, Reports(runner, ids)
 
 

@@ -13,6 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST = 4
@@ -53,6 +57,54 @@ class Detokenizer(ABC):
     def _finish(self) -> str: ...
 
 
+class KnownTexts(dict[int, str | None]):
+    """By token of bytes, its text after whole characters; None if it does not end with a whole one.
+
+    `silent`, `bytes_of`: as of the detokenizers that share it. Thread-safe: texts are entered before it is said that
+    they are.
+    """
+
+    def __init__(self, vocab_size: int, silent: AbstractSet[int], bytes_of: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._end, self._silent, self._bytes_of = vocab_size, silent, bytes_of
+        self._texts: NDArray[np.object_] = np.full(vocab_size + 1, "", object)
+        self._whole, self._resets, self._new = np.zeros((3, vocab_size + 1), np.bool_)
+        """Which tokens have a text here, which of them end with a whole character whatever was before, and which are
+        not entered."""
+        self._new[:-1] = True
+
+    def __missing__(self, token_id: int) -> str | None:
+        spoken = 0 <= token_id < self._end and token_id not in self._silent
+        data = self._bytes_of(token_id) if spoken else b""
+        text: str | None
+        text, used = utf_8_decode(data, "replace")
+        if used < len(data):
+            text = None
+        if 0 <= token_id < self._end:
+            self._texts[token_id] = text or ""
+            self._resets[token_id] = bool(text) and not 0x80 <= data[0] < 0xC0
+            self._whole[token_id] = text is not None
+            self._new[token_id] = False
+        self[token_id] = text
+        return text
+
+    def pieces(
+        self, before: NDArray[np.int64], tokens: NDArray[np.int64], counted: NDArray[np.bool_]
+    ) -> list[list[str] | None]:
+        """The texts of n streams' `counted` tokens [n, S], each after a token [n], and "" for others.
+
+        None for a stream with a part of a character, or none that is known to begin with a whole one.
+        """
+        ids = np.where(counted, np.minimum(tokens.view(np.uint64), self._end), self._end)  # negative ids become large
+        before = np.minimum(before.view(np.uint64), self._end)
+        for some in (before, ids):
+            for token in some[self._new[some]].tolist():
+                self[token]
+        known = self._resets[before] & (self._whole[ids] | ~counted).all(1)
+        rows: list[list[str] | None] = self._texts[ids].tolist()
+        return rows if known.all() else [row if own else None for row, own in zip(rows, known.tolist(), strict=True)]
+
+
 @dataclass
 class ByteDetokenizer(Detokenizer):
     """For tokens that are bytes of UTF-8 in any context: byte-level BPE, and GGUF files.
@@ -61,18 +113,26 @@ class ByteDetokenizer(Detokenizer):
     """
 
     bytes_of: Callable[[int], bytes]
-    known: dict[int, str] = field(default_factory=dict)
-    """Texts of tokens, mostly whole characters; detokenizers with the same `silent` may share it."""
+    known: KnownTexts | None = None
+    """Those of detokenizers with the same `silent`."""
     _rest: bytes = b""
+
+    def __post_init__(self) -> None:
+        known = self.known
+        self._known = KnownTexts(self.vocab_size, self.silent, self.bytes_of) if known is None else known
 
     def push(self, token_id: int) -> str:
         """The text that one more token completes, or ""."""
-        text = None if self._rest else self.known.get(token_id)
-        if text is None:
-            whole, text = not self._rest, super().push(token_id)
-            if whole and not self._rest:
-                self.known[token_id] = text
-        return text
+        text = None if self._rest else self._known[token_id]
+        return super().push(token_id) if text is None else text
+
+    def push_all(self, token_ids: Sequence[int]) -> list[str]:
+        """As :meth:`push` of each."""
+        if not self._rest:
+            texts = [self._known[token] for token in token_ids]
+            if None not in texts:
+                return cast(list[str], texts)
+        return list(map(self.push, token_ids))
 
     def _push(self, token_id: int) -> str:
         data = self._rest + self.bytes_of(token_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from specdec_hal.models.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
     Ids,
+    KnownTexts,
     PrefixDetokenizer,
     byte_letters,
 )
@@ -137,14 +137,19 @@ class Tokenizer:
 
     def _detokenizer(self, silent: frozenset[int]) -> Detokenizer:
         if self._byte_level:
-            return ByteDetokenizer(self.vocab_size, silent, self._bytes_of, self._texts[silent])
+            return ByteDetokenizer(self.vocab_size, silent, self._bytes_of, self._texts(silent))
         patience = LONGEST - 1 if "ByteLevel" in self._decoders else 0
         return PrefixDetokenizer(self.vocab_size, silent, self._added, self._byte_of, patience)
 
+    @property
+    def known_texts(self) -> KnownTexts | None:
+        """Texts of tokens for detokenizers that skip special ones; None if they depend on earlier tokens."""
+        return self._texts(self.special_ids) if self._byte_level else None
+
     @cached_property
-    def _texts(self) -> defaultdict[frozenset[int], dict[int, str]]:
-        """Texts of whole characters, by token, for each set of silent tokens."""
-        return defaultdict(dict)
+    def _texts(self) -> Callable[[frozenset[int]], KnownTexts]:
+        """Texts of tokens, for a set of silent ones."""
+        return cache(lambda silent: KnownTexts(self.vocab_size, silent, self._bytes_of))
 
     @cached_property
     def _decoders(self) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hal.models.detokenizer import KnownTexts
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints, SlotTable
@@ -40,6 +41,7 @@ class StepReport:
         self._first_row: list[int] = []  # start of each slot's log-probabilities
         self._columns: list[list[Any]] = []
         self._entries: list[TokenLogprobs] | None = None  # for all rows at once, without alternatives
+        self._speaking: tuple[KnownTexts, Ints, Array] | None = None
         if "ids" in values:
             self._keep(values["cu_batch_token_offset"], values["ids"], values["logprobs"], values["ranks"])
         elif "row_logprobs" in values:
@@ -83,6 +85,14 @@ class StepReport:
         ids, values, ranks = self._columns
         return TokenLogprobs.rows(ids[start:end], values[start:end], ranks[start:end], top)
 
+    def speak(self, known: KnownTexts, slots: Ints, before: Array) -> None:
+        """Make these slots' texts together, if any is read. `before`: the last token of each until then [n]."""
+        self._speaking = known, slots, before
+
+    def pieces(self, slot: int) -> list[str] | None:
+        """The text of each of the slot's tokens, and "" for others; None if it must be decoded token by token."""
+        return self._pieces.get(slot)
+
     def append_to(self, table: SlotTable, slots: Ints | slice) -> None:
         """Have a table take over the tokens of these slots, whose requests go on.
 
@@ -116,6 +126,14 @@ class StepReport:
         """[B, S]: which of `emitted` were emitted."""
         counted: NDArray[np.bool_] = np.arange(self.emitted.shape[1]) < self.counts[:, None]
         return counted
+
+    @cached_property
+    def _pieces(self) -> dict[int, list[str] | None]:
+        if self._speaking is None:
+            return {}
+        known, slots, before = self._speaking
+        pieces = known.pieces(before, self.emitted[slots], self.counted[slots])
+        return dict(zip(slots.tolist(), pieces, strict=True))
 
     @cached_property
     def _rows(self) -> list[list[int]]:

@@ -15,6 +15,7 @@ import numpy as np
 from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, JournalError, PluginError, RequestError
 from specdec_hal.models import Tokenizer
+from specdec_hal.models.detokenizer import KnownTexts
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.registry import Registry
@@ -43,7 +44,7 @@ from specdec_hal.runner.request import (
 from specdec_hal.runner.scheduler import Schedule, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Bools, Ints
-from specdec_hal.runner.stream import PROMPT_TAIL, detokenizer_for
+from specdec_hal.runner.stream import PROMPT_TAIL, TextStream, detokenizer_for
 from specdec_hal.runner.structured import MaskedStep
 from specdec_hal.runner.watchdog import Activity
 from specdec_hal.structured.backend import Grammar, GrammarFailedError
@@ -94,6 +95,7 @@ class ModelRunner:
         if (ratio := settings.mixed_step_ratio) is not None:
             self.prefill_budget = PrefillBudget(ratio, parts.compiler.padded, parts.state.symbols["S"])
             self.scheduler.prompt_limit = self.prefill_budget.limit
+        self._known_texts: KnownTexts | None = getattr(parts.tokenizer, "known_texts", None)
         self._gap_from: float | None = None
         """When the last call of :meth:`step` ended, if requests ran."""
         self._features: Features | None = None
@@ -483,7 +485,22 @@ class ModelRunner:
         table.in_flight[own] -= schedule.takes_part[own] & fresh
         usual = schedule.decodes[own] & fresh & table.plain[own] & ~report.stopped & report.goes_on(self._ordinary)
         usual &= table.length[own] + report.counts < table.end[own]
+        if self._known_texts is not None and self.sink is None:
+            self._speak(usual, report, self._known_texts)
+        else:
+            usual &= ~table.stops[own]
         return usual, fresh
+
+    def _speak(self, usual: Bools, report: StepReport, known: KnownTexts) -> None:
+        """Have the texts of these slots made together, and take out those where a stop string may begin or end."""
+        table = self.scheduler.table
+        slots = np.flatnonzero(usual & table.speaks[: len(usual)])
+        if not slots.size:
+            return
+        report.speak(known, slots, table.tokens[slots, table.length[slots] - 1])
+        for slot in slots[table.stops[slots]].tolist():
+            pieces, text = report.pieces(slot), self.scheduler.running[slot].written
+            usual[slot] = pieces is not None and isinstance(text, TextStream) and text.passes(pieces)
 
     def _take_usual(self, slots: Ints, report: StepReport, record: StepRecord) -> None:
         """Process the tokens of such slots."""

@@ -65,8 +65,13 @@ class Sequence(OutputStream):
         self.grammar: GrammarState | None = None
         """Its state in its grammar, if any."""
         looked_at = thinks or params.return_drafts or params.structured is not None
-        self._plain = top < 0 and isinstance(self.written, TokenText) and not looked_at
-        """Whether the host needs nothing of a step but its tokens."""
+        self._stops = not isinstance(self.written, TokenText)
+        self._speaks = (
+            detokenizer is not None and params.skip_special_tokens and (self._stops or bool(request.callback))
+        )
+        """Whether its texts are made with those of other requests, if the tokenizer allows that."""
+        self._plain = top < 0 and not looked_at and self._speaks >= self._stops
+        """Whether the host needs nothing of a step but its tokens, and their text."""
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, after the tokens that the host knows."""
         self.slot: int | None = None
@@ -105,6 +110,7 @@ class Sequence(OutputStream):
         table.length[slot], table.end[slot] = self.length, self.prompt_len + self.max_new_tokens
         table.used[slot] = table.prefilling[slot] = True
         table.plain[slot], table.heard[slot] = self._plain, self.request.callback is not None
+        table.speaks[slot], table.stops[slot] = self._speaks, self._stops
         table.shares_at[slot], table.counts[:, slot] = INT32_MAX, 0
         self.slot, self._table, self._ahead, self.shown = slot, table, table if self._plain else None, shown
         self._fill_slot()

@@ -31,4 +31,6 @@ class SlotTable:
         unread steps; positions that fill one more block; how many requests have left the slot."""
         self.used, self.prefilling, self.plain, self.heard = np.zeros((4, slots), np.bool_)
         """Whether a request has the slot; whether chunks of its context are left; whether the host needs nothing of a
-        step but its tokens; whether it has a callback."""
+        step but its tokens, and their text; whether it has a callback."""
+        self.speaks, self.stops = np.zeros((2, slots), np.bool_)
+        """Whether its text is made without special tokens; whether it has stop strings."""

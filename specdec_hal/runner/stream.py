@@ -49,6 +49,11 @@ class Detokenizer(Protocol):
 MakeDetokenizer = Callable[[], Detokenizer]
 
 
+def _push_all(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
+    every: Callable[[Sequence[int]], list[str]] | None = getattr(detokenizer, "push_all", None)
+    return list(map(detokenizer.push, token_ids)) if every is None else every(token_ids)
+
+
 def detokenizer_for(make: Callable[..., Detokenizer], params: SamplingParams, prompt: Sequence[int]) -> MakeDetokenizer:
     """Makes a request's detokenizer. `make`: ``Tokenizer.detokenizer``; `prompt`: the prompt's last
     :data:`PROMPT_TAIL` tokens.
@@ -122,7 +127,7 @@ class TokenText:
     def _decode(self, end: int) -> None:
         pieces = self._pieces
         if self._make is not None and len(pieces) < end:
-            pieces += map(self._detokenizer.push, self._token_ids[len(pieces) : end])
+            pieces += _push_all(self._detokenizer, self._token_ids[len(pieces) : end])
 
     def _ending(self) -> str:
         """The rest, which completes no token."""
@@ -193,6 +198,20 @@ class TextStream:
         self._add(self._decode(token_id), from_draft, may_stop)
         return self._stopped
 
+    def passes(self, pieces: Sequence[str]) -> bool:
+        """Take over these next pieces, which are shown at once; False, with nothing changed, if a stop string may have
+        begun before them, or begins or ends in them.
+        """
+        if any([stop.matched for stop in self.stop]):
+            return False
+        text = "".join(pieces)
+        if any([stop.feed(text) or stop.matched for stop in self.stop]):
+            for stop in self.stop:
+                stop.matched = 0
+            return False
+        self._pieces.append(text)
+        return True
+
     def _add(self, piece: str, from_draft: bool, may_stop: bool = True) -> None:
         if not piece:
             return
@@ -258,6 +277,9 @@ class Step(Protocol):
     def flags(self, slot: int) -> list[bool]:
         """Which of them are accepted drafts."""
 
+    def pieces(self, slot: int) -> list[str] | None:
+        """The text of each, and more empty ones; None if it must be decoded token by token."""
+
 
 _item: Any = tuple.__getitem__
 _iterate: Any = tuple.__iter__
@@ -297,12 +319,21 @@ class LazyDelta(StreamDelta):
     def spans(self) -> tuple[Span, ...]:
         """The new text."""
         _, step, slot, (stream, length), reason, _, _, _ = _iterate(self)
+        if type(step) is not tuple and (pieces := step.pieces(slot)) is not None:
+            return tuple([span for span in zip(pieces, step.flags(slot), strict=False) if span[0]])
         tokens, flags = (step, slot) if type(step) is tuple else (step.tokens(slot), step.flags(slot))
         text, start = stream.written, length - stream.prompt_len
         if not text.reaches(start):
             _ = stream.token_ids  # so that the text has them all
         found: tuple[Span, ...] = text.spans(start, tokens, flags, reason is not None)
         return found
+
+    @property
+    def text(self) -> str:
+        """The new text."""
+        step, slot = _item(self, 1), _item(self, 2)
+        pieces = None if type(step) is tuple else step.pieces(slot)
+        return super().text if pieces is None else "".join(pieces)
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> StreamDelta:  # type: ignore[override]

@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +56,43 @@ def pieces(tokenizer: Tokenizer, ids: list[int], **options: Any) -> list[str]:
 def whole(tokenizer: Made, ids: list[int], skip: bool) -> str:
     text: str = tokenizer.library.decode(ids, skip_special_tokens=skip)
     return text
+
+
+# ---- of many streams at once
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_texts_of_many_streams_at_once(byte_level: Tokenizer, data: st.DataObject) -> None:
+    """What is not made together goes to the stream's own detokenizer, which misses the rest."""
+    streams, width = 3, 3
+    ids = [data.draw(st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=14)) for _ in range(streams)]
+    known = byte_level.known_texts
+    assert known is not None
+    detokenizers = [byte_level.detokenizer(skip_special_tokens=True) for _ in range(streams)]
+    texts, at = [one.push(some[0]) for one, some in zip(detokenizers, ids, strict=True)], [1] * streams
+    while any(start < len(some) for start, some in zip(at, ids, strict=True)):
+        counts = np.array([min(data.draw(st.integers(0, width)), len(s) - a) for a, s in zip(at, ids, strict=True)])
+        tokens = np.full((streams, width), -1, np.int64)
+        for row, (start, count) in enumerate(zip(at, counts, strict=True)):
+            tokens[row, :count] = ids[row][start : start + count]
+        before = np.array([some[start - 1] for start, some in zip(at, ids, strict=True)], np.int64)
+        together = known.pieces(before, tokens, np.arange(width) < counts[:, None])
+        for row, pieces in enumerate(together):
+            new = ids[row][at[row] : at[row] + counts[row]]
+            texts[row] += "".join(detokenizers[row].push_all(new) if pieces is None else pieces)
+            assert pieces is None or not any(pieces[len(new) :])
+            at[row] += counts[row]
+    for text, one, some in zip(texts, detokenizers, ids, strict=True):
+        assert text + one.finish() == whole(byte_level, some, True)
+
+
+def test_ids_outside_the_vocabulary_have_no_common_text(byte_level: Tokenizer) -> None:
+    known, letter = byte_level.known_texts, byte_level.encode("a")[-1]
+    assert known is not None
+    tokens, counted = np.array([[letter], [SIZE], [-1], [letter]], np.int64), np.ones((4, 1), np.bool_)
+    before = np.array([letter, letter, letter, -1], np.int64)
+    assert known.pieces(before, tokens, counted) == [["a"], None, None, None]
 
 
 # ---- the same text as in one go

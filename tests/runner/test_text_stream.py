@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.models.detokenizer import ByteDetokenizer, KnownTexts
+from specdec_hal.runner import Request, SamplingParams, StreamDelta, build_runner
 from specdec_hal.runner.stream import TextStream
+from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
 
 @given(
@@ -137,3 +144,64 @@ def test_a_long_stop_string_that_nearly_comes(letter: str) -> None:
         stream.release(False)
     stream.finish()
     assert len(stream.text) == 40_000
+
+
+PIECES = [
+    *(letter.encode() for letter in "abcdefgh\n"), b"\xc3", b"\xa9", b"x\xe2", b"\x82", b"\xac", b"\xf0\x9f",
+    b"\x98\x80y", b"\xff", "\u00e9".encode(), b"ab", b"\na", b"bc", b"<end>", b"ca", b"a\n",
+]  # fmt: skip
+"""Bytes of the tokens of HistoryModel, some of them parts of characters; the one of "<end>" is special."""
+
+
+class PiecesTokenizer(LetterTokenizer):
+    """`together`: texts of many requests are made at once."""
+
+    special_ids = frozenset({PIECES.index(b"<end>")})
+
+    def __init__(self, together: bool) -> None:
+        self._known = KnownTexts(len(PIECES), self.special_ids, PIECES.__getitem__)
+        self.known_texts = self._known if together else None
+
+    def detokenizer(self, prompt: Any = (), skip_special_tokens: bool = True, **options: bool) -> Any:
+        silent = self.special_ids if skip_special_tokens else frozenset[int]()
+        made = ByteDetokenizer(len(PIECES), silent, PIECES.__getitem__, self._known if skip_special_tokens else None)
+        made.prime(prompt)
+        return made
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_texts_made_together_are_those_of_each_alone(drafts: int, overlap: bool) -> None:
+    """With stop strings, special tokens, and a pool so small that requests leave their slots and resume."""
+    stops = [[], ["\na"], ["\u00e9b"], ["cab", "\n\n\n"], ["bcbcbc"], ["y"], ["\ufffd\ufffd"], ["hg\n"]]
+    outputs = list[dict[str, Any]]()
+    for together in (False, True):
+        speculative = {"method": "ngram", "num_speculative_tokens": drafts} if drafts else {"method": "naive"}
+        sizes = {"max_num_seqs": 5, "block_size": 4, "num_kv_blocks": 60, "overlap": overlap}
+        config = parse({"runner": sizes, "speculative": speculative})
+        tokenizer: Any = PiecesTokenizer(together)
+        runner = build_runner(config, ReferenceBackend(), DeviceHistoryModel(), tokenizer)
+        deltas, texts = dict[str, list[StreamDelta]](), dict[str, str]()
+
+        def hear(delta: StreamDelta, texts: dict[str, str] = texts) -> None:
+            texts[delta.request_id] = texts.get(delta.request_id, "") + delta.text
+
+        for i in range(40):
+            wanted = {"stop": stops[i % 8], "temperature": 1.0, "seed": i, "skip_special_tokens": i % 5 != 4}
+            params = SamplingParams(max_new_tokens=70, min_new_tokens=i % 3 * 10, **wanted)
+            callback = hear if i % 2 else None
+            runner.add_request(Request(str(i), [3, 4, 9, 5][: 1 + i % 4], params, callback))
+        while runner.has_requests:
+            for delta in runner.step():
+                deltas.setdefault(delta.request_id, []).append(delta)
+        found = runner.take_finished()
+        for name, output in found.items():
+            shown = "".join(delta.text for delta in deltas[name])
+            assert shown == output.text == texts.get(name, shown)
+            assert sum((delta.token_ids for delta in deltas[name]), ()) == output.token_ids
+            assert shown == "".join(text for delta in deltas[name] for text, _ in delta.spans)
+        outputs.append({name: (o.token_ids, o.text, o.finish_reason, o.accepted_draft) for name, o in found.items()})
+        assert runner.scheduler.preemptions > 0
+    assert outputs[0] == outputs[1]
+    reasons = [reason for _, _, reason, _ in outputs[1].values()]
+    assert reasons.count("stop") > 8 and reasons.count("length") > 8
