@@ -24,7 +24,7 @@ def proposes(
     row = [text[-1], *mtp, *[UNSEEN] * (k - len(mtp))]
     tail = row[len(drafts) + 1 :]
     expected = {"seq_lens_this_time": [1 + len(drafts)], "draft_tokens": [[text[-1], *drafts, *tail]]}
-    if "token_budget" in given:  # what was found and not granted may stand after the drafts
+    if "token_budget" in given and "pad_to_max" not in given:  # what was found and not granted may stand after them
         del expected["draft_tokens"]
     arguments: dict[str, Any] = {
         "token_ids_all": [text + list(stale)],
@@ -130,6 +130,8 @@ def _limits() -> Iterator[Case]:
     yield from proposes("the request is not asked", "wanted", text, 8, [2, 3, 4, 5, 6], **not_asked)
     pad: dict[str, Any] = {"pad_to_max": True}
     yield from proposes("padded with the last draft", "pad", [1, 2, 3, 1], 3, [2, 3, 1, 1, 1], max_ngram_size=1, **pad)
+    granted: dict[str, Any] = {"max_ngram_size": 1, "token_budget": 3, **pad}
+    yield from proposes("padded with the last draft granted", "pad budget", [1, 2, 3, 1], 3, [2, 3, 3, 3, 3], **granted)
     yield from proposes("padded with the base token", "pad", [1, 2, 3, 4], 3, [4] * 5, **pad)
     yield from proposes("padded whatever the limit", "pad", [1, 2, 3, 1], 3, [1] * 5, **pad, max_dec_len=[1])
     yield edge(
