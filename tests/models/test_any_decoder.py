@@ -17,8 +17,9 @@ from specdec_hal.errors import BackendUnavailableError, CheckpointError, Unsuppo
 from specdec_hal.models import load_model
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
-from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner import SamplingParams
 from tests.runner.conftest import make_runner
+from tests.support.decoding import outputs_of
 from tests.support.hf_models import ARCHITECTURES, REFUSED, VOCABULARY, Case, write_model
 
 pytestmark = pytest.mark.torch
@@ -49,10 +50,8 @@ class Models(Case):
             runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64, **settings},
         )
         params = SamplingParams(max_new_tokens=self.new_tokens)
-        for i, prompt in enumerate(self.prompts):
-            runner.add_request(Request(str(i), prompt, params))
-        outputs = runner.run()
-        return [list(outputs[str(i)].token_ids) for i in range(len(self.prompts))], runner.summary()
+        outputs = outputs_of(runner, *((prompt, params) for prompt in self.prompts))
+        return [list(output.token_ids) for output in outputs], runner.summary()
 
 
 @pytest.fixture(scope="module", autouse=True)

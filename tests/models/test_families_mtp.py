@@ -12,8 +12,9 @@ import pytest
 from specdec_hal.errors import CheckpointError
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
-from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner import SamplingParams
 from tests.runner.conftest import make_runner
+from tests.support.decoding import outputs_of
 from tests.support.hf_models import VOCABULARY, Case, write_model
 
 pytestmark = pytest.mark.torch
@@ -137,11 +138,10 @@ def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
             runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64},
         )  # fmt: skip
         assert runner.config.speculative.method == "mtp"
-        for number, prompt in enumerate(case.prompts):
-            runner.add_request(Request(str(number), prompt, SamplingParams(max_new_tokens=case.new_tokens)))
-        outputs = runner.run()
-        assert [list(outputs[str(i)].token_ids) for i in range(len(case.prompts))] == case.generated
-        assert sum(output.drafted for output in outputs.values()) > 20 and not runner.summary()["failed_proposals"]
+        params = SamplingParams(max_new_tokens=case.new_tokens)
+        outputs = outputs_of(runner, *((prompt, params) for prompt in case.prompts))
+        assert [list(output.token_ids) for output in outputs] == case.generated
+        assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
 
 
 def test_a_module_that_is_not_whole(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.runner import Request, SamplingParams, build_runner
+from specdec_hal.runner import SamplingParams, build_runner
 from specdec_hal.runner import build as build_module
 from tests.models.conftest import Shape, write_checkpoint
+from tests.support.decoding import outputs_of
 
 pytestmark = pytest.mark.torch
 SHAPE = Shape(num_hidden_layers=1, num_nextn_predict_layers=0, bos_token_id=0, eos_token_id=0)
@@ -47,10 +48,8 @@ def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest
         for number, words in enumerate(said):
             text += words
             other = [number + 1] * 30  # writes to blocks that are free, in which the same text may have been
-            runner.add_request(Request("other", other, SamplingParams(max_new_tokens=1)))
-            runner.run()
-            runner.add_request(Request(str(number), list(text), SamplingParams(max_new_tokens=5, logprobs=0)))
-            output = runner.run()[str(number)]
+            outputs_of(runner, (other, SamplingParams(max_new_tokens=1)))
+            (output,) = outputs_of(runner, (list(text), SamplingParams(max_new_tokens=5, logprobs=0)))
             text += output.token_ids
             scores += [one.logprob for one in output.logprobs]
             found.append(output.num_cached_tokens)

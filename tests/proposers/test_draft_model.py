@@ -23,6 +23,7 @@ from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_run
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.runner.conftest import PrefillFirst
 from tests.support.cuda_on_host import CudaOnHost, why_not
+from tests.support.decoding import outputs_of
 from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel
 
 ROOT = Path(__file__).parents[2]
@@ -82,11 +83,9 @@ def decode(
         {"runner": {**sizes, "overlap": keys.get("overlap", False)}, "speculative": speculative}, registry=registry
     )
     runner = build_runner(config, backend, DeviceHistoryModel() if on_device else HistoryModel(), registry=registry)
-    for number, (prompt, params) in enumerate(asked):
-        params = params.model_copy(update={"num_speculative_tokens": None}) if plain else params
-        runner.add_request(Request(str(number), prompt, params))
-    outputs = runner.run()
-    return [outputs[str(number)] for number in range(len(asked))]
+    if plain:
+        asked = [(prompt, params.model_copy(update={"num_speculative_tokens": None})) for prompt, params in asked]
+    return outputs_of(runner, *asked)
 
 
 def params(temperature: float) -> st.SearchStrategy[SamplingParams]:
@@ -275,9 +274,7 @@ def test_a_request_that_drafts_again_lacks_nothing(method: str, device: bool, mo
     runner = build_runner(
         config, ReferenceBackend(), DeviceHistoryModel() if device else HistoryModel(), registry=registry
     )
-    for number, prompt in enumerate(prompts):
-        runner.add_request(Request(str(number), prompt, SamplingParams(max_new_tokens=30)))
-    runner.run()
+    outputs_of(runner, *((prompt, SamplingParams(max_new_tokens=30)) for prompt in prompts))
     summary = runner.summary()
     assert summary["failed_proposals"] == 0
     assert summary["accepted_tokens"] > 5

@@ -10,7 +10,8 @@ import specdec_hal as sd
 from specdec_hal.ops import MatchPolicy
 from specdec_hal.proposers.hybrid import HybridSettings
 from specdec_hal.proposers.ngram import NgramSettings
-from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner import SamplingParams
+from tests.support.decoding import outputs_of
 
 CONFIG = Path(__file__).parents[2] / "configs" / "xpu_sim.yaml"
 TOKENS = 64
@@ -19,9 +20,7 @@ TOKENS = 64
 def steps_and_tokens(*overrides: str) -> tuple[int, tuple[int, ...]]:
     runtime = sd.load(CONFIG, overrides)
     prompt = runtime.load_tokenizer().encode("def f(b):\n    return b + b + b + b")
-    runner = runtime.runner()
-    runner.add_request(Request("cycle", prompt, SamplingParams(temperature=0, max_new_tokens=TOKENS)))
-    output = runner.run()["cycle"]
+    (output,) = outputs_of(runtime.runner(), (prompt, SamplingParams(temperature=0, max_new_tokens=TOKENS)))
     return output.steps, tuple(output.token_ids)
 
 

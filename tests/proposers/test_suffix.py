@@ -14,6 +14,7 @@ from specdec_hal.config import parse
 from specdec_hal.errors import RequestError
 from specdec_hal.proposers.suffix import SuffixCounts
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from tests.support.decoding import outputs_of
 from tests.support.history_model import HistoryModel
 
 DEPTH = 3
@@ -97,11 +98,8 @@ def runner(method: str, **settings: Any) -> ModelRunner:
 
 def steps(one: ModelRunner, prompts: list[list[int]]) -> list[int]:
     """Decode steps of requests one after the other."""
-    counted = []
-    for number, prompt in enumerate(prompts):
-        one.add_request(Request(str(number), prompt, SamplingParams(max_new_tokens=30, bad_token_ids=[0])))
-        counted.append(one.run()[str(number)].steps)
-    return counted
+    params = SamplingParams(max_new_tokens=30, bad_token_ids=[0])
+    return [outputs_of(one, (prompt, params))[0].steps for prompt in prompts]
 
 
 def test_the_second_of_two_requests_follows_the_first() -> None:

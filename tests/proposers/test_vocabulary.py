@@ -14,8 +14,9 @@ from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.plugin.model import ModelConfig
 from specdec_hal.proposers.vocabulary import intersection, padded, same_tokens
-from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
+from specdec_hal.runner import RequestOutput, SamplingParams, build_runner
 from tests.proposers.conftest import registry_with_draft_model
+from tests.support.decoding import outputs_of
 from tests.support.joint import FILTERS, PROMPT, TARGET, joint
 from tests.support.markov_model import MarkovModel
 
@@ -88,11 +89,10 @@ def decode(
         speculative |= {"imitation": {"path": "nowhere"}, "verify_strategy": params.pop("strategy", "target_match")}
     config = parse({"runner": {"max_num_seqs": 50, "prefill_chunk": 4}, "speculative": speculative}, registry=registry)
     runner = build_runner(config, ReferenceBackend(), MarkovModel(TARGET), registry=registry)
-    for seed in range(requests):
-        runner.add_request(Request(str(seed), PROMPT, SamplingParams(seed=seed, return_drafts=True, **params)))
-    outputs = runner.run()
+    asked = [(PROMPT, SamplingParams(seed=seed, return_drafts=True, **params)) for seed in range(requests)]
+    outputs = outputs_of(runner, *asked)
     assert runner.summary()["failed_proposals"] == runner.summary()["dropped_drafts"] == 0
-    return [outputs[str(seed)] for seed in range(requests)], runner.summary()
+    return outputs, runner.summary()
 
 
 def lacking_model() -> MarkovModel:

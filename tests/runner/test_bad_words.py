@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner import SamplingParams
 from specdec_hal.runner.bad_words import bad_sequences, forbidden_next
 from tests.runner.conftest import make_runner
+from tests.support.decoding import outputs_of
 from tests.support.history_model import VOCABULARY, DeviceHistoryModel
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "tiny-py-lm"
@@ -45,17 +46,13 @@ def test_a_model_that_would_say_it(temperature: float) -> None:
     free = SamplingParams(max_new_tokens=40, temperature=temperature, seed=3, bad_token_ids=[0])
     runner = make_runner(model=DeviceHistoryModel(), runner={"overlap": True})
     prompt = [3, 4, 5] * 4
-    runner.add_request(Request("free", prompt, free))
-    said = list(runner.run()["free"].token_ids)
+    said = list(outputs_of(runner, (prompt, free))[0].token_ids)
     pairs = sorted(set(pairwise(said)))[::2]
     params = free.model_copy(update={"bad_sequences": [list(pair) for pair in pairs]})
-    for number, drafts in enumerate((0, None)):
-        own = params.model_copy(update={"num_speculative_tokens": drafts})
-        runner.add_request(Request(str(number), prompt, own))
-        runner.add_request(Request(f"free {number}", prompt, free))
-    outputs = runner.run()
-    assert outputs["0"].token_ids == outputs["1"].token_ids
-    tokens = outputs["1"].token_ids
+    without = params.model_copy(update={"num_speculative_tokens": 0})
+    one, *others, other = outputs_of(runner, *((prompt, some) for some in (params, free, free, without)))
+    assert one.token_ids == other.token_ids
+    tokens = one.token_ids
     assert len(tokens) == 40 and not set(pairwise(tokens)) & set(pairs)
-    assert all(list(outputs[f"free {number}"].token_ids) == said for number in range(2))
+    assert all(list(output.token_ids) == said for output in others)
     assert set(range(VOCABULARY)) > set(tokens)

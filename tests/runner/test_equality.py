@@ -12,6 +12,7 @@ from tests.runner.conftest import make_runner
 from tests.support.decoding import (
     THINK_END,
     THINKS_WITH,
+    outputs_of,
     plain_decoding,
     prompts,
     scored_prompt,
@@ -167,8 +168,7 @@ def test_padded_drafts_change_nothing_but_the_room() -> None:
             runner={"max_model_len": CONTEXT - 4},
             speculative={"method": "ngram", "num_speculative_tokens": 4, "ngram": ngram},
         )
-        runner.add_request(Request("a", prompt, params))
-        texts.append(runner.run()["a"].token_ids)
+        texts.append(outputs_of(runner, (prompt, params))[0].token_ids)
     assert texts[0] == texts[1]
 
 
@@ -183,10 +183,8 @@ def test_biased_logits_decide_under_every_strategy(strategy: str, device: bool) 
     )
     biases: list[dict[int, float]] = [{}, {5: 2.5}, {4: -100.0, END: -100.0}, {}, {t: 0.25 * t for t in range(9)}, {}]
     params = [SamplingParams(max_new_tokens=24, logit_bias=bias) for bias in biases]
-    for number, one in enumerate(params):
-        runner.add_request(Request(str(number), [3, 4, 5] * 5, one))
-    outputs = runner.run()
-    assert sum(output.accepted for output in outputs.values()) > 20
-    texts = [list(outputs[str(number)].token_ids) for number in range(len(params))]
+    outputs = outputs_of(runner, *(([3, 4, 5] * 5, one) for one in params))
+    assert sum(output.accepted for output in outputs) > 20
+    texts = [list(output.token_ids) for output in outputs]
     assert texts == [plain_decoding([3, 4, 5] * 5, one).tokens for one in params]
     assert len({tuple(text) for text in texts}) > 2

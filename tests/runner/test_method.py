@@ -12,11 +12,11 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.plugin.model import ModelCapabilities
 from specdec_hal.plugin.registry import default as registry
-from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from specdec_hal.runner import ModelRunner, SamplingParams, build_runner
 from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.method import chosen
 from tests.runner.conftest import make_runner
-from tests.support.decoding import plain_decoding
+from tests.support.decoding import outputs_of, plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 
 PROMPT = [3, 5, 6, 5, 6]
@@ -51,8 +51,7 @@ def test_the_default_drafts_with_the_models_module(
         "speculative.method auto: mtp, since the model has an MTP module; at most 5 drafts a step, adaptive"
     ]
     params = SamplingParams(max_new_tokens=40, temperature=0.4, seed=3, bad_token_ids=[0])
-    runner.add_request(Request("a", PROMPT, params))
-    output = runner.run()["a"]
+    (output,) = outputs_of(runner, (PROMPT, params))
     assert list(output.token_ids) == plain_decoding(PROMPT, params).tokens and output.accepted > 0
     assert runner.summary()["failed_proposals"] == runner.summary()["failed_steps"] == 0
 
@@ -81,8 +80,8 @@ def test_what_is_chosen_otherwise(
     (record,) = (one for one in caplog.records if one.levelno == logging.INFO)
     assert f": {expected[0]}, since {why}; at most {expected[1]} drafts a step, " in record.getMessage()
     assert record.getMessage().endswith("not adaptive" if not expected[2] else ", adaptive")
-    runner.add_request(Request("a", PROMPT, SamplingParams(max_new_tokens=20)))
-    assert list(runner.run()["a"].token_ids) == plain_decoding(PROMPT, SamplingParams(max_new_tokens=20)).tokens
+    asked = PROMPT, SamplingParams(max_new_tokens=20)
+    assert list(outputs_of(runner, asked)[0].token_ids) == plain_decoding(*asked).tokens
 
 
 @pytest.mark.parametrize("method", ["naive", "ngram", "mtp"])
@@ -110,8 +109,7 @@ def test_the_module_needs_no_op_but_those_that_are_asked_for(monkeypatch: pytest
                 ReferenceBackend, "bind", lambda self, op, *args, **more: names.add(op) or bind(self, op, *args, **more)
             )
             runner = make_runner(model=DeviceHistoryModel(), speculative={"method": method})
-            runner.add_request(Request("a", PROMPT, SamplingParams(max_new_tokens=9)))
-            runner.run()
+            outputs_of(runner, (PROMPT, SamplingParams(max_new_tokens=9)))
         return names
 
     from specdec_hal.ops.draft_model import OPS

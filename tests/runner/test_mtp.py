@@ -18,6 +18,7 @@ from specdec_hal.plugin.model import ModelCapabilities
 from specdec_hal.proposers.mtp import mention_training
 from specdec_hal.runner import ModelRunner
 from tests.runner.conftest import make_runner
+from tests.support.decoding import outputs_of
 from tests.support.history_model import HistoryModel
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +39,7 @@ def runner(framework: str, method: str, *overrides: str) -> ModelRunner:
 
 
 def decode(runner: ModelRunner, texts: list[list[int]], params: sd.SamplingParams) -> list[tuple[int, ...]]:
-    for number, text in enumerate(texts):
-        runner.add_request(sd.Request(str(number), text, params))
-    outputs = runner.run()
-    return [outputs[str(number)].token_ids for number in range(len(texts))]
+    return [output.token_ids for output in outputs_of(runner, *((text, params) for text in texts))]
 
 
 @pytest.mark.parametrize("framework", ["paddle", pytest.param("transformers", marks=pytest.mark.torch)])

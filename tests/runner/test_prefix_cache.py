@@ -15,10 +15,10 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.plugin.model import ModelCapabilities, ModelConfig
 from specdec_hal.proposers.mtp import MTPProposer
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner, journal
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner, journal
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from tests.proposers.conftest import registry_with_draft_model, settings_of
-from tests.support.decoding import plain_decoding, scored_prompt
+from tests.support.decoding import outputs_of, plain_decoding, scored_prompt
 from tests.support.history_model import VOCABULARY, DeviceHistoryModel, HistoryModel
 
 BLOCK = 4
@@ -38,14 +38,6 @@ def make(method: str = "ngram", k: int = 3, *, model: DeviceHistoryModel | None 
     runner = {"max_num_seqs": 3, "prefill_chunk": 9, "block_size": BLOCK, "overlap": False, **sizes}
     config = parse({"runner": runner, "speculative": speculative}, registry=registry)
     return build_runner(config, ReferenceBackend(), target, registry=registry)
-
-
-def run(runner: ModelRunner, *asked: tuple[list[int], SamplingParams]) -> list[RequestOutput]:
-    """Together."""
-    for number, (prompt, params) in enumerate(asked):
-        runner.add_request(Request(str(number), prompt, params))
-    outputs = runner.run()
-    return [outputs[str(number)] for number in range(len(asked))]
 
 
 class Blocks:
@@ -156,8 +148,8 @@ def test_drafts_after_a_found_prefix_are_those_without(
     found = []
     for cached in (False, True):
         runner = make(method, k, overlap=overlap, enable_prefix_caching=cached)
-        (earlier,) = run(runner, ([*shared, 7], first))
-        found.append(run(runner, ([*shared, 8, 9], params), ([*shared, 7, *earlier.token_ids, 3], params)))
+        (earlier,) = outputs_of(runner, ([*shared, 7], first))
+        found.append(outputs_of(runner, ([*shared, 8, 9], params), ([*shared, 7, *earlier.token_ids, 3], params)))
     for plain, after in zip(*found, strict=True):
         assert plain == after and after.accepted == after.drafted > 0
         assert plain.num_cached_tokens == 0
@@ -176,7 +168,7 @@ def test_the_tenth_turn_of_a_chat_computes_its_new_tokens() -> None:
         for turn in range(10):
             text += rng.integers(1, VOCABULARY, 20).tolist() if turn else list(range(1, 21))
             before = runner.summary()["input_tokens"]
-            (output,) = run(runner, (text, SamplingParams(max_new_tokens=12)))
+            (output,) = outputs_of(runner, (text, SamplingParams(max_new_tokens=12)))
             text += output.token_ids
             computed[cached] = runner.summary()["input_tokens"] - before
         assert output.num_cached_tokens == (len(text) - 20 - 12 - 1) // BLOCK * BLOCK * cached
@@ -190,13 +182,13 @@ def test_who_shares_with_whom() -> None:
         (0, {}), (16, {}), (0, {"cache_salt": "a"}), (16, {"cache_salt": "a"}), (0, {"cache_salt": "b"}),
         (0, {"prompt_logprobs": 0}), (16, {}),
     ):  # fmt: skip
-        (output,) = run(runner, (prompt, SamplingParams(max_new_tokens=2, **more)))
+        (output,) = outputs_of(runner, (prompt, SamplingParams(max_new_tokens=2, **more)))
         assert output.num_cached_tokens == expected
-    (output,) = run(runner, (prompt[:16], SamplingParams()))  # its last token is computed
+    (output,) = outputs_of(runner, (prompt[:16], SamplingParams()))  # its last token is computed
     assert output.num_cached_tokens == 12
     assert runner.summary()["prefix_cache_queries"] == 6 * 17 + 16
     runner.forget()
-    (output,) = run(runner, (prompt, SamplingParams()))
+    (output,) = outputs_of(runner, (prompt, SamplingParams()))
     assert output.num_cached_tokens == 0
 
 
@@ -205,7 +197,7 @@ def test_what_has_failed_is_not_found_again() -> None:
     model.poisoned.add(17)
     runner = make("naive", 0, model=model)
     for _ in range(2):
-        (output,) = run(runner, (prompt, SamplingParams()))
+        (output,) = outputs_of(runner, (prompt, SamplingParams()))
         assert (output.finish_reason, output.num_cached_tokens) == ("error", 0)
 
 
@@ -213,7 +205,7 @@ def test_a_drafter_with_rows_elsewhere_reads_everything(monkeypatch: pytest.Monk
     monkeypatch.setattr(MTPProposer, "cache_lookahead", None)
     prompt, runner = list(range(1, 18)), make("mtp", 2)
     for expected, most in ((0, None), (0, None), (16, 0)):
-        (output,) = run(runner, (prompt, SamplingParams(num_speculative_tokens=most)))
+        (output,) = outputs_of(runner, (prompt, SamplingParams(num_speculative_tokens=most)))
         assert output.num_cached_tokens == expected and output.accepted == output.drafted
 
 
@@ -228,9 +220,9 @@ def test_a_proposer_that_fails_leaves_no_rows(caplog: pytest.LogCaptureFixture) 
 
     module.forward_device = fail
     params = SamplingParams(max_new_tokens=8, bad_token_ids=[0])
-    run(runner, (prompt, params))
+    outputs_of(runner, (prompt, params))
     failed = runner.summary()["failed_proposals"]
-    (output,) = run(runner, (prompt, params))
+    (output,) = outputs_of(runner, (prompt, params))
     assert output.num_cached_tokens == 0 and output.accepted == output.drafted > 0
     assert runner.summary()["failed_proposals"] == failed > 0 and "injected" in caplog.text
 
@@ -249,7 +241,7 @@ def test_a_restart_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
     restarted = make("mtp", 2, max_num_seqs=1)
     restarted.restore(journal.read(file))
     outputs = restarted.run()
-    (more,) = run(restarted, asked[2])
+    (more,) = outputs_of(restarted, asked[2])
     assert more.num_cached_tokens == 16
     for number, (prompt, params) in enumerate(asked):
         assert list(outputs[str(number)].token_ids) == plain_decoding(prompt, params).tokens
@@ -265,7 +257,7 @@ def test_where_it_is_on() -> None:
     ):  # fmt: skip
         runner = make(model=model, enable_prefix_caching=wanted)  # type: ignore[arg-type]
         prompt = list(range(1, 18)), SamplingParams(max_new_tokens=1)
-        assert [bool(run(runner, prompt)[0].num_cached_tokens) for _ in range(2)] == [False, on]
+        assert [bool(outputs_of(runner, prompt)[0].num_cached_tokens) for _ in range(2)] == [False, on]
     with pytest.raises(
         ConfigError, match=r"runner\.enable_prefix_caching: expected false for a model that keeps no KV"
     ):

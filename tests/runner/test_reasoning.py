@@ -12,7 +12,15 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.support.decoding import ANSWER_STARTS, LINE_BREAK, THINK_END, THINKS_WITH, plain_decoding, prompts
+from tests.support.decoding import (
+    ANSWER_STARTS,
+    LINE_BREAK,
+    THINK_END,
+    THINKS_WITH,
+    outputs_of,
+    plain_decoding,
+    prompts,
+)
 from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
 from tests.support.oracle_phases import awaits_answer
 
@@ -63,14 +71,11 @@ def test_phases_with_drafts_are_those_without(
         (prompt, params(seed, enabled=thinks, constrain_answer=constrained, max_tokens=6 if limited else None))
         for prompt, seed, thinks, constrained, limited in requests
     ]
-    for number, (prompt, wanted) in enumerate(asked):
-        runner.add_request(Request(str(number), prompt, wanted))
-    outputs = runner.run()
-    for number, (prompt, wanted) in enumerate(asked):
-        tokens = list(outputs[str(number)].token_ids)
+    for (prompt, wanted), request, output in zip(asked, requests, outputs_of(runner, *asked), strict=True):
+        tokens = list(output.token_ids)
         assert tokens == plain_decoding(prompt, wanted, BORDER).tokens
         if wanted.constrains_answer:
-            assert set(answers_of(tokens, requests[number][2])) <= set(ANSWER_STARTS)
+            assert set(answers_of(tokens, request[2])) <= set(ANSWER_STARTS)
 
 
 @pytest.mark.parametrize("k", [0, 2, 5])
@@ -78,17 +83,14 @@ def test_steps_that_pass_the_border_are_constrained_after_it(k: int) -> None:
     """The text that separates thinking from the answer is drafted and accepted, here and there in one step."""
     runner = reasoning_runner(speculative={"method": "ngram", "num_speculative_tokens": k})
     asked = [([seed % 20 + 1, *BORDER, 5, seed % 20 + 1], params(seed)) for seed in range(60)]
-    for seed, (prompt, wanted) in enumerate(asked):
-        runner.add_request(Request(str(seed), prompt, wanted))
-    outputs = runner.run()
-    began = 0
-    for seed, (prompt, wanted) in enumerate(asked):
-        tokens = list(outputs[str(seed)].token_ids)
+    outputs, began = outputs_of(runner, *asked), 0
+    for (prompt, wanted), output in zip(asked, outputs, strict=True):
+        tokens = list(output.token_ids)
         assert tokens == plain_decoding(prompt, wanted, BORDER).tokens
         assert set(answers_of(tokens)) <= set(ANSWER_STARTS)
         began += len(answers_of(tokens))
     assert began >= 15
-    assert k == 0 or sum(output.accepted for output in outputs.values()) > 100
+    assert k == 0 or sum(output.accepted for output in outputs) > 100
 
 
 def test_what_is_refused() -> None:

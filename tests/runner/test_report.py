@@ -9,9 +9,10 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.runner import Request, SamplingParams, build_runner
+from specdec_hal.runner import SamplingParams, build_runner
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.state import REPORT, ROW_SCORES
+from tests.support.decoding import outputs_of
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
 TAIL = -(10**6)
@@ -63,8 +64,7 @@ def test_a_step_copies_what_its_requests_ask_for(
     fetch, outputs = runner.state.report.fetch, runner.state.device.outputs
     monkeypatch.setattr(runner.state.report, "fetch", lambda names: fetched.append(names) or fetch(names))
     monkeypatch.setattr(runner.state.device, "outputs", lambda fields: made.append(fields) or outputs(fields))
-    runner.add_request(Request("a", [3, 1], SamplingParams(max_new_tokens=5, **params)))
-    output = runner.run()["a"]
+    (output,) = outputs_of(runner, ([3, 1], SamplingParams(max_new_tokens=5, **params)))
     assert len(output.token_ids) == 5 and set(fetched) == {names}
     assert bool(made) == apart
     assert len(output.logprobs) == (5 if "logprobs" in params else 0)

@@ -11,7 +11,7 @@ from specdec_hal.errors import JournalError, RequestError
 from specdec_hal.ops import seeds
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.support.decoding import plain_decoding
+from tests.support.decoding import outputs_of, plain_decoding
 
 PROMPT = [3, 5, 6, 5, 6]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 20, "bad_token_ids": [0]}
@@ -19,20 +19,16 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 20, "bad_token_
 
 def test_equal_requests_without_a_seed_differ_and_can_be_repeated() -> None:
     runner = make_runner(runner={"max_num_seqs": 2})
-    for n in range(4):
-        runner.add_request(Request(str(n), PROMPT, SamplingParams(**SAMPLED)))
-    outputs = list(runner.run().values())
+    outputs = outputs_of(runner, *[(PROMPT, SamplingParams(**SAMPLED))] * 4)
     assert len({output.token_ids for output in outputs}) == len({output.seed for output in outputs}) == 4
     for output in outputs:
         assert list(output.token_ids) == plain_decoding(PROMPT, SamplingParams(**SAMPLED, seed=output.seed)).tokens
 
 
 def test_a_given_seed_is_reported_and_a_greedy_request_draws_none() -> None:
-    runner = make_runner()
-    runner.add_request(Request("given", PROMPT, SamplingParams(**SAMPLED, seed=-7)))
-    runner.add_request(Request("greedy", PROMPT, SamplingParams(max_new_tokens=5)))
-    runner.add_request(Request("both", PROMPT, SamplingParams(max_new_tokens=5, seed=3)))
-    assert {name: output.seed for name, output in runner.run().items()} == {"given": -7, "greedy": None, "both": 3}
+    given, greedy, both = {**SAMPLED, "seed": -7}, {"max_new_tokens": 5}, {"max_new_tokens": 5, "seed": 3}
+    outputs = outputs_of(make_runner(), *((PROMPT, SamplingParams(**keys)) for keys in (given, greedy, both)))
+    assert [output.seed for output in outputs] == [-7, None, 3]
 
 
 def test_a_drawn_seed_is_written_into_the_journal() -> None:

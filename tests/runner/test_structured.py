@@ -9,7 +9,7 @@ import pytest
 from specdec_hal.errors import RequestError
 from specdec_hal.runner import Request
 from tests.runner.conftest import make_runner
-from tests.support.decoding import THINK_END, THINKS_WITH, plain_decoding
+from tests.support.decoding import THINK_END, THINKS_WITH, outputs_of, plain_decoding
 from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
 from tests.support.sessions import WORDS, params
 
@@ -17,9 +17,7 @@ from tests.support.sessions import WORDS, params
 def test_what_is_forced_costs_no_step_of_its_own() -> None:
     outputs = {}
     for drafts in (None, 0):
-        runner = make_runner()
-        runner.add_request(Request("a", [3, 9], params(num_speculative_tokens=drafts)))
-        outputs[drafts] = runner.run()["a"]
+        (outputs[drafts],) = outputs_of(make_runner(), ([3, 9], params(num_speculative_tokens=drafts)))
     assert outputs[None].token_ids == outputs[0].token_ids and outputs[0].drafted == 0
     assert outputs[0].steps == len(outputs[0].token_ids) - 1 > 2 * outputs[None].steps
 
@@ -31,15 +29,13 @@ def test_drafts_that_were_drawn_are_neither_cut_nor_replaced(device: bool) -> No
         model=DeviceHistoryModel() if device else HistoryModel(),
         speculative={"method": "mtp", "num_speculative_tokens": 3, "verify_strategy": "rejection"},
     )
-    for seed in range(12):
-        runner.add_request(Request(str(seed), [seed + 1, 4], params(seed, return_drafts=True)))
-    outputs = runner.run()
-    for output in outputs.values():
+    outputs = outputs_of(runner, *(([seed + 1, 4], params(seed, return_drafts=True)) for seed in range(12)))
+    for output in outputs:
         letters = "".join(chr(ord("a") + token) for token in output.token_ids if token != END)
         assert letters in WORDS and output.finish_reason == "stop"
     refused = [
         draft
-        for output in outputs.values()
+        for output in outputs
         for one in output.drafts
         for draft in one.token_ids
         if chr(ord("a") + draft) not in "bcdefa"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import specdec_hal as sd
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, SamplingParams
+from tests.support.decoding import outputs_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,11 +23,11 @@ def acceptance_of(
     texts = [path.read_text().rstrip("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
 
     def run(runner: ModelRunner) -> list[tuple[int, ...]]:
-        for number, (text, temperature) in enumerate(zip(texts, temperatures, strict=True)):
-            params = SamplingParams(max_new_tokens=tokens, temperature=temperature, seed=number)
-            runner.add_request(Request(str(number), runner.tokenizer.encode(text), params))  # type: ignore[union-attr]
-        outputs = runner.run()
-        return [outputs[str(number)].token_ids for number in range(len(texts))]
+        asked = [
+            (runner.tokenizer.encode(text), SamplingParams(max_new_tokens=tokens, temperature=temperature, seed=number))
+            for number, (text, temperature) in enumerate(zip(texts, temperatures, strict=True))
+        ]
+        return [output.token_ids for output in outputs_of(runner, *asked)]
 
     drafted = run(runner)
     assert drafted == run(runtime.naive().runner(model=runner.model, tokenizer=runner.tokenizer))

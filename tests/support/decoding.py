@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config.schema import StructuredOutput
-from specdec_hal.runner import (
-    Request,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprobs,
-)
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, TokenLogprobs
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, END, VOCABULARY, logits_after
 from tests.support.oracle_grammar import allowed_after
@@ -127,6 +123,14 @@ prompts = st.lists(tokens, min_size=1, max_size=24) | st.builds(
 
 
 BYSTANDER = Request("bystander", [7, 8, 9, 7, 8], SamplingParams(temperature=0.6, seed=4, max_new_tokens=24))
+
+
+def outputs_of(runner: ModelRunner, *asked: tuple[Any, SamplingParams]) -> list[RequestOutput]:
+    """Of prompts and their parameters, decoded together under the names "0", "1", ..."""
+    for number, (prompt, params) in enumerate(asked):
+        runner.add_request(Request(str(number), prompt, params))
+    outputs = runner.run()
+    return [outputs[str(number)] for number in range(len(asked))]
 
 
 def alone(request: Request = BYSTANDER) -> RequestOutput:
