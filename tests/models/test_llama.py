@@ -29,12 +29,6 @@ def test_logits_are_those_of_an_independent_model(driver: Any, checkpoint: Path,
     assert close(driver.whole(tokens), oracle(checkpoint, tokens))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 11, 64, 100])
-def test_prefill_in_chunks_is_prefill_at_once(driver: Any, chunk: int) -> None:
-    tokens = driver.tokens(140, seed=chunk)
-    np.testing.assert_array_equal(driver.whole(tokens, chunk, slot=1), driver.whole(tokens, slot=0))
-
-
 def test_ragged_mixed_batch_is_its_requests_alone(driver: Any) -> None:
     """Prefill, multi-token and plain decode steps together, in any order of slots."""
     texts = [driver.tokens(n, seed=n) for n in (150, 37, 90)]

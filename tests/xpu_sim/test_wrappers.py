@@ -321,13 +321,3 @@ def test_the_timeline_is_of_the_first_failure(folder, capsys):
     assert xpu_test(*how, "--trace", "out.json") == 1
     events = json.loads((folder / "out.json").read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "i"} == {"missing_fence"}
-
-
-def test_fences_as_the_vendors_compiler_adds_them(folder, capsys):
-    """Built for production, the kernel without its own fence is right."""
-    change(folder / "scale_segments.xpu", "mfence_lm(); LM2GM(tile", "LM2GM(tile")
-    how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "strict")
-    assert xpu_test(*how, "--profile", "portable") == 1
-    assert "missing_fence" in capsys.readouterr().out
-    assert xpu_test(*how, "--profile", "portable", "--profile", "*.xpu=production") == 0
-    assert xpu_test(*how) == 0  # the default
