@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from specdec_hal.models.attention import HostAttention
 from specdec_hal.plugin.model import Segment
 from specdec_hal.tensors.native import load_library
+from tests.support.graphs import together
 
 Array = npt.NDArray[np.float32]
 
@@ -227,11 +227,7 @@ def test_steps_of_two_threads_at_once() -> None:
             if models[index].step((1, 0, models[index].text(0)))[0].tobytes() != expected.tobytes():
                 wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, index) for index in range(3)))
     assert wrong == []
 
 

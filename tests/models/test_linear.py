@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from specdec_hal.models.linear import Weights, function, multiply, panel, replace, rms_norm, unpack
 from specdec_hal.tensors.native import load_library
+from tests.support.graphs import together
 
 Array = npt.NDArray[np.float32]
 
@@ -121,11 +122,7 @@ def test_calls_at_any_distance_and_from_several_threads() -> None:
                 pass
 
     work(0)
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, index) for index in range(3)))
     assert wrong == []
 
 

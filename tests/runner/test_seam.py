@@ -23,9 +23,10 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, SlotView, StepView
 from specdec_hal.plugin.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from tests.registry.conftest import module_with
 from tests.runner.conftest import PrefillFirst
 from tests.support.decoding import plain_decoding
-from tests.support.guess import Guess, GuessSettings, plugin, runner_with, with_proposer
+from tests.support.guess import Guess, GuessSettings, runner_with, with_proposer
 from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel, LetterTokenizer
 
 PROPOSERS = "specdec_hal.proposers.plugin"
@@ -61,7 +62,7 @@ class TestOneRegistry:
         self.built: list[Guess] = []
         registry = Registry(builtins=(), entry_points=(), environ={})
         registry.register(
-            plugin(
+            module_with(
                 specdec_backends=lambda: BackendSpec("mine", API_VERSION, lambda: Probe(True), self.backend),
                 specdec_proposers=lambda: ProposerSpec("guess", self.proposer, GuessSettings),
                 specdec_models=lambda: ModelSpec("Letters", "mine", self.model),

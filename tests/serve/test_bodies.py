@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, ClassVar
@@ -24,6 +23,7 @@ from specdec_hal.serve.bodies import LONG, Bodies
 from specdec_hal.serve.protocol import Body, ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from specdec_hal.serve.responses import ResponsesRequest
 from tests.serve.conftest import Running, serving
+from tests.support.processes import descendants
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TEMPLATE = ChatTemplate(
@@ -64,23 +64,9 @@ BODIES: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 
 
-STARTED = list["subprocess.Popen[bytes]"]()
-
-
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    def start(*args: Any, **options: Any) -> Any:
-        process = popen(*args, **options)
-        if "specdec_hal.serve.bodies" in args[0]:
-            STARTED.append(process)
-        return process
-
-    popen, serve = subprocess.Popen, {"port": 0, "max_body_bytes": 4 << 20}
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        serving(template=TEMPLATE, sampling={"max_new_tokens": 4}, serve=serve) as it,
-    ):
-        patch.setattr("specdec_hal.structured.worker.subprocess.Popen", start)
+    with serving(template=TEMPLATE, sampling={"max_new_tokens": 4}, serve={"port": 0, "max_body_bytes": 4 << 20}) as it:
         yield it
 
 
@@ -150,7 +136,7 @@ def test_what_only_a_template_needs_stays_there() -> None:
 def worker(running: Running) -> int:
     """The process that reads bodies, which has started then."""
     assert running.http.post("/detokenize", content=b'{"tokens": [1]}' + b" " * LONG).status_code == 200
-    return STARTED[-1].pid
+    return descendants(os.getpid(), "specdec_hal.serve.bodies")[-1]
 
 
 LARGE = [

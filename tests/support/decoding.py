@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,7 +15,6 @@ from specdec_hal.config.schema import StructuredOutput
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, TokenLogprobs
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, END, VOCABULARY, logits_after
-from tests.support.oracle_grammar import allowed_after
 from tests.support.oracle_phases import ThinkingRequest, awaits_answer
 
 THINK_END, LINE_BREAK, ANSWER_STARTS = 3, 2, [5, 6]
@@ -80,6 +79,27 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
             return Expected(generated, "stop")
         if len(generated) == limit:
             return Expected(generated, "length")
+
+
+class Allowed(NamedTuple):
+    """The letters that may follow, and whether the text may end."""
+
+    letters: set[str]
+    end: bool
+
+
+def allowed_after(wanted: StructuredOutput, text: str) -> Allowed | None:
+    """After a text of one of the words of `choice`, or of some of those of a `regex` (one|two)+; None: it is wrong."""
+    kind, value = wanted.kind
+    words = value if kind == "choice" else value.removeprefix("(").removesuffix(")+").split("|")
+    rests = set(words)
+    for letter in text:
+        rests = {rest[1:] for rest in rests if rest[:1] == letter}
+        if kind == "regex" and "" in rests:
+            rests |= set(words)
+    if not rests:
+        return None
+    return Allowed({rest[0] for rest in rests if rest}, "" in rests)
 
 
 def allowed_tokens(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,10 +10,11 @@ from pydantic import Field
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import Section, parse
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.hookspecs import ProposerSpec, hookimpl
+from specdec_hal.plugin.hookspecs import ProposerSpec
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, SlotView, StepView
 from specdec_hal.plugin.registry import BUILTINS, Registry
 from specdec_hal.runner import ModelRunner, build_runner
+from tests.registry.conftest import module_with
 from tests.support.history_model import VOCABULARY, HistoryModel, LetterTokenizer
 
 
@@ -47,18 +47,11 @@ class Guess(Proposer):
         step.draft({view.slot: self.tokens(view) for view in step.slots})
 
 
-def plugin(**hooks: Callable[..., Any]) -> ModuleType:
-    module = ModuleType("fake")
-    for name, function in hooks.items():
-        setattr(module, name, hookimpl(function))
-    return module
-
-
 def with_proposer(factory: Callable[[ProposerContext], Any], **spec: Any) -> Registry:
     """A registry of the built-in plug-ins and the proposer `guess`."""
     registry = Registry(builtins=BUILTINS, entry_points=(), environ={})
     announced = ProposerSpec("guess", factory, **{"settings": GuessSettings, **spec})
-    registry.register(plugin(specdec_proposers=lambda: announced), "guess")
+    registry.register(module_with(specdec_proposers=lambda: announced), "guess")
     return registry
 
 

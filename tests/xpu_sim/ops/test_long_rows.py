@@ -7,9 +7,9 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
+from specdec_hal.conformance.building import build
 from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy
-from tests.support.building import build
 from tests.support.running import BACKEND, assert_same, run, searched
 
 LAUNCHES = [
