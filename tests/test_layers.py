@@ -55,8 +55,7 @@ def test_no_circle() -> None:
 
 
 @pytest.mark.parametrize(
-    "back",
-    ["import pkg.a", "from pkg import a", "from pkg.a import x", "def f():\n    from pkg.a import x"],
+    "back", ["import pkg.a", "from pkg import a", "from pkg.a import x", "def f():\n    from pkg.a import x"]
 )
 def test_a_circle_is_found(back: str) -> None:
     known = dict.fromkeys(("pkg.a", "pkg.b"), Path())

@@ -95,10 +95,7 @@ def test_an_index_that_other_ops_do_not_claim(ops, limits):
         assert any(result.status == PASSED for result in found)
 
 
-@pytest.mark.parametrize(
-    ("op", "symbol", "limit"),
-    [("sample_target", "R_cap", 100), ("sample_target", "V", 8)],
-)
+@pytest.mark.parametrize(("op", "symbol", "limit"), [("sample_target", "R_cap", 100), ("sample_target", "V", 8)])
 def test_distributions_need_more_rows_than_are_claimed(op, symbol, limit):
     found = results(limited(symbol, limit), op, "statistics")
     assert [result for result in found if result.status == FAILED] == []

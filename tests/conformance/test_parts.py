@@ -122,17 +122,7 @@ def test_reproduce() -> None:
 
 def test_expectations() -> None:
     outputs = {"a": np.array([1, 2]), "b": np.array([0.5], np.float32), "c": np.array([0x3F80], np.uint16)}
-    assert (
-        unmet(
-            {
-                "a": [1, 2],
-                "b": Close([0.5 + 1e-8]),
-                "c": [1.0],
-            },
-            outputs,
-        )
-        is None
-    )
+    assert unmet({"a": [1, 2], "b": Close([0.5 + 1e-8]), "c": [1.0]}, outputs) is None
     assert unmet({"a": [1, 3]}, outputs) == "'a' is [1, 2], by hand [1, 3]"
     assert unmet({"b": Close([0.51])}, outputs) == "'b' is [0.5], by hand [0.51]"
     assert unmet({"a": Where("no 2", lambda a: 2 not in a)}, outputs) == "'a' is [1, 2], by hand no 2"

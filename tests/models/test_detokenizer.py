@@ -12,17 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.models import Tokenizer
-from tests.support.byte_level import (
-    BYTES,
-    FIRST_BYTE,
-    SIZE,
-    SPECIAL,
-    WORDS,
-    Made,
-    byte_level_library,
-    decoder_of,
-    make,
-)
+from tests.support.byte_level import BYTES, FIRST_BYTE, SIZE, SPECIAL, WORDS, Made, byte_level_library, decoder_of, make
 
 KINDS = ["llama", "gemma", "always", "first", "never", "wordpiece", "cleanup", "bpe", "fuse", "none"]
 

@@ -57,8 +57,7 @@ def doubles(tensor: Any) -> Doubles:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"),
-    [(1, 48, 33), (9, 130, 640), (72, 512, 256), (130, 200, 704), (16, 96, 2048)],
+    ("rows", "columns", "depth"), [(1, 48, 33), (9, 130, 640), (72, 512, 256), (130, 200, 704), (16, 96, 2048)]
 )
 def test_linear(make_launcher: MakeLauncher, dtype: str, rows: int, columns: int, depth: int) -> None:
     """Stored and added, with a count on the device; rows after it stay as they were."""

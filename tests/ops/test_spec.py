@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "text, symbol, offset",
-    [("M", "M", 0), ("B+1", "B", 1), ("S-1", "S", -1), ("R_cap", "R_cap", 0), (4, None, 4)],
+    "text, symbol, offset", [("M", "M", 0), ("B+1", "B", 1), ("S-1", "S", -1), ("R_cap", "R_cap", 0), (4, None, 4)]
 )
 def test_dimensions(text, symbol, offset):
     dim = Dim.parse(text)

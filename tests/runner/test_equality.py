@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 from specdec_hal.config.schema import StructuredOutput
 from specdec_hal.runner import Request, RequestOutput, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.support.decoding import (
-    THINK_END,
-    THINKS_WITH,
-    outputs_of,
-    plain_decoding,
-    prompts,
-    scored_prompt,
-    tokens,
-)
+from tests.support.decoding import THINK_END, THINKS_WITH, outputs_of, plain_decoding, prompts, scored_prompt, tokens
 from tests.support.history_model import CONTEXT, END, VOCABULARY, DeviceHistoryModel, HistoryModel
 
 limits = st.none() | st.integers(0, 12)

@@ -103,7 +103,7 @@ def test_hybrid_goes_on_where_the_module_stops() -> None:
             "num_speculative_tokens": 4,
             "verify_strategy": "greedy",
             "hybrid": {"num_model_steps": 1},
-        },
+        }
     )
     wanted = {"0": 4, "1": 1, "2": 0}
     for name, most in wanted.items():

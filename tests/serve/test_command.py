@@ -73,10 +73,7 @@ def test_an_address_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--api-key", ""], "--api-key: expected a key, got an empty one"),
         (["--port", "70000"], "serve.port: expected an integer"),
-        (
-            ["--tool-call-parser", "qwen3_coder"],
-            "serve.tool_call_parser: expected one of hermes, llama3_json, mistral",
-        ),
+        (["--tool-call-parser", "qwen3_coder"], "serve.tool_call_parser: expected one of hermes, llama3_json, mistral"),
         (["--reasoning-parser", "x"], "serve.reasoning_parser: expected one of deepseek_r1, mistral, qwen3"),
         (["--allowed-origins", ""], "serve.allowed_origins"),
         (["--host", "no.such.host.invalid"], "serve.host: cannot listen on"),

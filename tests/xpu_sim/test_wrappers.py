@@ -190,11 +190,7 @@ def test_suppressions_are_those_of_all_runs(folder, capsys, monkeypatch):
             "expected the declaration to be as the definition, but argument 5 is declared int*, "
             "but defined long*; make them the same",
         ),
-        (
-            ", int segments);",
-            ");",
-            "5 parameters are declared, but 6 defined",
-        ),
+        (", int segments);", ");", "5 parameters are declared, but 6 defined"),
     ],
 )
 def test_a_declaration_that_differs_is_reported(folder, capsys, old, new, message):

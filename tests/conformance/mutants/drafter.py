@@ -69,9 +69,6 @@ MUTANTS = (
         _edit("p < min_confidence[b]", "not p >= min_confidence[b]"),
     ),
     edited(
-        "prompt-doubted",
-        _TRUNCATE,
-        "a prompt's chunk is taken for drafts",
-        _edit("seq_lens_encoder[b] > 0", "False"),
+        "prompt-doubted", _TRUNCATE, "a prompt's chunk is taken for drafts", _edit("seq_lens_encoder[b] > 0", "False")
     ),
 )

@@ -30,7 +30,7 @@ WIDTHS = (1, 17, 1023, 1025, 3001, 20_011)
 STRICT = [
     Options(mode="strict", clusters=2, cores=cores, seed=seed, dma=dma)
     for seed, (cores, dma) in enumerate(
-        [(64, "eager"), (64, "deferred"), (16, "random"), (5, "deferred"), (1, "random")],
+        [(64, "eager"), (64, "deferred"), (16, "random"), (5, "deferred"), (1, "random")]
     )
 ]
 
