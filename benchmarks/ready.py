@@ -1,8 +1,11 @@
-"""Time from the start of a process until it is ready and to its first token, with cold and warm caches.
+"""Time from the start of a process until it is ready and to its first token, with empty and full caches.
 
-``python benchmarks/ready.py --out FILE``: `LLM(warm_up=True)` of the embedded model under configs/cuda.yaml, each
-time in a new process, whose caches are in a folder of their own: Triton's, CUDA's, and Python's of compiled modules,
-which `pip install` fills. `late`: compilations and captures that the first requests still waited for.
+``python benchmarks/ready.py --out FILE``: each time in a new process, with caches in a folder of their own: Triton's,
+CUDA's, and Python's of compiled modules. `caches`: "none" are filled, as on a new machine; "python" has that of Python,
+which `pip install` fills; "all" are. `late`: compilations and captures that the first requests still waited for.
+
+Parts: `embedded`, `LLM` of the embedded model under configs/cuda.yaml; `qwen3`, of Qwen3-0.6B's shape with random
+weights in bfloat16; `serve`, ``specdec-hal serve`` of the embedded model until /ready.
 """
 
 from __future__ import annotations
@@ -10,24 +13,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
-from record import write
-
 ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs/cuda.yaml"
+STATES = {"embedded": ("none", "python", "all"), "qwen3": ("python", "all"), "serve": ("all",)}
+QWEN3 = {
+    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+    "rope_theta": 1e6, "tie_word_embeddings": True, "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
 
 
-def child(start: float) -> None:
+def child(start: float, model: str | None) -> None:
     """In the process that is measured; `start`: when it was started."""
     import specdec_hal as sd
+    from specdec_hal.engine.llm import warm_up
 
     imported = time.time() - start
-    llm = sd.LLM(config=str(ROOT / "configs/cuda.yaml"), framework="transformers", warm_up=True)
+    dtype = "float32" if model is None else "bfloat16"
+    llm = sd.LLM(model, str(CONFIG), framework="transformers", dtype=dtype, warm_up=False)
+    loaded = time.time() - start
+    warm_up(llm.runner)
     ready = time.time() - start
     params = sd.SamplingParams(max_new_tokens=16)
     first = time.perf_counter()
@@ -39,21 +54,53 @@ def child(start: float) -> None:
     long = time.perf_counter()
     llm.generate(["x = 1\n" * 300] + ["y = 2\n"] * 7, params)
     summary = llm.runner.summary()
-    figures = {"imported_s": imported, "ready_s": ready, "first_request_s": first, "second_request_s": again}
+    figures = {"imported_s": imported, "loaded_s": loaded, "ready_s": ready}
+    figures |= {"first_request_s": first, "second_request_s": again}
     figures |= {"eight_with_a_long_prompt_s": time.perf_counter() - long, "late": summary["late"]}
     print(json.dumps(figures))
 
 
-def measure(caches: str) -> dict[str, Any]:
-    """One process."""
-    names = {"TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda", "PYTHONPYCACHEPREFIX": "python"}
-    folders = {name: f"{caches}/{folder}" for name, folder in names.items()}
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, __file__, "--child", repr(time.time())]
-    done = subprocess.run(command, env={**environment, **folders}, text=True, capture_output=True)
+def make(folder: Path) -> None:
+    """A model of Qwen3-0.6B's shape, with the embedded model's tokenizer."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        config = transformers.Qwen3Config(**QWEN3, dtype="bfloat16")
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    shutil.copy(ROOT / "models/tiny-py-lm/tokenizer.json", folder)
+
+
+def own(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """This script in another process."""
+    done = subprocess.run([sys.executable, __file__, *arguments], text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return done
+
+
+def until_ready() -> float:
+    """Seconds until a server answers /ready with 200."""
+    from serving_load import server
+
+    began = time.perf_counter()
+    with server("--config", str(CONFIG), "--set", "model.framework=transformers") as (_, url):
+        while True:
+            try:
+                with urllib.request.urlopen(f"{url}/ready"):
+                    return time.perf_counter() - began
+            except urllib.error.HTTPError:
+                time.sleep(0.02)
+
+
+def measure(part: str, folder: str) -> dict[str, Any]:
+    """One start of a part."""
+    if part == "serve":
+        return {"ready_s": until_ready()}
+    model = [f"--model={folder}/model"] if part == "qwen3" else []
+    found: dict[str, Any] = json.loads(own("--child", repr(time.time()), *model).stdout.splitlines()[-1])
     return found
 
 
@@ -61,16 +108,35 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=STATES, default=list(STATES))
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child is not None:
-        return child(given.child)
+        return child(given.child, given.model)
+    if given.make is not None:
+        return make(given.make)
+    from record import write
+
     rows = []
-    with tempfile.TemporaryDirectory() as caches:
-        for state in ("cold", "warm", "warm"):
-            rows.append({"caches": state, **measure(caches)})
-            print(json.dumps(rows[-1]), flush=True)
-    write(rows, given.out)
+    with tempfile.TemporaryDirectory() as folder:
+        names = {"TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda", "PYTHONPYCACHEPREFIX": "python"}
+        os.environ.update({name: f"{folder}/{cache}" for name, cache in names.items()})
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        for part in given.parts:
+            if part == "qwen3":
+                own("--make", f"{folder}/model")
+            for state in STATES[part]:
+                if state == "python":
+                    for cache in ("triton", "cuda"):
+                        shutil.rmtree(f"{folder}/{cache}", ignore_errors=True)
+                rows.append({"part": part, "caches": state, **measure(part, folder)})
+                print(json.dumps(rows[-1]), flush=True)
+                if given.out is not None:
+                    write(rows, given.out)
+    if given.out is None:
+        write(rows, None)
 
 
 if __name__ == "__main__":

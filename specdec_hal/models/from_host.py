@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,9 +56,14 @@ class FromHost(ABC):
         """See DeviceModel."""
 
     @property
+    def compiles(self) -> bool:
+        """Whether launches need compiled kernels: Triton's interpreter, on a CPU, has none."""
+        return bool(self.device.type == "cuda")
+
+    @property
     def compilations(self) -> int:
         """See DeviceModel."""
-        if self.device.type != "cuda":  # Triton's interpreter compiles nothing
+        if not self.compiles:
             return 0
         from specdec_hal.models.triton_kernels.compiling import compilations
 
@@ -63,7 +71,7 @@ class FromHost(ABC):
 
     def compiling(self) -> AbstractContextManager[object]:
         """See DeviceModel."""
-        if self.device.type != "cuda":
+        if not self.compiles:
             return nullcontext()
         from specdec_hal.models.triton_kernels.compiling import compiling
 
@@ -131,3 +139,21 @@ def gpu(device: str) -> str:
         expected = f"one of the {count} CUDA GPUs that PyTorch sees"
         raise refused("torch", "load_model", "device", expected, repr(device), "use another")
     return f"cuda:{torch.cuda.current_device() if index is None else index}"
+
+
+@cache
+def wake(device: str) -> None:
+    """Begin, in threads without the interpreter's lock, what launches on a GPU wait for: CUDA's context, Triton."""
+    if importlib.util.find_spec("triton") is not None:
+        from specdec_hal.models.triton_kernels.compiling import prepare
+
+        prepare()
+    threading.Thread(target=_multiply, args=(device,), daemon=True).start()
+
+
+def _multiply(device: str) -> None:
+    with suppress(RuntimeError, AssertionError):  # the loader finds it too
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.ones((16, 16), dtype=dtype, device=device)
+            x @ x
+        torch.cuda.synchronize(device)

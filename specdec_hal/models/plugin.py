@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,15 +57,27 @@ def _transformers(
     if device != "cpu" and "threads" in options:
         hint = "leave it out (model.num_threads)"
         raise _refused(TRANSFORMERS, "threads", f"none on {device}", options["threads"], hint)
-    from specdec_hal.models.transformers.load import load
-
-    return load(path, device=device, dtype=dtype, group=group, **options)
+    return _adapter(device).load(path, device=device, dtype=dtype, group=group, **options)
 
 
 def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None:
-    from specdec_hal.models.transformers.load import memory
+    need: ModelMemory | None = _adapter(device).memory(path, device=device)
+    return need
 
-    return memory(path, device=device)
+
+def _adapter(device: str) -> Any:
+    """The module that loads. While it and `transformers` are imported, a GPU gets ready."""
+    if device != "cpu":
+        from specdec_hal.models.from_host import gpu, wake
+
+        with suppress(ArgumentError):  # the loader raises it
+            wake(gpu(device))
+    from specdec_hal.models.transformers.importing import import_transformers
+
+    import_transformers()
+    from specdec_hal.models.transformers import load
+
+    return load
 
 
 def _torch(path: str | Path, **options: Any) -> Any:

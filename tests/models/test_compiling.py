@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hf_models import write_model
+
 pytestmark = pytest.mark.torch
 
 _PROGRAM = """
@@ -21,7 +23,7 @@ from triton.runtime.driver import driver
 from specdec_hal.models.triton_kernels import compiling, norm
 from specdec_hal.models.triton_kernels.launcher import Launcher
 
-driver.set_active(compiling._NoDevice(GPUTarget("cuda", 90, 32)))
+driver.set_active(compiling.NoDevice(GPUTarget("cuda", 90, 32)))
 launcher = Launcher(torch.device("cpu"), torch.bfloat16, True)
 before = compiling.compilations()
 launched = []
@@ -48,7 +50,7 @@ knobs.compilation.listener = lambda **event: hits.append(event["cache_hit"])
 for width in (256, 512):
     launch_in_earnest(width)
 norm.rms_norm.device_caches.clear()
-compiling.subprocess.run = None  # nothing is missing any more
+compiling.compile_all = None  # nothing is missing any more
 with compiling.compiling(2):
     launch(256)
 print(json.dumps({"ahead": ahead, "hits": hits, "launched": launched}))
@@ -65,3 +67,83 @@ def test_what_is_compiled_ahead_is_loaded(tmp_path: Path) -> None:
     )
     assert json.loads(done.stdout) == {"ahead": 1, "hits": [True, True], "launched": [1024, 256, 512]}
     assert len(list((tmp_path / "specdec_hal").iterdir())) == 2
+
+
+_REHEARSAL = """
+import json, sys
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from specdec_hal.models import from_host
+from specdec_hal.models.paged import launchers
+from specdec_hal.models.transformers import bits, device, load, replace
+from specdec_hal.models.triton_kernels import compiling
+
+driver.set_active(compiling.NoDevice(GPUTarget("cuda", 90, 32)))
+from_host.FromHost.compiles = property(lambda self: True)
+ahead, needed = set(), set()
+
+def note(*, fn, compile, **event):
+    needed.add((fn.name, compile["specialization_data"]))
+    return True
+
+def agree(signature, sizes):  # nothing was computed
+    for rows in sizes:
+        signature(rows)
+    return real(lambda rows: b"", sizes)
+
+def modules():
+    return {(name, type(module)) for name, module in decoder.model.named_modules()}
+
+def compile(kernels, processes):
+    ahead.update((kernel.name, kernel.data) for kernel in kernels)
+    assert modules() <= before  # tried on a copy
+    replace.close = lambda expected, got: True
+    return ""
+
+compiling.compile_all, knobs.runtime.jit_cache_hook = compile, note
+real, bits.agreeing, close = bits.agreeing, agree, replace.close
+for folder in sys.argv[1:]:
+    replace.close = close
+    decoder = load.load_decoder(folder, "cpu", "bfloat16")
+    before = modules()
+    model = device.DeviceTransformers(decoder, make_launcher=launchers(torch.device("cpu")))
+    assert modules() != before and model.batch_invariant
+    print(json.dumps([len(ahead), len(needed - ahead)]))
+"""
+
+
+def test_what_trials_launch_is_compiled_before(tmp_path: Path) -> None:
+    """At once, for the layers of each kind: what the trials then need was recorded in a rehearsal."""
+    pytest.importorskip("triton")
+    pytest.importorskip("transformers")
+    folders = [str(write_model(tmp_path / kind, kind)) for kind in ("Qwen3", "Gemma3", "Mixtral", "GPT2")]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    done = subprocess.run(
+        [sys.executable, "-c", _REHEARSAL, *folders], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    counts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(missing == 0 for _, missing in counts)
+    assert 10 < counts[0][0] < counts[-1][0] and len(counts) == 4
+
+
+_BROKEN = """
+import sys
+from specdec_hal.models.triton_kernels import compiling
+
+kernel = compiling.Kernel("specdec_hal.models.triton_kernels.norm", "no_such_kernel", "{}", '{"backend": "cuda"}')
+target = '{"backend": "cuda", "arch": 90, "warp_size": 32}'
+print(compiling.compile_all([kernel], 1))
+print(compiling.compile_all([kernel._replace(target=target)], 1))
+"""
+
+
+def test_a_failure_is_reported() -> None:
+    """By the process, or by its end; another one takes its place."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", _BROKEN], env=environment, capture_output=True, text=True, check=True)
+    ended, missing = done.stdout.splitlines()
+    assert ended.startswith("the compiling process ended with status") and "no_such_kernel" in missing

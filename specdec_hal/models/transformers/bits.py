@@ -31,9 +31,6 @@ class Silent:
 
 def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
     """Agreeing row counts of passes and of logits: see :mod:`..rows`."""
-    survey, kinds = decoder.survey, dict[Any, int]()
-    for i, block in enumerate(survey.blocks):
-        kinds.setdefault(_kind(block, survey.layers[i]), i)
     position = min(_POSITION, decoder.config.max_position_embeddings - 1)
     decoder.serve(Silent(), 1 + position)
     device = next(decoder.model.parameters()).device
@@ -48,8 +45,16 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
     def logits(rows: int) -> bytes | None:
         return _common([decoder.logits(x.repeat(rows, 1)) for x in states])
 
-    with torch.inference_mode(), only(survey.blocks, list(kinds.values())):
+    with torch.inference_mode(), only(decoder.survey.blocks, of_each_kind(decoder)):
         return agreeing(hidden, sizes), agreeing(logits, head_sizes)
+
+
+def of_each_kind(decoder: Decoder) -> list[int]:
+    """The first decoder layers that compute something else than those before them."""
+    kinds = dict[Any, int]()
+    for i, (block, layer) in enumerate(zip(decoder.survey.blocks, decoder.survey.layers, strict=True)):
+        kinds.setdefault(_kind(block, layer), i)
+    return list(kinds.values())
 
 
 def _kind(block: Any, layer: Layer) -> Any:

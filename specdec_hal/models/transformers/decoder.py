@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.transformers.interface import Store, bind
-from specdec_hal.models.transformers.survey import Survey, refused, survey
+from specdec_hal.models.transformers.survey import Survey, only, refused, survey
 from specdec_hal.plugin.model import FINAL_NORM, ModelConfig
 
 _Result = TypeVar("_Result")
@@ -51,6 +52,20 @@ class Decoder:
     def dtype(self) -> Any:
         """Of hidden states."""
         return self.model.get_input_embeddings().weight.dtype
+
+    def shortened(self, kept: Sequence[int]) -> Decoder:
+        """A copy with these layers only, of the same tensors."""
+        survey = self.survey
+        mine = (*self.model.parameters(), *self.model.buffers(), survey.ids, survey.hidden, *self._others())
+        with only(survey.blocks, kept):
+            made = copy.deepcopy(self, {id(one): one for one in mine})
+        layers, attentions = (tuple(every[i] for i in kept) for every in (survey.layers, made.survey.attentions))
+        made.survey = replace(made.survey, layers=layers, attentions=attentions)
+        return made
+
+    def _others(self) -> tuple[Any, ...]:
+        """What a copy shares too."""
+        return ()
 
     def serve(self, store: Store, positions: int) -> None:
         """Connect the attention layers to a store, for contexts of up to this many positions."""

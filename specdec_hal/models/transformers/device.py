@@ -7,8 +7,9 @@ Without Triton the library's products may give a row other bits in a larger batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,14 +18,26 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.batch import check_positive, no_cache
 from specdec_hal.models.from_host import FromHost
 from specdec_hal.models.paged import PagedStore, on_torch
-from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
+from specdec_hal.models.transformers.bits import Silent, agreeing_sizes, of_each_kind
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
-from specdec_hal.models.transformers.replace import Linear, holds_experts, install, is_experts, is_plain, tabulate
+from specdec_hal.models.transformers.replace import (
+    Linear,
+    Parts,
+    holds_experts,
+    install,
+    is_experts,
+    is_plain,
+    rehearsing,
+    tabulate,
+)
+from specdec_hal.models.transformers.survey import only
 from specdec_hal.models.transformers.tensor_parallel import Gathered
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 from specdec_hal.tensors.group import Group
+from specdec_hal.text import describe
 
+_log = logging.getLogger("specdec_hal")
 # Row counts to try: tiles of products and numbers of programs differ.
 SIZES = (1, 2, 9, 40, 200)
 
@@ -59,6 +72,8 @@ class DeviceTransformers(FromHost):
             part.config._experts_implementation = "batched_mm"
         self._static = not any(map(holds_experts, parts)) and (group is None or group.capturable)
         self._mode: AbstractContextManager[Any] = nullcontext()
+        self._kinds = of_each_kind(decoder)
+        self._recording = False
         self.batch_invariant = False
         self._head: Any = None
         self._plain = False
@@ -75,32 +90,56 @@ class DeviceTransformers(FromHost):
     def _use_kernels(self, make_launcher: Callable[[Any], Any], stable: bool) -> None:
         from specdec_hal.models.transformers.kernels import Invariant, Kernels
 
-        decoder = self._decoder
-        ids = torch.arange(1, 4, device=self.device)
-
-        def run() -> None:
-            decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
-
-        decoder.serve(Silent(), 8)
-        if self._group is not None:
-            from specdec_hal.models.transformers.exchange import Exchange, connect
-
-            self._exchange = Exchange(self._group, self._launcher)
-            connect(decoder.model, self._exchange, run)
-        parts = decoder.modify(lambda model: install(decoder, Kernels(self._launcher), run))
-        self._plain = is_plain(decoder.base, parts)
-        self._find_head()
-        if not stable:
-            return
-        launchers = {self.dtype: self._launcher}
+        decoder, launchers = self._decoder, {self.dtype: self._launcher}
 
         def launcher(dtype: Any) -> Any:
             return launchers.get(dtype) or launchers.setdefault(dtype, make_launcher(dtype))
 
-        self._mode = Invariant(launcher)
-        with self._mode:
-            sizes, head = agreeing_sizes(decoder, SIZES, SIZES)
-        self.batch_invariant = sizes.sizes == head.sizes == SIZES
+        def run(decoder: Decoder) -> None:
+            ids = torch.arange(1, 4, device=self.device)
+            decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
+
+        def replace(decoder: Decoder) -> list[Parts | None]:
+            decoder.serve(Silent(), 8)
+            return decoder.modify(lambda model: install(decoder, Kernels(self._launcher), lambda: run(decoder)))
+
+        def measure(decoder: Decoder) -> bool:
+            with Invariant(launcher):
+                sizes, head = agreeing_sizes(decoder, SIZES, SIZES)
+            return sizes.sizes == head.sizes == SIZES
+
+        if self._group is not None:
+            from specdec_hal.models.transformers.exchange import Exchange, connect
+
+            decoder.serve(Silent(), 8)
+            self._exchange = Exchange(self._group, self._launcher)
+            connect(decoder.model, self._exchange, lambda: run(decoder))
+        elif self.compiles:
+            try:
+                short = decoder.shortened(self._kinds)
+                with self.compiling(), rehearsing():
+                    replace(short)
+                    if stable:
+                        measure(short)
+            except Exception as error:  # such as of a model that cannot be copied
+                _log.info("kernels of trials are compiled one by one: %s", describe(error))
+            self._launcher.pending = None
+        parts = replace(decoder)
+        self._plain = is_plain(decoder.base, parts)
+        self._find_head()
+        if stable:
+            self.batch_invariant = measure(decoder)
+            self._mode = Invariant(launcher)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """See DeviceModel. Layers that compute the same need the same kernels."""
+        self._recording = True
+        try:
+            with only(self._decoder.survey.blocks, self._kinds), super().compiling():
+                yield
+        finally:
+            self._recording = False
 
     def _find_head(self) -> None:
         """Let our product write the logits, if they are only that."""
@@ -168,7 +207,7 @@ class DeviceTransformers(FromHost):
         with torch.inference_mode(), self._mode:
             ids, positions = self._store.begin(here, self.config.vocab_size)
             hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
-            for layer, tensor in out.items():
+            for layer, tensor in () if self._recording else out.items():  # else not all layers are there
                 torch.as_tensor(tensor).copy_(hidden[layer])
 
     def mtp_bytes_per_block(self, block_size: int) -> int:

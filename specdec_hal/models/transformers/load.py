@@ -175,10 +175,11 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
                 if device != "cpu":
                     itemsize = _BYTES.get(part.get_dtype(), 1)
                 weights += prod(part.get_shape()) * itemsize
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    query_heads = getattr(config, "num_attention_heads", 0)  # none in models that are refused
+    heads = getattr(config, "num_key_value_heads", None) or query_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // max(query_heads, 1)
     if getattr(config, "kv_lora_rank", None):  # keys and values of each head, as wide as keys
-        heads, width = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
+        heads, width = query_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
     cache = 0 if device == "cpu" else 2 * config.num_hidden_layers * heads * width * itemsize
     return ModelMemory({"weights": weights}, cache, config.hidden_size * itemsize)
 
@@ -197,8 +198,7 @@ def _decoder_class(config: Any) -> tuple[Any, Any]:
     known = transformers.AutoModelForCausalLM._model_mapping
     text = config.get_text_config(decoder=True)
     for found in (text, config):
-        if type(found) in known.keys():  # noqa: SIM118  (no mapping)
-            architecture = known[type(found)]
+        if (architecture := known.get(type(found), None)) is not None:  # its keys() would import every configuration
             return (architecture[0] if isinstance(architecture, tuple) else architecture), found
     return None, config
 

@@ -155,6 +155,9 @@ class ModuleDecoder(Decoder):
         self.config = target.config
         self._try()
 
+    def _others(self) -> tuple[Any, ...]:
+        return (self._target,)
+
     def _try(self) -> None:
         """Survey the layer with its projection, which the general trial does not run."""
         ids = self.survey.ids % self.config.vocab_size

@@ -10,31 +10,35 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 
-from specdec_hal.text import one_line
+from specdec_hal.text import describe
 
 _log = logging.getLogger("specdec_hal")
+_IDLE_S = 60
 _compiled = 0
 
 
-class _Kernel(NamedTuple):
+class Kernel(NamedTuple):
     """A kernel with the types and constants of a launch, as ``JITFunction.preload`` takes them, for a ``GPUTarget``."""
 
     module: str
@@ -43,19 +47,22 @@ class _Kernel(NamedTuple):
     target: str
 
 
-class _NoDevice:
+class NoDevice:
     """A substitute for a device of that kind, sufficient for compilation."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
 
     def get_current_target(self) -> GPUTarget:
+        """See DriverBase."""
         return self._target
 
     def get_current_device(self) -> int:
+        """See DriverBase."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
+        """See DriverBase."""
         return 0
 
 
@@ -84,13 +91,13 @@ def compiling(workers: int | None = None) -> Iterator[None]:
     """Context in which this thread's launches only record missing kernels; on exit, `workers` processes (None: one per
     core) compile them. Outputs of kernels are undefined.
     """
-    wanted, thread, before = dict[_Kernel, Path](), threading.get_ident(), knobs.runtime.jit_cache_hook
+    wanted, thread, before = dict[Kernel, Path](), threading.get_ident(), knobs.runtime.jit_cache_hook
     target = json.dumps(vars(driver.active.get_current_target()))
 
     def name(*, fn: Any, compile: dict[str, Any], **event: Any) -> bool | None:
         if threading.get_ident() != thread:
             return None if before is None else before(fn=fn, compile=compile, **event)
-        kernel = _Kernel(fn.module, fn.name, compile["specialization_data"], target)
+        kernel = Kernel(fn.module, fn.name, compile["specialization_data"], target)
         wanted[kernel] = _marker(kernel, fn.jit_function.cache_key)
         return True
 
@@ -103,11 +110,8 @@ def compiling(workers: int | None = None) -> Iterator[None]:
     if not missing:
         return
     began, count = time.perf_counter(), min(workers or len(os.sched_getaffinity(0)), len(missing))
-    shares = [list(missing)[share::count] for share in range(count)]
-    with ThreadPoolExecutor(count) as pool:
-        failures = [why for why in pool.map(_in_a_process, shares) if why]
-    if failures:  # launches compile the rest
-        _log.warning("kernels could not be compiled ahead: %s", failures[0])
+    if why := compile_all(list(missing), count):  # launches compile the rest
+        _log.warning("kernels could not be compiled ahead: %s", why)
         return
     for marker in missing.values():
         marker.parent.mkdir(parents=True, exist_ok=True)
@@ -115,25 +119,96 @@ def compiling(workers: int | None = None) -> Iterator[None]:
     _log.info("compiled %d kernels in %.1f s", len(missing), time.perf_counter() - began)
 
 
-def _in_a_process(kernels: Sequence[_Kernel]) -> str:
-    """Compile them in another process, without rerunning the caller's script; returns the reason of a failure."""
-    command = [sys.executable, "-m", __name__]
-    done = subprocess.run(command, input=json.dumps(kernels), text=True, capture_output=True)
-    return f"{one_line(done.stderr[-500:])} (status {done.returncode})" if done.returncode else ""
+class _Compiler:
+    """A process without a device, which does not rerun the caller's script, and forks for each share of the kernels.
+
+    So a share begins at once. The process ends after a minute without kernels.
+    """
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", __name__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=self._process.wait, daemon=True).start()  # leaves no zombie
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
+    def compile(self, kernels: Sequence[Kernel], processes: int) -> str:
+        """See :func:`compile_all`."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps([processes, *kernels]), file=self._process.stdin, flush=True)
+        if answer := self._process.stdout.readline():
+            return str(json.loads(answer))
+        return f"the compiling process ended with status {self._process.wait()}"
 
 
-def _marker(kernel: _Kernel, source: str) -> Path:
+_compiler: _Compiler | None = None
+_compiler_lock = threading.Lock()
+
+
+def compile_all(kernels: Sequence[Kernel], processes: int) -> str:
+    """Put kernels into the cache folder; returns the reason of a failure, or of the first of several."""
+    with _compiler_lock:
+        return _running().compile(kernels, processes)
+
+
+def _running() -> _Compiler:
+    global _compiler
+    if _compiler is None or not _compiler.running:
+        _compiler = _Compiler()
+    return _compiler
+
+
+def prepare() -> None:
+    """Start the process that compiles, if nothing was compiled ahead into the cache folder yet; and hash this Triton in
+    another thread, without the interpreter's lock, as its first launch would."""
+    threading.Thread(target=triton_key, daemon=True).start()
+    if not _folder().exists():
+        with _compiler_lock:
+            _running()
+
+
+def _marker(kernel: Kernel, source: str) -> Path:
     """The file in the cache folder that marks a kernel as present."""
     digest = sha256("\0".join([triton.__version__, source, *kernel]).encode()).hexdigest()
-    return Path(knobs.cache.dir) / "specdec_hal" / digest
+    return _folder() / digest
 
 
-def _compile(kernel: _Kernel) -> None:
-    """In a process without a device: compile a kernel into the cache folder."""
-    driver.set_active(_NoDevice(GPUTarget(**json.loads(kernel.target))))
+def _folder() -> Path:
+    return Path(knobs.cache.dir) / "specdec_hal"
+
+
+def _serve(requests: TextIO, answers: TextIO) -> None:
+    """In a process without a device: compile what is asked for into the cache folder."""
+    triton_key()
+    import_module("triton.compiler.code_generator")
+    while True:
+        signal.alarm(_IDLE_S)
+        line = requests.readline()
+        signal.alarm(0)
+        if not line:
+            return
+        processes, *found = json.loads(line)
+        kernels, why = [Kernel(*kernel) for kernel in found], ""
+        driver.set_active(NoDevice(GPUTarget(**json.loads(kernels[0].target))))
+        try:
+            for kernel in kernels:
+                import_module(kernel.module)
+            with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+                list(pool.map(_preload, kernels))
+        except Exception as error:
+            why = describe(error)
+        print(json.dumps(why), file=answers, flush=True)
+
+
+def _preload(kernel: Kernel) -> None:
     getattr(import_module(kernel.module), kernel.name).preload(kernel.data)
 
 
 if __name__ == "__main__":
-    for found in json.load(sys.stdin):
-        _compile(_Kernel(*found))
+    with os.fdopen(os.dup(1), "w") as stdout:
+        os.dup2(2, 1)  # for what the compiler prints
+        _serve(sys.stdin, stdout)
