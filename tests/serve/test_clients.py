@@ -66,7 +66,6 @@ def test_keys_that_change_nothing_are_taken(
         (None, "length_penalty", 2, "length_penalty: "),
         (None, "truncation_side", "right", "truncation_side: expected 'left', got 'right'; nothing else is served"),
         (None, "priority", 1, "priority: Input should be less than or equal to 0"),
-        (None, "prompt", None, ""),
         ("/v1/completions", "best_of", 2, "best_of: expected 1, as n, got 2"),
         ("/v1/completions", "suffix", "b", "suffix: expected '', got 'b'; nothing else is served"),
         ("/v1/completions", "prompt", 5, "prompt: Input should be a valid string, or Input should be a valid list"),
@@ -85,8 +84,6 @@ def test_keys_that_would_change_the_answer_are_refused_by_name(
 ) -> None:
     bodies = {"/v1/completions": {"prompt": PROMPT}, CHAT: ASKED}
     for where, body in bodies.items() if path is None else [(path, bodies[path])]:
-        if value is None:
-            continue
         for stream in (False, True):
             answer = shared.post({**body, key: value, "stream": stream}, where)
             error = answer.json()["error"]
