@@ -128,7 +128,7 @@ def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(
     import torch
 
     launcher = make_launcher(dtype)
-    for columns, depth in ((6144, 2048), (2048, 1024), (384, 1024), (16640, 512)):
+    for columns, depth in ((6144, 2048), (2048, 1024), (384, 1024), (16640, 512), (19456, 512)):
         x, weight = random(launcher, 400, depth), random(launcher, columns, depth, seed=1)
         whole = torch.empty((400, columns), dtype=torch.float32, device=x.device)
         launcher.linear(x, weight, whole, None)
@@ -145,7 +145,7 @@ def test_parts_cover_the_depth(columns: int, depth: int) -> None:
 
     part = part_length(columns, depth)
     parts = -(-depth // part)
-    assert part % 64 == 0 and (parts - 1) * part < depth <= parts * part
+    assert part % 128 == 0 and (parts - 1) * part < depth <= parts * part
 
 
 @given(rows=st.integers(1, 5000), columns=st.integers(1, 130_000), depth=st.integers(1, 9000))
@@ -157,8 +157,20 @@ def test_choice_of_a_tile(rows: int, columns: int, depth: int) -> None:
     for dtype in ("float32", "bfloat16"):
         tiles = tiles_of(dtype)
         tile = tiles.product(rows, columns, depth)
-        assert tile in tiles.products + tiles.large and (tile.m == 16 or tile.m < 2 * rows)
+        assert tile in tiles.products + tiles.large + tiles.together and (tile.m == 16 or tile.m < 2 * rows)
     assert len({(tile.k, tile.swap) for tile in tiles_of("float32").products}) == 1
+
+
+@pytest.mark.parametrize("columns", [16384, 19456, 28672])
+@pytest.mark.parametrize("rows", [1, 16, 33, 64])
+def test_all_programs_of_a_wide_product_run_at_once(rows: int, columns: int) -> None:
+    """On a GPU with 132 multiprocessors, each with room for two or for one of them."""
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    from specdec_hal.models.triton_kernels.tiles import tiles_of
+
+    tile = tiles_of("bfloat16").product(rows, columns, 2560)
+    room = 227 * 1024 // ((tile.m + tile.n) * tile.k * 2 * tile.stages)
+    assert columns / tile.n <= 132 * room
 
 
 # ---- rows by themselves

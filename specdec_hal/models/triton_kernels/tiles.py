@@ -12,8 +12,10 @@ from dataclasses import dataclass
 _FILL = 256
 # Above this number of programs, about one per multiprocessor, larger tiles gain more.
 _ENOUGH, _ONE_EACH = 72, 128
-# The shortest part of K with its own program; parts are multiples of it.
-_SHORTEST_PART, _PART_STEP = 256, 64
+# The shortest part of K with its own program. Parts are multiples of the depth of tiles with descriptors.
+_SHORTEST_PART, _PART_STEP = 256, 128
+# Multiprocessors of an NVIDIA H100 or H200, and bytes of shared memory that programs can have in one.
+_MULTIPROCESSORS, _SHARED_MEMORY = 132, 227 * 1024
 # Rows of a step up to which overlapping launches were faster (NVIDIA H100, 1.2 to 8 B parameters).
 PDL_ROWS = 128
 # Slots with at most this many tokens in a step get a program per chunk of their context.
@@ -33,6 +35,11 @@ class ProductTile:
     described: bool = False
     swap: bool = False
 
+    @property
+    def at_once(self) -> int:
+        """How many programs run at once, of 16-bit floats on an NVIDIA H100 or H200."""
+        return _MULTIPROCESSORS * (_SHARED_MEMORY // (2 * (self.m + self.n) * self.k * self.stages))
+
 
 @dataclass(frozen=True)
 class AttentionTile:
@@ -47,7 +54,8 @@ class AttentionTile:
 class Tiles:
     """The tiles of one dtype, by ascending size; `keys` of attention at a time, `chunk` its shortest chunk.
 
-    `large`: of products of more than 128 rows, if others than `products`.
+    `large`: of products of more than 128 rows, if others than `products`. `together`: used instead of tiles of as many
+    rows if all programs run at once only with these.
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
@@ -61,15 +69,22 @@ class Tiles:
     chunk: int
     precision: str = "ieee"
     large: tuple[ProductTile, ...] = ()
+    together: tuple[ProductTile, ...] = ()
 
     def product(self, rows: int, columns: int, depth: int) -> ProductTile:
         """The largest tile that leaves enough programs, or else the smallest."""
         tiles, parts = self.products, -(-depth // part_length(columns, depth))
         if self.large and rows > 128:  # passing sums between programs costs more than idle multiprocessors
             tiles, parts = self.large, 1
+
+        def programs(tile: ProductTile) -> int:
+            return -(-rows // tile.m) * -(-columns // tile.n) * parts
+
         fitting = (t for t in reversed(tiles) if t.m <= max(power_of_2(rows), tiles[0].m))
-        enough = (t for t in fitting if -(-rows // t.m) * -(-columns // t.n) * parts >= _ENOUGH)
-        return next(enough, tiles[0])
+        tile = next((t for t in fitting if programs(t) >= _ENOUGH), tiles[0])
+        if programs(tile) <= tile.at_once:
+            return tile
+        return next((t for t in self.together if t.m == tile.m and programs(t) <= t.at_once), tile)
 
     def attend(self, group: int, tokens: int, head_dim: int) -> AttentionTile:
         """The smallest tile that holds `tokens` tokens with `group` heads each, or the largest that fits on the chip.
@@ -101,6 +116,10 @@ _HALF = Tiles(
         ProductTile(128, 128, 128, 8, 3, described=True),
     ),
     large=(ProductTile(64, 128, 64, 4, 4, described=True), ProductTile(128, 256, 64, 8, 4, described=True)),
+    together=(
+        ProductTile(16, 128, 128, 4, 3, described=True, swap=True),
+        ProductTile(64, 128, 64, 4, 4, described=True),
+    ),
     attention=tuple(AttentionTile(m, 4, 2) for m in (16, 32, 64)),
     keys=64,
     chunk=128,
