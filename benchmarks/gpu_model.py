@@ -20,7 +20,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,16 @@ MODELS: dict[str, Callable[[], Any]] = {
     "3.2B": partial(llama, 3072, 8192, 28, 24, 128, tied=True),
     "8B": partial(llama, 4096, 14336, 32, 32, 128, tied=False),
 }
-BANDWIDTH = 3.0e12
-"""Bytes a second that a copy of an H100 moves: the floor of a step is its weights and its KV cache at this rate."""
+
+
+@cache
+def bandwidth() -> float:
+    """Bytes a second that this GPU reads: the best of several sums of 2 GB."""
+    if COMPILE_ONLY:
+        return 1.0
+    numbers, total = torch.ones(1 << 29, device=DEVICE), torch.empty((), device=DEVICE)
+    read = captured(partial(torch.sum, numbers, 0, out=total))
+    return float(numbers.nbytes / (1e-6 * min(microseconds(read.replay, 3) for _ in range(5))))
 
 
 def part_models() -> list[Row]:
@@ -262,7 +270,7 @@ def adapter(model: Any, group: Any = None, module: Any = None) -> Any:
 
 
 class Floor:
-    """How long reading takes what a step reads, at BANDWIDTH. `model`: as the library makes it."""
+    """How long reading takes what a step reads, at :func:`bandwidth`. `model`: as the library makes it."""
 
     def __init__(self, model: Any) -> None:
         self.config = model.config
@@ -280,7 +288,7 @@ class Floor:
             min(context, config.sliding_window) if kind == "sliding_attention" else context
             for kind in (getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
         ]
-        return 1e6 * (read + slots * sum(seen) * 4 * config.num_key_value_heads * config.head_dim) / BANDWIDTH
+        return 1e6 * (read + slots * sum(seen) * 4 * config.num_key_value_heads * config.head_dim) / bandwidth()
 
 
 def part_decoders() -> list[Row]:
@@ -499,6 +507,7 @@ def main() -> None:
     }
     print(json.dumps(results), flush=True)
     results["device"], results["torch"] = torch.cuda.get_device_name(), torch.__version__
+    results["read_bytes_per_s"] = bandwidth()
     for name in names:
         start = time.perf_counter()
         try:
