@@ -40,8 +40,9 @@ class Delivery:
             return
         if delta.finish_reason is not None:
             earlier = [waiting for other, waiting in self._waiting if other is sequence]
-            self._waiting = deque(item for item in self._waiting if item[0] is not sequence)
-            delta = StreamDelta.joined([*earlier, delta])
+            if earlier:  # else its text need not be made
+                self._waiting = deque(item for item in self._waiting if item[0] is not sequence)
+                delta = StreamDelta.joined([*earlier, delta])
         self._waiting.append((sequence, delta))
 
     def run(self) -> None:

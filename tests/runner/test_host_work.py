@@ -82,6 +82,19 @@ def test_text_is_made_by_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outputs["0"].accepted_draft == sum((delta.accepted_draft for delta in deltas), ())
 
 
+def test_a_request_ends_without_text_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed, push = list[int](), LetterDetokenizer.push
+    monkeypatch.setattr(LetterDetokenizer, "push", lambda self, token: pushed.append(token) or push(self, token))
+    deltas = list[StreamDelta]()
+    runner = decoding(2, 4, callback=deltas.append)
+    assert runner.cancel("1")
+    while runner.has_requests:
+        runner.step()
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length", "cancelled"] and not pushed
+    text = "".join(delta.text for delta in deltas if delta.request_id == "0")
+    assert runner.take_finished()["0"].text == text and len(text) == 50
+
+
 def test_deltas_are_read_on_other_threads_while_the_runner_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     push = LetterDetokenizer.push
     monkeypatch.setattr(LetterDetokenizer, "push", lambda self, token: (sleep(1e-4), push(self, token))[1])
