@@ -44,9 +44,10 @@ class PromptChunk:
 def chunks_of(schedule: Schedule) -> list[PromptChunk]:
     """The unscored part of a newly scheduled step (a preempted request may be partly scored)."""
     chunks = []
-    for slot, work in schedule.work.items():
+    for slot in schedule.chunks:
+        work = schedule.work[slot]
         sequence = work.sequence
-        if not work.chunk or sequence.request.params.prompt_logprobs is None:
+        if sequence.request.params.prompt_logprobs is None:
             continue
         start = sequence.cached - work.chunk
         first = max(start + 1, len(sequence.prompt_logprobs))

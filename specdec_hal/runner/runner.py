@@ -347,7 +347,7 @@ class ModelRunner:
         now, before = time.perf_counter(), self._gap_from
         self._gap_from = now if self.scheduler.running else None
         if read is not None and before is not None and (decoding := int(read.decodes.sum())):
-            prompts = sum(work.chunk for work in read.work.values()) if read.chunked else 0
+            prompts = sum(read.work[slot].chunk for slot in read.chunks)
             budget.stepped(decoding, prompts, now - before)
 
     def _read_down_to(self, under_way: int) -> None:
@@ -443,11 +443,9 @@ class ModelRunner:
             usual, fresh = self._usual(schedule, report)
             slots, others = np.flatnonzero(usual), list[_Judged]()
             if len(slots) < len(schedule.work):
-                skipped, there = usual.tolist(), fresh.tolist()
-                for slot, work in schedule.work.items():
-                    if skipped[slot]:
-                        continue
-                    work.sequence.in_flight -= not there[slot]
+                for slot in np.flatnonzero(schedule.takes_part[: schedule.slots] & ~usual).tolist():
+                    work = schedule.work[slot]
+                    work.sequence.in_flight -= not fresh[slot]
                     if (judged := self._take(slot, work, report, record)) is not None:
                         others.append(judged)
             if slots.size:
@@ -455,9 +453,8 @@ class ModelRunner:
             fed = report.fed * schedule.takes_part[: schedule.slots]
             record.input_tokens = record.output_rows = int(fed.sum())
             if schedule.chunked:
-                chunks = [slot for slot, work in schedule.work.items() if work.chunk]
-                record.prefill_slots = len(chunks)
-                record.output_rows -= int(np.maximum(fed[chunks] - 1, 0).sum())
+                record.prefill_slots = len(schedule.chunks)
+                record.output_rows -= int(np.maximum(fed[schedule.chunks] - 1, 0).sum())
             if self.state.symbols["S"] > 1:
                 self._count_drafts(step, report, slots, others)
         preempted = self.scheduler.take_preempted()

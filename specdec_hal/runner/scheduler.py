@@ -43,9 +43,9 @@ class Work(NamedTuple):
 @dataclass
 class Schedule:
     """One step. `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's
-    cache; `budget`: the most tokens. `stops`: ended slots to report to the device. `steady`: the requests are those of
-    the previous step, and all decode. By slot [M]: `decodes`, `takes_part` (also with a chunk), and SlotTable.owner of
-    then.
+    cache; `budget`: the most tokens. `chunks`: slots that take a part of their prompt. `stops`: ended slots to
+    report to the device. `steady`: the requests are those of the previous step. By slot [M]: `decodes`,
+    `takes_part` (also with a chunk), and SlotTable.owner of then.
     """
 
     decodes: Bools
@@ -53,6 +53,7 @@ class Schedule:
     owner: Ints
     work: dict[int, Work] = field(default_factory=dict)
     filled: list[int] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
     slots: int = 0
     tokens: int = 0
@@ -110,6 +111,8 @@ class Scheduler:
         self.preemptions = 0
         self._decoding: dict[int, Work] = {}
         """A running request's work after its prompt."""
+        self._prefilling: dict[int, Sequence] = {}
+        """Running requests with chunks left, in the order of admission."""
         self._preempted: list[Sequence] = []
         self._free_slots = list(range(size["M"]))
         self._by_id: dict[str, Sequence] = {}
@@ -179,6 +182,7 @@ class Scheduler:
         slot = sequence.slot
         assert slot is not None
         del self.running[slot], self._decoding[slot]
+        self._prefilling.pop(slot, None)
         self._same = False
         sequence.leave()
         heapq.heappush(self._free_slots, slot)
@@ -227,8 +231,9 @@ class Scheduler:
         step.owner = table.owner.copy()
         if step.chunked:
             step.takes_part = step.decodes.copy()
-            step.takes_part[[slot for slot, work in step.work.items() if work.chunk]] = True
-        step.steady = self._same and not step.chunked
+            step.chunks = [slot for slot in step.chunks if slot in step.work]
+            step.takes_part[step.chunks] = True
+        step.steady = self._same and len(step.work) == len(self.running)
         self._same = len(step.work) == len(self.running)
         return step
 
@@ -268,10 +273,8 @@ class Scheduler:
 
     def _prefill(self, step: Schedule, only: Collection[Sequence] | None) -> None:
         """Schedule chunks of other contexts."""
-        if len(step.work) == len(self.running):
-            return
-        for slot, sequence in list(self.running.items()):
-            prefills = sequence.slot == slot and sequence.cached < sequence.target
+        for slot, sequence in list(self._prefilling.items()):
+            prefills = sequence.slot == slot
             if prefills and (only is None or sequence in only) and not self._chunk(step, slot, sequence):
                 self.state.schedule.host["slot_actions"][slot] = SlotAction.WAIT
 
@@ -289,7 +292,7 @@ class Scheduler:
             if sequence.queue_s is None:
                 sequence.queue_s = time.monotonic() - sequence.arrived_s
                 self._count(sequence)
-            self.running[slot], self._decoding[slot] = sequence, Work(sequence)
+            self.running[slot], self._decoding[slot], self._prefilling[slot] = sequence, Work(sequence), sequence
             self._same = False
             self._install(slot, sequence)
             self._chunk(step, slot, sequence)
@@ -327,6 +330,9 @@ class Scheduler:
         if start and sequence.generated:  # a token drawn after the previous chunk is already counted
             self._write_generated(slot, sequence)
         sequence.cached, self.table.prefilling[slot] = end, end < sequence.target
+        if end == sequence.target:
+            del self._prefilling[slot]
+        step.chunks.append(slot)
         step.work[slot] = Work(sequence, count, end == sequence.target, end)
         step.tokens += count
         step.context, step.chunked = max(step.context, reach), True
