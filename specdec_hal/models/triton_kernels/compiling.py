@@ -205,7 +205,9 @@ def _serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def _preload(kernel: Kernel) -> None:
-    getattr(import_module(kernel.module), kernel.name).preload(kernel.data)
+    compiled = getattr(import_module(kernel.module), kernel.name).preload(kernel.data)
+    with suppress(Exception):  # Triton 3.6 compiles a launcher in C too, at the first launch of a signature
+        import_module("triton.backends.nvidia.driver").CudaLauncher(compiled.src, compiled.metadata)
 
 
 if __name__ == "__main__":
