@@ -93,6 +93,7 @@ def test_logits(stored: tuple[str, Path, Floats], framework: str, make_driver: C
 
 
 def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_device: str) -> None:
+    """Products of more than one tile skip the rows that a step does not use."""
     name, folder, want = stored
     if triton_device == "cpu" and name not in ON_TRITON:
         pytest.skip("takes seconds in Triton's interpreter and covers nothing that the other cases do not")
@@ -100,11 +101,15 @@ def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_device
     from tests.support.paged import Paged
 
     # The stored numbers, widened: what differs then is rounding, and how the checkpoint was read.
-    model = device_model(folder, triton_device)
+    calls: set[Any] = set()
+    model = device_model(folder, triton_device, calls=calls)
+    calls.clear()
     paged = Paged(model, 2, 4 * ORIGINAL)
     tokens = text()
     parts = [(0, tokens[:80]), (80, tokens[80:89]), (89, tokens[89:])]
     got = np.concatenate([paged.step({1: part}, padding=2)[1].cpu().numpy() for part in parts])
+    counts = {(rows, count) for _, rows, columns, count in calls if columns != 131}  # without the head
+    assert counts == {(82, 80), (11, None), (3, None)}
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
 
 

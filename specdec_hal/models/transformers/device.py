@@ -206,9 +206,21 @@ class DeviceTransformers(FromHost):
         here = on_torch(batch)
         with torch.inference_mode(), self._mode:
             ids, positions = self._store.begin(here, self.config.vocab_size)
-            hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
+            with self._using(len(ids), here.cu_seqlens_q[-1:]):
+                hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
             for layer, tensor in () if self._recording else out.items():  # else not all layers are there
                 torch.as_tensor(tensor).copy_(hidden[layer])
+
+    @contextmanager
+    def _using(self, rows: int, count: Any) -> Iterator[None]:
+        """Context of a step of so many rows, of which the first `count` are used: kernels skip the others."""
+        if self._launcher is not None:
+            self._launcher.step = rows, count
+        try:
+            yield
+        finally:
+            if self._launcher is not None:
+                self._launcher.step = None
 
     def mtp_bytes_per_block(self, block_size: int) -> int:
         """See MTPModel.mtp_bytes_per_block: those of one layer."""

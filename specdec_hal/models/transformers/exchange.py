@@ -57,16 +57,16 @@ class Exchange:
         """All ranks' products of x [.., in] and `residual`; see :attr:`Summed.exchange`."""
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         mine = self.take(name, (len(rows), len(layer.part.weight)), x.dtype)
-        self.launcher.linear(rows, layer.part.weight, mine, None)
+        self.launcher.linear(rows, layer.part.weight, mine, self.launcher.used_of_tiles(len(rows)))
         total, norm = torch.empty_like(mine, memory_format=torch.contiguous_format), layer.norm
         onto = None if residual is None else residual.reshape(total.shape).contiguous()
-        shape = (*x.shape[:-1], -1)
+        shape, count = (*x.shape[:-1], -1), self.launcher.used(len(rows))
         if norm is None:
-            self.launcher.sum_norm(self.parts(name, mine), onto, total, None)
+            self.launcher.sum_norm(self.parts(name, mine), onto, total, count)
             return total.view(shape)
         out = torch.empty_like(total)
         self.launcher.sum_norm(
-            self.parts(name, mine), onto, total, None, weight=norm.weight, out=out, epsilon=norm.epsilon
+            self.parts(name, mine), onto, total, count, weight=norm.weight, out=out, epsilon=norm.epsilon
         )
         total = total.view(shape)
         norm.ready = total, out.view(shape)

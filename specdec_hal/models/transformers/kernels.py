@@ -1,7 +1,7 @@
 """Our Triton kernels in place of a model's operators, on a GPU.
 
-They give a row the same bits in any step; for what :mod:`.replace` leaves to the library, :class:`Invariant` replaces
-operators that do not.
+They give a row the same bits in any step, and products skip rows that a step does not use. For what :mod:`.replace`
+leaves to the library, :class:`Invariant` replaces operators that do not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Kernels:
     def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
         """See Operators."""
         out, rows = x.new_empty((*x.shape[:-1], outputs), dtype=dtype), _rows(x)
-        self._launcher.linear(rows, weight, out.view(len(rows), -1), None, bias=bias, residual=residual)
+        count = self._launcher.used_of_tiles(len(rows))
+        self._launcher.linear(rows, weight, out.view(len(rows), -1), count, bias=bias, residual=residual)
         return out
 
     def norm(self, x: Any, weight: Any, epsilon: float) -> Any:
@@ -68,7 +69,7 @@ class Kernels:
         def forward(x: Any) -> Any:
             rows = _rows(x)
             middle = rows.new_empty((len(rows), len(weight) // 2))
-            self._launcher.gate_up(rows, weight, middle, None, gelu=gelu)
+            self._launcher.gate_up(rows, weight, middle, self._launcher.used_of_tiles(len(rows)), gelu=gelu)
             return middle.view(*x.shape[:-1], -1)
 
         return forward

@@ -37,8 +37,8 @@ def gate_up(
     Rows 2i and 2i + 1 of `weight` are gate and up of column i of `out`, so that one thread holds both. The activation
     is SiLU, or with `GELU` the tanh approximation of that. Grid: as in :func:`.product.product`.
     """
-    wait(PDL)
     rows = row_count(count, capacity, COUNTED)
+    wait(PDL)
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return

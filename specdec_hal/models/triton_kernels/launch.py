@@ -35,7 +35,9 @@ def release(PDL: tl.constexpr):
 
 @triton.jit
 def row_count(count, capacity, COUNTED: tl.constexpr):
-    """Valid rows: `capacity`, or int32 `count` [1] on the device."""
+    """Valid rows: `capacity`, or int32 `count` [1] on the device, which the kernel before this one must not write:
+    products read it before they :func:`wait`.
+    """
     rows = capacity
     if COUNTED:
         rows = min(capacity, tl.load(count))

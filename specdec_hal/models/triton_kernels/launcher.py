@@ -34,6 +34,9 @@ from specdec_hal.models.triton_kernels.tiles import (
 )
 from specdec_hal.plugin.model import DeviceBatch
 
+_ONE_TILE = 16
+"""Rows that every tile of a product holds."""
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -75,11 +78,22 @@ class Launcher:
     def __init__(self, device: Any, dtype: Any, pdl_rows: int | None = None) -> None:
         self.arena, self.dtype = Arena(device), dtype
         self.pending: Rotation | None = None
+        self.step: tuple[int, Any] | None = None
+        """Of a running step: its rows, and int32 [1] on the device, how many of them are used."""
+        self._all = torch.full((1,), torch.iinfo(torch.int32).max, dtype=torch.int32, device=device)
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._can_describe = hopper or device.type != "cuda"
         self.tiles = tiles_of(str(dtype).removeprefix("torch."))
         self._meeting = PROGRAMS if device.type == "cuda" else 2  # programs, which the interpreter runs one by one
         self._pdl_rows = (PDL_ROWS if pdl_rows is None else pdl_rows) if hopper else 0
+
+    def used(self, rows: int) -> Any:
+        """The count of so many rows: those that the step uses, or all if it has another number of rows."""
+        return self.step[1] if self.step is not None and self.step[0] == rows else self._all
+
+    def used_of_tiles(self, rows: int) -> Any | None:
+        """The same for a product, where a single tile of rows takes as long without a count."""
+        return self.used(rows) if rows > _ONE_TILE else None
 
     # ---- rows by themselves
 

@@ -37,8 +37,8 @@ def linear(
 
     `residual` [capacity, N], or None, may be `out`; the sum is rounded once. Grid: as in :func:`.product.product`.
     """
-    wait(PDL)
     rows = row_count(count, capacity, COUNTED)
+    wait(PDL)
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return

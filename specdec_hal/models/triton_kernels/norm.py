@@ -62,11 +62,11 @@ def sum_norm(
     `parts` [RANKS, capacity, D], or SHARED the addresses of what each rank has, with the cells of :func:`.ranks.meet`.
     Without `weight` nothing is normed. Rows from int32 `count` [1], if any, on are left alone.
     """
-    begin(PDL)
     rows = capacity
     if count is not None:
         rows = min(capacity, tl.load(count))
-    if tl.program_id(0) >= rows:
+    begin(PDL)  # not before: the kernel before writes this rank's part, but not the count
+    if tl.program_id(0) >= max(rows, 1):  # ranks meet without rows too, before they write again
         return
     if SHARED:
         meet(cells, RANK, RANKS, MOST)
