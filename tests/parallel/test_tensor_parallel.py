@@ -32,6 +32,9 @@ from tests.support.history_model import LetterTokenizer
 from tests.support.teams import requests, settings, tokens_of
 
 pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "old": {"type": "boolean"}}}
 PERSON |= {"required": ["name", "old"]}
@@ -276,6 +279,55 @@ def test_plans_that_are_refused(kind: str, reason: str, tmp_path: Path, monkeypa
         monkeypatch.setattr("transformers.LlamaConfig.base_model_tp_plan", plan)
     with pytest.raises(UnsupportedError, match=f"^{kind}.*{re.escape(reason)}"):
         load_model(folder, "transformers", group=Threads(2).rank(0))
+
+
+class _Loaded(Exception):
+    """Ends loading before the trial, which needs all ranks."""
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3Moe"])
+def test_a_rank_keeps_only_its_part_of_what_it_reads(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the layer that it is compared with whole: a weight that is copied is a part, or experts of one layer."""
+    from specdec_hal.models.transformers import load
+
+    def end(path: Path, weights: dict[str, Any]) -> None:
+        raise _Loaded(weights)
+
+    folder = write_model(tmp_path, kind, num_hidden_layers=6, tie_word_embeddings=False)
+    whole = Case(folder).reference.state_dict()
+    monkeypatch.setattr(load, "check_finite", end)
+    with Copies() as copies, pytest.raises(_Loaded) as caught:
+        load.load_decoder(folder, "cpu", "float32", Threads(2).rank(1))
+    weights = caught.value.args[0]
+    parts = {name: weight for name, weight in weights.items() if weight.shape != whole[name].shape}
+    uncut = {name.split(".")[-2] for name in weights.keys() - parts.keys() if ".layers.0." not in name}
+    norms = {name.split(".")[-2] for name in whole if "norm" in name}
+    assert uncut - {"gate"} == {"embed_tokens", *norms}
+    assert len({name for name in parts if name.endswith("down_proj.weight") or name.endswith(".down_proj")}) == 5
+    assert not any(".layers.0." in name for name in parts)
+    made = {weight.data_ptr() for weight in parts.values()}
+    stacked = max((whole[name].nbytes for name in whole if name.endswith("gate_up_proj")), default=0)
+    assert all(weight.untyped_storage().nbytes() == weight.nbytes for weight in parts.values())
+    assert made <= copies.made.keys()
+    assert max(copies.made.values()) <= max(stacked, max(weight.nbytes for weight in parts.values()))
+
+
+class Copies(TorchDispatchMode):
+    """Sizes in bytes of the memory that operators of this thread make on the CPU, by address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.untyped_storage().data_ptr() not in given:
+                self.made[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return result
 
 
 def test_ranks_end_with_their_leader_and_refuse_what_the_time_decides(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes, agreeing
 from specdec_hal.models.transformers.decoder import Decoder
-from specdec_hal.models.transformers.survey import only
+from specdec_hal.models.transformers.survey import kind_of, only
 from specdec_hal.plugin.model import FINAL_NORM
 
 _TRIED = (11, 7)  # ids
@@ -59,8 +59,7 @@ def of_each_kind(decoder: Decoder) -> list[int]:
 
 def _kind(block: Any, layer: Layer) -> Any:
     """A key that is equal for decoder layers with the same computation."""
-    tensors = tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
-    return repr(block), tensors, Layer(**{**vars(layer), "index": 0})
+    return kind_of(block), Layer(**{**vars(layer), "index": 0})
 
 
 def _common(results: Sequence[Any]) -> bytes | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
+import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
 from specdec_hal.models.transformers.mtp import ModuleFiles, find_module
 from specdec_hal.models.transformers.survey import check_class, check_finite, compare, refused, survey
+from specdec_hal.models.transformers.tensor_parallel import Division
 from specdec_hal.models.weights import some_names
 from specdec_hal.plugin.model import ModelConfig, ModelMemory
 from specdec_hal.tensors.group import Group
@@ -108,14 +110,28 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     if method.get("quant_method") == "compressed-tensors":
         config.quantization_config = {**method, "dequantize": True}  # else a hook would do it, in the first whole pass
     wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
+    division: Division | None = None
     try:
-        with loading, _known(architecture, find_module(Path(path), config)):
+        with loading, _known(architecture, find_module(Path(path), config)), ExitStack() as until_loaded:
             if options:  # not as `gguf_file`, which demands the package accelerate
                 wanted["state_dict"] = _gguf_weights(Path(path), architecture, config)
-            model, info = architecture.from_pretrained(
+            made = architecture
+            if group is not None and not method:
+
+                def divide(model: Any) -> None:
+                    nonlocal division
+                    division = Division(model, group)
+                    until_loaded.enter_context(division.loading())
+                    until_loaded.enter_context(_in_turn())
+
+                made = _then(architecture, divide)
+            model, info = made.from_pretrained(
                 None if options else where, config=copy.deepcopy(config), local_files_only=True,
                 key_mapping=None if config is whole else _OF_TEXT, output_loading_info=True, **wanted,
             )  # fmt: skip
+            model.__class__ = architecture
+    except SpecDecError:
+        raise
     except Exception as error:
         raise _unreadable(path, error) from error
     if missing := sorted(info["missing_keys"]):
@@ -127,7 +143,9 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     if group is None:
         model = model.to(device)
     check_finite(Path(path), dict(model.named_parameters()))
-    return Decoder(model, found) if group is None else _part(model, found, device, group)
+    if group is None:
+        return Decoder(model, found)
+    return _part(model, found, device, division or Division(model, group))
 
 
 @contextmanager
@@ -142,19 +160,48 @@ def _known(architecture: Any, module: ModuleFiles | None) -> Iterator[None]:
         setattr(architecture, name, before)
 
 
-def _part(model: Any, config: ModelConfig, device: str, group: Group) -> Decoder:
-    """This rank's part of a whole model, compared with it."""
-    from specdec_hal.models.transformers.tensor_parallel import divide
+def _then(architecture: Any, prepare: Callable[[Any], None]) -> Any:
+    """The class, whose models are given to `prepare` before they get their weights."""
 
-    whole = survey(model, model.get_decoder(), config.max_position_embeddings).hidden
-    divide(model, group)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        architecture.__init__(self, *args, **kwargs)
+        prepare(self)
+
+    return type(architecture.__name__, (architecture,), {"__init__": __init__, "__module__": architecture.__module__})
+
+
+@contextmanager
+def _in_turn() -> Iterator[None]:
+    """Within it the library reads and converts one weight after the other, instead of as many as its threads can."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     try:
-        decoder = Decoder(model.to(device), config)
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _part(model: Any, config: ModelConfig, device: str, division: Division) -> Decoder:
+    """This rank's part of a model. In a layer of each kind it is compared with the whole."""
+
+    def tried() -> Any:
+        with division.trying():
+            return survey(model, model.get_decoder(), config.max_position_embeddings).hidden
+
+    whole = tried()
+    division.finish()
+    model.to(device)
+    try:
+        part = tried()
+        decoder = Decoder(model, config)
     except RuntimeError as error:
         if isinstance(error, SpecDecError):  # a rank has ended
             raise
         raise refused(model, f"its code does not run with a part of its heads ({one_line(error)})") from error
-    compare(model, whole, decoder.survey.hidden.cpu(), "ranks compute something else by its plan for them")
+    compare(model, whole, part.cpu(), "ranks compute something else by its plan for them")
     return decoder
 
 

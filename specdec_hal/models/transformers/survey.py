@@ -281,6 +281,11 @@ def _blocks(model: Any, attentions: Sequence[Any]) -> Any:
     return blocks
 
 
+def kind_of(block: Any) -> Any:
+    """A key that is equal for decoder layers of the same modules and weights."""
+    return repr(block), tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
+
+
 @contextmanager
 def only(blocks: Any, kept: Sequence[int]) -> Iterator[None]:
     """Context in which the model has only these decoder layers."""

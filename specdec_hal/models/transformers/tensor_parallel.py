@@ -9,16 +9,18 @@ than ranks, several ranks have the same one. The head is divided by tokens; the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from specdec_hal.backends.reference.primitives import vocabulary_part
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import refused as refused_argument
 from specdec_hal.models.transformers.replace import is_experts
-from specdec_hal.models.transformers.survey import refused
+from specdec_hal.models.transformers.survey import kind_of, only, refused
 from specdec_hal.tensors.group import Group
 
 _WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce"}
@@ -43,7 +45,6 @@ class Summed(torch.nn.Module):  # type: ignore[misc]
         self.bias, layer.bias = layer.bias, None
         self.part, self._group, self._mine = layer, group, mine if split else slice(None)
         self._residual: list[Any] = []
-        _keep(layer, "weight", layer.weight[:, mine])
 
     def add(self, residual: Any) -> None:
         """A residual to add to the next result."""
@@ -70,14 +71,7 @@ class Gathered(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, layer: Any, group: Group) -> None:
         super().__init__()
-        self._outputs = len(layer.weight)
-        width = vocabulary_part(self._outputs, group.size)
-        for name in ("weight", "bias"):
-            if (whole := getattr(layer, name)) is not None:
-                part = whole[group.rank * width : (group.rank + 1) * width]
-                rows = torch.cat([part, part.new_zeros((width - len(part), *part.shape[1:]))])
-                _keep(layer, name, rows)
-        self.part, self._group = layer, group
+        self.part, self._group, self._outputs = layer, group, layer.out_features
 
     def forward(self, x: Any) -> Any:
         """All outputs, of all ranks in turn."""
@@ -95,68 +89,143 @@ def summed(group: Group, partial: Any) -> Any:
 
 
 def divide(model: Any, group: Group) -> None:
-    """Leave this rank's part of a whole model. UnsupportedError for what its plan says and is not done here.
+    """Leave this rank's part of a whole model. Errors as :class:`Division`."""
+    Division(model, group).finish()
 
-    ArgumentError for sizes that cannot be divided.
+
+class Division:
+    """Leaves this rank's part of a model, which may have no data yet (meta tensors).
+
+    UnsupportedError for what its plan says and is not done here; ArgumentError for sizes that cannot be divided.
     """
-    config, plan = model.config.get_text_config(), model.tp_plan
-    if getattr(model, "is_quantized", False):
-        raise refused(model, "its weights are quantised, which ranks do not support")
-    if not config.base_model_tp_plan:
-        if getattr(config, "base_model_ep_plan", None):
-            raise refused(model, "its plan is expert parallelism (base_model_ep_plan), which is not supported")
-        raise refused(model, "it has no plan for tensor parallelism (base_model_tp_plan)")
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if group.size % kv_heads and kv_heads % group.size:
-        raise indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, group.size)
-    _part(group, config.num_attention_heads, "num_attention_heads")
 
-    def style(name: str) -> Any:
-        return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+    def __init__(self, model: Any, group: Group) -> None:
+        self._model, self._group = model, group
+        self._cuts: dict[tuple[Any, str], tuple[Any, Callable[[Any], Any]]] = {}
+        """Of a weight, by module and name: its whole shape, and what takes this rank's part."""
+        self._made: list[tuple[str, Callable[[Any], Any]]] = []
+        """What replaces modules, by name."""
+        config, self._plan = model.config.get_text_config(), model.tp_plan
+        if getattr(model, "is_quantized", False):
+            raise refused(model, "its weights are quantised, which ranks do not support")
+        if not config.base_model_tp_plan:
+            if getattr(config, "base_model_ep_plan", None):
+                raise refused(model, "its plan is expert parallelism (base_model_ep_plan), which is not supported")
+            raise refused(model, "it has no plan for tensor parallelism (base_model_tp_plan)")
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        if group.size % kv_heads and kv_heads % group.size:
+            raise indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, group.size)
+        _part(group, config.num_attention_heads, "num_attention_heads")
+        for name, module in list(model.named_modules()):
+            kind = self._style(name)
+            if kind is not None and kind not in _WHOLE:
+                self._add(name, module, kind, kv_heads)
+        self._blocks = next(
+            (x for x in model.modules() if isinstance(x, torch.nn.ModuleList) and len(x) == config.num_hidden_layers),
+            None,
+        )
+        if self._blocks is None:
+            raise refused(model, "its decoder layers are in no list")
+        kinds = {kind_of(block): i for i, block in reversed(list(enumerate(self._blocks)))}
+        self._tried = sorted(kinds.values())
+        self._whole = {part for i in self._tried for part in self._blocks[i].modules()}
 
-    for name, module in list(model.named_modules()):
-        kind = style(name)
-        if kind is None or kind in _WHOLE:
-            continue
-        parent, _, last = name.rpartition(".")
+    def trying(self) -> AbstractContextManager[None]:
+        """Context in which the model has only one decoder layer of each kind, whole until :meth:`finish`."""
+        return only(self._blocks, self._tried)
+
+    def _style(self, name: str) -> Any:
+        return self._plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+
+    def _add(self, name: str, module: Any, kind: str, kv_heads: int) -> None:
+        group = self._group
         if kind == "moe_tp_experts" and is_experts(module):
-            _divide_experts(model, name, module, group, style)
+            self._add_experts(name, module)
         elif type(module) is not torch.nn.Linear or kind not in _BY_OUTPUTS | _GATHERED | _BY_INPUTS:
-            raise refused(model, f"its plan for ranks has '{kind}' for {name}, which is not supported")
+            raise refused(self._model, f"its plan for ranks has '{kind}' for {name}, which is not supported")
         elif kind in _BY_OUTPUTS:
-            count = len(module.weight)
-            rows = torch.arange(count).view(1 if kind == "colwise" else 2, -1)
-            if last in _KV and group.size > kv_heads:  # ranks share a head
+            count, groups = module.out_features, 1 if kind == "colwise" else 2
+            if name.rpartition(".")[2] in _KV and group.size > kv_heads:  # ranks share a head
                 first, width = group.rank * kv_heads // group.size, count // kv_heads
                 mine = slice(first * width, (first + 1) * width)
             else:
-                mine = _part(group, rows.shape[1], name)
+                mine = _part(group, count // groups, name)
             for tensor in ("weight", "bias"):
-                if (whole := getattr(module, tensor)) is not None:
-                    _keep(module, tensor, whole[rows[:, mine].flatten()])
+                self._cut(module, tensor, lambda whole: _own(whole.unflatten(0, (groups, -1))[:, mine]).flatten(0, 1))
+        elif kind in _BY_INPUTS:
+            mine = _part(group, module.in_features, name)
+            self._cut(module, "weight", lambda whole: _own(whole[:, mine]))
+            self._made.append((name, lambda layer: Summed(layer, group, mine, kind != "rowwise")))
         else:
-            by_inputs = kind in _BY_INPUTS
-            made = (
-                Summed(module, group, _part(group, module.in_features, name), kind != "rowwise")
-                if by_inputs
-                else Gathered(module, group)
-            )
-            setattr(model.get_submodule(parent), last, made)
+            width = vocabulary_part(module.out_features, group.size)
+            for tensor in ("weight", "bias"):
+                self._cut(module, tensor, lambda whole: _padded(whole[group.rank * width :][:width], width))
+            self._made.append((name, lambda layer: Gathered(layer, group)))
+
+    def _add_experts(self, name: str, module: Any) -> None:
+        up, model = "gate_up_proj" if module.has_gate else "up_proj", self._model
+        kinds = self._style(f"{name}.{up}"), self._style(f"{name}.down_proj")
+        if kinds != ("packed_colwise" if module.has_gate else "colwise", "rowwise") or module.has_bias:
+            raise refused(model, f"its plan for ranks divides {name} in an unsupported way")
+        if module.is_transposed:
+            raise refused(model, f"the weights of {name} are transposed, which ranks do not support")
+        mine, groups = _part(self._group, module.down_proj.shape[2], name), 1 + module.has_gate
+        self._cut(module, up, lambda whole: _own(whole.unflatten(1, (groups, -1))[:, :, mine]).flatten(1, 2))
+        self._cut(module, "down_proj", lambda whole: _own(whole[:, :, mine]))
+        self._made.append((name, self._sum_experts))
+
+    def _sum_experts(self, module: Any) -> Any:
+        module.register_forward_hook(lambda module, args, out: summed(self._group, out))
+        return module
+
+    def _cut(self, module: Any, name: str, take: Callable[[Any], Any]) -> None:
+        whole = getattr(module, name)
+        if whole is not None:
+            self._cuts[module, name] = whole.shape, take
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Context in which a weight that is given to a module loses all but this rank's part.
+
+        Until :meth:`finish` layers of :meth:`trying` stay whole, and so does a head that is the embedding.
+        """
+
+        def give(module: Any, name: str, tensor: Any) -> Any:
+            shape, take = self._cuts.get((module, name), (None, None))
+            if take is None or tensor is None or tensor.is_meta or tensor.shape != shape or module in self._whole:
+                return None
+            if tensor is self._model.get_input_embeddings().weight:
+                return None
+            made = torch.nn.Parameter(take(tensor.detach()), requires_grad=False)
+            made.__dict__.update(tensor.__dict__)  # marks of `transformers`
+            return made
+
+        handle = register_module_parameter_registration_hook(give)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def finish(self) -> None:
+        """Cut what is whole, and replace the modules that exchange results."""
+        model = self._model
+        for (module, name), (shape, take) in self._cuts.items():
+            tensor = getattr(module, name)
+            if tensor.shape == shape:
+                setattr(module, name, torch.nn.Parameter(take(tensor.detach()), requires_grad=False))
+        for name, make in self._made:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, make(model.get_submodule(name)))
 
 
-def _divide_experts(model: Any, name: str, module: Any, group: Group, style: Any) -> None:
-    up = "gate_up_proj" if module.has_gate else "up_proj"
-    kinds = style(f"{name}.{up}"), style(f"{name}.down_proj")
-    if kinds != ("packed_colwise" if module.has_gate else "colwise", "rowwise") or module.has_bias:
-        raise refused(model, f"its plan for ranks divides {name} in an unsupported way")
-    if module.is_transposed:
-        raise refused(model, f"the weights of {name} are transposed, which ranks do not support")
-    mine = _part(group, module.down_proj.shape[2], name)
-    whole = getattr(module, up)
-    packed = whole.view(len(whole), 1 + module.has_gate, -1, whole.shape[2])
-    _keep(module, up, packed[:, :, mine].flatten(1, 2))
-    _keep(module, "down_proj", module.down_proj[:, :, mine])
-    module.register_forward_hook(lambda module, args, out: summed(group, out))
+def _own(part: Any) -> Any:
+    """A part of a weight in memory of its own, so that the whole can go."""
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def _padded(rows: Any, count: int) -> Any:
+    """So many rows, zeros after those that are there."""
+    return torch.cat([rows, rows.new_zeros((count - len(rows), *rows.shape[1:]))])
 
 
 def indivisible(relation: str, name: str, count: int, size: int) -> ArgumentError:
@@ -170,8 +239,3 @@ def _part(group: Group, count: int, what: str) -> slice:
         raise indivisible("a divisor", what, count, group.size)
     width = count // group.size
     return slice(group.rank * width, (group.rank + 1) * width)
-
-
-def _keep(module: Any, name: str, part: Any) -> None:
-    """A part of a weight in memory of its own, so that the whole can go."""
-    setattr(module, name, torch.nn.Parameter(part.detach().clone(), requires_grad=False))
