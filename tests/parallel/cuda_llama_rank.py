@@ -89,7 +89,8 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
     model = device_model(folder, device, "auto", group, calls)
     ids = np.random.default_rng(3).integers(0, model.config.vocab_size, LENGTH)
     if group is None:
-        np.savez(out, **logits_of(model, ids, []))
+        with open(out, "wb") as file:
+            np.savez(file, **logits_of(model, ids, []))
         return
     assert model.capabilities.static_shapes == (device != "cpu" and transport == "nccl")
     found = {name: logits_of(model, ids, cuts) for name, cuts in CUTS.items()}
@@ -105,7 +106,8 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
     for name in ("hidden", "tap", "logits"):
         check_same(model, found["chunks"][name], found["whole"][name], f"cuts differ: {name}")
     if rank == 0:
-        np.savez(out, **found["whole"])
+        with open(out, "wb") as file:
+            np.savez(file, **found["whole"])
     group.close()
 
 

@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = int(os.environ.get("SPECDEC_HAL_RANKS_TIMEOUT_S", "500"))
 
 
-def run_ranks(module: str, folder: Path, size: int, out: Path, device: str = "cpu", transport: str = "gloo") -> Path:
+def run_ranks(
+    module: str, folder: Path, size: int, out: Path, device: str = "cpu", transport: str = "gloo", *more: str
+) -> Path:
     """Run a module of this package on every rank, which must all succeed; 0: on the undivided model.
 
-    `device`: of all ranks, or "each", a GPU for each. Returns `out`, which the first rank has written.
+    `device`: of all ranks, or "each", a GPU for each. `more`: arguments. Returns `out`, written by the first rank.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
     if device == "cpu":
@@ -24,7 +27,7 @@ def run_ranks(module: str, folder: Path, size: int, out: Path, device: str = "cp
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", f"tests.parallel.{module}"]
-            + [str(one) for one in (folder, rank, size, out.with_suffix(".meet"), where, transport, out)],
+            + [str(one) for one in (folder, rank, size, out.with_suffix(".meet"), where, transport, out, *more)],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,
@@ -45,3 +48,13 @@ def run_ranks(module: str, folder: Path, size: int, out: Path, device: str = "cp
     failed = [rank for rank, process in enumerate(ranks) if process.returncode]
     assert not failed, f"ranks {failed} failed:\n" + "\n".join(errors)
     return out
+
+
+def whole_and_split(
+    module: str, folder: Path, where: Path, size: int, device: str, transport: str, *more: str
+) -> tuple[Path, Path]:
+    """What the undivided model and `size` ranks write into the folder `where`, side by side on GPUs."""
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(run_ranks, module, folder, 0, where / "whole", "cuda:0", "gloo", *more)
+        split = pool.submit(run_ranks, module, folder, size, where / "split", device, transport, *more)
+        return whole.result(), split.result()
