@@ -64,6 +64,7 @@ class Bench:
         sizes |= {"max_num_batched_tokens": batched, "enable_prefix_caching": False, **settings}
         runner = build_runner(parse({"runner": sizes, "speculative": drafts}), self.backend, self.model, self.tokenizer)
         runner.end_tokens = frozenset()  # and the device's, so that all requests go on
+        runner._ordinary[:-1] = True
         if runner.state.symbols["E"]:
             runner.state.write("end_tokens", slice(None), [-1] * runner.state.symbols["E"])
         compiler, greedy = runner.compiler, Sequence(Request("", [0], SamplingParams()), 1, None)
@@ -96,7 +97,6 @@ class Bench:
             seen["tokens"] += len(delta.token_ids)
 
         def text(delta: StreamDelta) -> None:
-            seen["tokens"] += len(delta.token_ids)
             _ = delta.text
 
         for k, adaptive in ((0, False), (8, False), (8, True)):
@@ -105,7 +105,7 @@ class Bench:
                 from specdec_hal.runner.draft_length import DraftLengths
 
                 runner.lengths = DraftLengths(k)
-            readers: list[Any] = [(tokens, []), (text, []), (None, []), (None, ["no such text"])]
+            readers: list[Any] = [(tokens, []), (text, []), (None, []), (None, ["\nclass "])]
             for reader, stop in readers:
                 if adaptive and reader is not tokens:
                     continue
@@ -167,7 +167,7 @@ class Bench:
         observed = Observed(runner, registry)
         long = self.rng.integers(300, self.model.config.vocab_size - 1, LONG).tolist()
         with observed.watching():
-            for turn in range(2):
+            for turn in range(1):
                 for arrive in (1, 4):
                     for ratio in (None, 1.5):
                         runner.scheduler.prompt_limit = limit if ratio else lambda decoding: None
@@ -176,6 +176,10 @@ class Bench:
                         freeze_heap()
                         found = figures([sample(observed, others, long, arrive) for _ in range(SAMPLES)])
                         note(rows, model=self.name, part="gaps", turn=turn, arrive=arrive, ratio=ratio, **found)
+        if self.device == "cuda":
+            for ratio in (None, 1.5):
+                runner.scheduler.prompt_limit = limit if ratio else lambda decoding: None
+                note(rows, model=self.name, part="kernels", ratio=ratio, **self.kernels(runner, others, long))
         assert runner.prefill_budget is not None
         known = {f"{slots}x{size}": 1e6 * mean.seconds for (slots, size), mean in runner.prefill_budget.means.items()}
         note(
@@ -187,6 +191,37 @@ class Bench:
             late=runner.compiler.late,
         )
         runner.close()
+
+    def kernels(self, runner: ModelRunner, others: list[list[int]], long: list[int]) -> dict[str, Any]:
+        """Microseconds of kernels in a step without prompts and in one with, by name."""
+        for i, prompt in enumerate(others):
+            runner.add_request(Request(str(i), prompt, SamplingParams(max_new_tokens=400)))
+        for _ in range(12):
+            runner.step()
+        found: dict[str, Any] = {}
+        for name, steps in (("pure", 10), ("mixed", 5)):
+            if name == "mixed":
+                runner.add_request(Request("long", long, SamplingParams(max_new_tokens=1)))
+                for _ in range(3):
+                    runner.step()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+                for _ in range(steps):
+                    runner.step()
+                torch.cuda.synchronize()
+            spent: dict[str, float] = {}
+            for event in profiler.events():
+                if event.device_type == torch.autograd.DeviceType.CUDA:
+                    spent[event.name] = spent.get(event.name, 0.0) + event.time_range.elapsed_us() / steps
+            first = sorted(spent.items(), key=lambda one: -one[1])[:10]
+            found[name] = {
+                "all": sum(spent.values()),
+                "busy": busy(profiler),
+                **{n[:50]: round(us, 1) for n, us in first},
+            }
+        for i in range(len(others)):
+            runner.cancel(str(i))
+        runner.run()
+        return found
 
 
 def busy(profiler: Any) -> float:

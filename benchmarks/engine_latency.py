@@ -108,6 +108,7 @@ def sample(observed: Observed, prompts: list[list[int]], long: list[int], count:
     added, calls = time.perf_counter() - start, list[Call]()
     while len(arrived) < count:
         calls.append(observed.step())
+    into = []  # cancelling is no gap
     for i in range(len(prompts)):
         runner.cancel(f"other-{i}")
     runner.run()
