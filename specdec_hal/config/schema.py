@@ -365,7 +365,8 @@ class SamplingSettings(Section):
     subtracted once from the logits of tokens in the output.
 
     `max_new_tokens`: most tokens of the output. `min_new_tokens`: least tokens before an end token or a stop may end
-    the output. `stop`: strings that end the output. `include_stop_str_in_output`: keep the stop string in the text.
+    the output. `ignore_eos`: end tokens are never produced. `stop`: strings that end the output.
+    `include_stop_str_in_output`: keep the stop string in the text.
     `stop_token_ids`: tokens that end the output. `stop_sequences`: lists of token ids that end the output.
     `skip_special_tokens`: omit special tokens from the text. `spaces_between_special_tokens`: keep the tokenizer's
     spaces between special tokens. `truncate_prompt_tokens`: keep only this many last tokens of a prompt; -1: as many as
@@ -389,6 +390,7 @@ class SamplingSettings(Section):
     presence_penalty: float = 0.0
     max_new_tokens: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] = 128
     min_new_tokens: Annotated[int, Field(ge=0, le=MAX_CONTEXT)] = 0
+    ignore_eos: bool = False
     stop: list[Text] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True

@@ -34,7 +34,7 @@ class RequestRules:
     """The limits of a runner besides those of a slot (`state`).
 
     `cache_room`: positions in all KV blocks; None: a cache per slot. `missing`: ops that neither the backend nor its
-    fallbacks have. `model`: the model's thinking tokens.
+    fallbacks have. `model`: the model's thinking tokens. `end_tokens`: the model's.
     """
 
     vocab_size: int
@@ -43,6 +43,7 @@ class RequestRules:
     cache_room: int | None
     missing: frozenset[str] = frozenset()
     model: ModelSettings = field(default_factory=ModelSettings)
+    end_tokens: tuple[int, ...] = ()
 
     def check(self, request: Request, tokenizer: object | None) -> tuple[Request, NDArray[np.int64], int]:
         """A private copy, its prompt as an array, and the most tokens that it can generate.
@@ -50,7 +51,7 @@ class RequestRules:
         RequestError if it cannot be served.
         """
         name = _check_types(request)
-        params = request.params
+        params = request.params.without_end_tokens(self.end_tokens)
         given = params.truncated(request.prompt_token_ids, self.state.symbols["L"])
         prompt = prompt_array(name, given)
         if params.n != 1:

@@ -142,7 +142,9 @@ def build_parts(
         proposer=proposer,
         compiler=compiler,
         scheduler=Scheduler(state, pool, headroom, proposer.draft_positions, prefixes),
-        rules=RequestRules(vocab_size, state, speculative, room, missing, config.model),
+        rules=RequestRules(
+            vocab_size, state, speculative, room, missing, config.model, tuple(end for end in ends if end < vocab_size)
+        ),
         structured=StructuredRequests(config.structured, state, config.model, tokenizer, vocab_size, ends),
         masks=masks,
         lengths=DraftLengths(k) if speculative.adaptive and k else None,

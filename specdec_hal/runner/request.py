@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
@@ -84,6 +84,12 @@ class SamplingParams(SamplingSettings):
             return prompt
         kept: _Tokens = prompt[-(max(max_model_len - self.max_new_tokens, 1) if most < 0 else most) :]
         return kept
+
+    def without_end_tokens(self, end_tokens: Iterable[int]) -> SamplingParams:
+        """The same with `ignore_eos` as `bad_token_ids`."""
+        if not self.ignore_eos:
+            return self
+        return self.model_copy(update={"ignore_eos": False, "bad_token_ids": [*self.bad_token_ids, *end_tokens]})
 
     def copied(self) -> SamplingParams:
         """A copy with its own lists; the other fields are immutable."""

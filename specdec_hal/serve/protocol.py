@@ -54,6 +54,7 @@ _AS_THEY_ARE = (
     "presence_penalty",
     "repetition_penalty",
     "stop_token_ids",
+    "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
     "spaces_between_special_tokens",
@@ -216,7 +217,7 @@ class SamplingKeys(UnusedKeys):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
-    ignore_eos: bool = Field(False, description="end tokens are never chosen")
+    ignore_eos: bool | None = Field(None, description="end tokens are never chosen")
     stop_token_ids: _TokenIds | None = None
     include_stop_str_in_output: bool | None = Field(None, description="keep the stop string in the text")
     skip_special_tokens: bool | None = Field(None, description="omit special tokens from the text (default: yes)")
@@ -323,8 +324,6 @@ class GenerationRequest(SamplingKeys, ABC):
             changes["prompt_logprobs"] = self.prompt_alternatives
         if self.logit_bias is not None:
             changes["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        if self.ignore_eos:
-            changes["bad_token_ids"] = [*defaults.bad_token_ids, *engine.end_tokens]
         if not self._drafts(engine.method) or not self.generates:
             changes["num_speculative_tokens"] = 0
         return SamplingParams(**{**dict(defaults), **changes})

@@ -203,6 +203,19 @@ def test_an_end_token_is_reported_but_is_no_text() -> None:
         assert len(output.text) == len(output.token_ids) - 1
 
 
+def test_end_tokens_may_be_ignored() -> None:
+    ended = 0
+    for seed in range(1, 9):
+        plain, ignoring, forbidding = (
+            alone(Request("a", [7, seed], SamplingParams(temperature=1.5, seed=seed, max_new_tokens=40, **more)))
+            for more in ({}, {"ignore_eos": True, "bad_token_ids": [3]}, {"bad_token_ids": [3, 0]})
+        )
+        ended += plain.finish_reason == "stop"
+        assert ignoring.finish_reason == "length" and len(ignoring.token_ids) == 40
+        assert ignoring.token_ids == forbidding.token_ids and not {0, 3} & set(ignoring.token_ids)
+    assert ended
+
+
 def test_logprobs_are_those_of_the_unpenalised_model() -> None:
     from tests.support.history_model import logits_after
 
