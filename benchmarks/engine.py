@@ -1,7 +1,8 @@
 """The engine end to end: prefill, admission, decoding and streaming, in turns.
 
 ``python benchmarks/engine.py --out benchmarks/results/NAME.json [PART...]``. Parts: overlap (tokens per second with and
-without it, and without graphs), latency (a long prompt beside decoding requests). Needs a GPU, or ``--device cpu``.
+without it, and without graphs), latency (long prompts beside decoding requests, also with bounded steps). Needs a GPU,
+or ``--device cpu``. ``--large``: 1 B random parameters instead of the embedded model.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from engine_latency import measure
 from record import write
+from serving import large_model, model_keys
 
 from specdec_hal import load
 from specdec_hal.engine.runtime import Runtime
@@ -29,8 +32,8 @@ TURNS = 3
 class Bench:
     """One run: settings, models and results."""
 
-    def __init__(self, device: str, new_tokens: int, out: Path | None) -> None:
-        self.cuda, self.new_tokens, self.out = device == "cuda", new_tokens, out
+    def __init__(self, device: str, new_tokens: int, model: Path | None) -> None:
+        self.cuda, self.new_tokens, self.model = device == "cuda", new_tokens, model
         self.results: list[dict[str, Any]] = []
 
     def note(self, **row: Any) -> None:
@@ -39,12 +42,13 @@ class Bench:
         print(json.dumps(row), flush=True)
 
     def runtime(self, slots: int, k: int, *more: str) -> Runtime:
-        """The embedded model under the GPU's configuration, or the CPU's."""
+        """The model under the GPU's configuration, or the CPU's."""
         config = "configs/cuda.yaml" if self.cuda else "configs/reference.yaml"
         keys = [f"runner.max_num_seqs={slots}"]
         if self.cuda:
             keys += ["model.framework=transformers", "model.dtype=float32", "runner.prefill_chunk=1024"]
             keys.append(f"runner.max_num_batched_tokens={slots * (k + 1) + 2048}")
+        keys += model_keys(self.model)
         if k:
             keys.append(f"speculative.num_speculative_tokens={k}")
         runtime = load(ROOT / config, [*keys, *more])
@@ -121,14 +125,16 @@ class Bench:
                 self.note(part="overlap", requests=slots, drafts=k, run=name, **row)
 
     def latency(self) -> None:
-        """First token of a long prompt alone and beside decoding requests, and the delays of these by cause."""
+        """First token of long prompts alone and beside decoding requests, and the delays of these by cause."""
         slots = 64 if self.cuda else 4
         for chunk in (128, 256, 512):
-            for run, more in (("overlap", []), ("no overlap", ["runner.overlap=false"])):
+            runs = {"overlap": [], "no overlap": ["runner.overlap=false"], "ratio 1.5": ["runner.mixed_step_ratio=1.5"]}
+            for run, more in runs.items():
                 sizes = [f"runner.prefill_chunk={chunk}", f"runner.max_num_batched_tokens={slots + chunk}"]
                 sizes.append("runner.enable_prefix_caching=false")  # the long prompt comes again and again
                 runtime = self.runtime(slots, 0, "runner.max_model_len=2047", *sizes, *more)
                 runner = runtime.runner()
+                runner.warm_up()
                 prompts = self.prompts(runner, slots)
                 for row in measure(runner, runtime.registry, prompts, (prompts[0] * 40)[:2000]):
                     self.note(part="latency", prefill_chunk=chunk, run=run, **row)
@@ -151,13 +157,16 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--large", action="store_true", help="1 B random parameters; needs a GPU")
     options = parser.parse_args()
-    bench = Bench(options.device, options.new_tokens, options.out)
-    for part in options.parts or ("overlap", "latency"):
-        print(f"== {part}", flush=True)
-        getattr(bench, part)()
-        if options.out is not None:
-            write(bench.results, options.out)
+    with ExitStack() as stack:
+        model = stack.enter_context(large_model()) if options.large else None
+        bench = Bench(options.device, options.new_tokens, model)
+        for part in options.parts or ("overlap", "latency"):
+            print(f"== {part}", flush=True)
+            getattr(bench, part)()
+            if options.out is not None:
+                write(bench.results, options.out)
 
 
 if __name__ == "__main__":

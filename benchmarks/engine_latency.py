@@ -1,4 +1,4 @@
-"""The part `latency` of `engine.py`: a long prompt beside decoding requests, step by step.
+"""The part `latency` of `engine.py`: long prompts beside decoding requests, step by step.
 
 A decoding request's latency is the time between two ends of `step()`. A call launches one step and, with overlap, reads
 the previous one; stages are those of the step read (`wait`: for the device), and `rest` is the other work: scheduling
@@ -118,14 +118,15 @@ def sample(observed: Observed, prompts: list[list[int]], long: list[int], count:
 def measure(
     runner: ModelRunner, registry: Registry, prompts: list[list[int]], long: list[int]
 ) -> Iterator[dict[str, Any]]:
-    """Figures of the engine idle, and with all `prompts` but the first decoding."""
+    """Figures of the engine idle, and with `prompts` decoding in all slots that one or four long ones leave."""
     observed = Observed(runner, registry)
     with observed.watching():
-        for others in ([], prompts[1:]):
+        for count, others in ((1, []), (1, prompts[1:]), (4, prompts[4:])):
             for _ in range(WARM_UP):
-                sample(observed, others, long)
+                sample(observed, others, long, count)
             freeze_heap()  # as a server does
-            yield {"others": len(others), **figures([sample(observed, others, long) for _ in range(SAMPLES)])}
+            found = figures([sample(observed, others, long, count) for _ in range(SAMPLES)])
+            yield {"long": count, "others": len(others), **found}
 
 
 def figures(samples: list[Sample]) -> dict[str, Any]:
