@@ -1,9 +1,8 @@
-"""Time decoders of `transformers` on an idle GPU: steps, kernels, tiles. Tests on a GPU check their results.
+"""Time decoders of `transformers` on an idle GPU: steps and kernels. Tests on a GPU check their results.
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
-Parts: models (Llamas of three sizes), decoders (several families), both with random weights; attention and products try
-tiles.
+Parts: models (Llamas of three sizes), decoders (several families), both with random weights.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -19,7 +18,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby, product
 from pathlib import Path
@@ -31,15 +29,13 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from specdec_hal.models.triton_kernels.launcher import Heads, Launcher  # noqa: E402
-from specdec_hal.models.triton_kernels.tiles import AttentionTile, ProductTile, tiles_of  # noqa: E402
-from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch  # noqa: E402
+from specdec_hal.plugin.model import FINAL_NORM  # noqa: E402
 from tests.support.paged import Paged  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"models": 12, "decoders": 15, "attention": 16, "products": 16}
+SHARDS = {"models": 12, "decoders": 15}
 DEVICE = "cuda"
 Row = dict[str, Any]
 
@@ -84,17 +80,6 @@ def microseconds(replay: Callable[[], None], repeats: int = 30) -> float:
     return float(np.median(times[1:]))
 
 
-def timed(run: Callable[[], None]) -> float:
-    """Microseconds of `run` within a graph that holds it 20 times."""
-    run()
-
-    def twenty() -> None:
-        for _ in range(20):
-            run()
-
-    return microseconds(captured(twenty).replay, 3) / 20
-
-
 def kernels(replay: Callable[[], None], steps: int = 5) -> dict[str, Any]:
     """Sum of kernel times, launches, and time by kernel name, of one replay."""
     if COMPILE_ONLY:
@@ -136,10 +121,26 @@ def prepared(model: Any, slots: int, k: int, context: int, bucket: int) -> Calla
     return run
 
 
-def decode_step(model: Any, slots: int, k: int, context: int, bucket: int, label: str) -> Row:
-    """A captured step of slots that all decode K+1 tokens after `context` others."""
-    graph = captured(prepared(model, slots, k, context, bucket))
-    return {"label": label, "slots": slots, "K": k, "bucket": bucket, "step_us": microseconds(graph.replay)}
+def steps(
+    name: str, config: Any, cases: list[tuple[int, int]], traced: tuple[tuple[int, int], ...] = (), prompt: int = 0
+) -> Iterator[Row]:
+    """Captured steps of slots that all decode K+1 tokens after 500 others, by slots and K, with random weights.
+
+    `traced`: of these also the kernels. `prompt`: after the step of one slot, one of so many tokens of a prompt.
+    """
+    whole = of_transformers(config)
+    floor, model = Floor(whole), adapter(whole)
+    for slots, k in cases:
+        graph = captured(prepared(model, slots, k, 500, 1024))
+        row = {"label": name, "slots": slots, "K": k, "bucket": 1024, "step_us": microseconds(graph.replay)}
+        row["floor_us"] = floor.us(slots, k, 500)
+        row["share_of_floor"] = row["floor_us"] / max(row["step_us"], 1e-9)
+        if (slots, k) in traced:
+            row |= kernels(graph.replay)
+        del graph
+        yield row
+    if prompt and (1, 0) in cases:
+        yield prefill(model, prompt, name)
 
 
 def prefill(model: Any, length: int, label: str) -> Row:
@@ -147,7 +148,7 @@ def prefill(model: Any, length: int, label: str) -> Row:
     config = model.config
     paged = Paged(model, 1, length, block_size=64)
     batch = paged.batch({0: (0, np.random.default_rng(0).integers(0, config.vocab_size, length))})
-    hidden = torch.empty((length, config.hidden_size), dtype=model.dtype, device="cuda")
+    hidden = torch.empty((length, config.hidden_size), dtype=model.dtype, device=DEVICE)
     model.forward_device(batch, {FINAL_NORM: hidden})
     graph = captured(lambda: model.forward_device(batch, {FINAL_NORM: hidden}))
     return {
@@ -194,19 +195,9 @@ def part_models() -> list[Row]:
         config = make()
         if COMPILE_ONLY:
             config.num_hidden_layers = 2
-        chosen = list(mine(cases))
-        whole = of_transformers(config)
-        floor, model = Floor(whole), adapter(whole)
-        for slots, k in chosen:
-            row = decode_step(model, slots, k, 500, 1024, name)
-            row["floor_us"] = floor.us(slots, k, 500)
-            row["share_of_floor"] = row["floor_us"] / max(row["step_us"], 1e-9)
+        for row in steps(name, config, list(mine(cases)), prompt=2048):
             print(json.dumps(row), flush=True)
             rows.append(row)
-        if (1, 0) in chosen:
-            rows.append(prefill(model, 2048, name))
-            print(json.dumps(rows[-1]), flush=True)
-        del model, whole
         torch.cuda.empty_cache()
     return rows
 
@@ -296,190 +287,18 @@ def part_decoders() -> list[Row]:
     rows: list[Row] = []
     cases = list(product(decoder_configs(), (1, 8, 64), (0, 5)))
     for name, group in groupby(mine(cases), lambda case: case[0]):
+        config = decoder_configs()[name]
+        if COMPILE_ONLY:
+            config.num_hidden_layers = 6 if "Gemma" in name else 2
         try:
-            rows += decoder_steps(name, [(slots, k) for _, slots, k in group])
+            for row in steps(name, config, [(slots, k) for _, slots, k in group], traced=((1, 0), (8, 5))):
+                print(json.dumps(row), flush=True)
+                rows.append(row)
         except Exception as error:  # the others' figures count without these
             traceback.print_exc()
             rows.append({"label": name, "failed": repr(error)})
         torch.cuda.empty_cache()
     return rows
-
-
-def decoder_steps(name: str, cases: list[tuple[int, int]]) -> list[Row]:
-    """Those of one model, by slots and K."""
-    rows: list[Row] = []
-    config = decoder_configs()[name]
-    if COMPILE_ONLY:
-        config.num_hidden_layers = 6 if "Gemma" in name else 2
-    model = of_transformers(config)
-    floor, ours = Floor(model), adapter(model)
-    for slots, k in cases:
-        row = decode_step(ours, slots, k, 500, 1024, name)
-        row["floor_us"] = floor.us(slots, k, 500)
-        row["share_of_floor"] = row["floor_us"] / max(row["step_us"], 1e-9)
-        if (slots, k) in ((1, 0), (8, 5)):
-            row |= kernels(captured(prepared(ours, slots, k, 500, 1024)).replay)
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-    return rows
-
-
-# ---- sweeps
-
-
-def part_attention() -> list[Row]:
-    """Chunks, tiles and warps of attention, float32 (embedded heads) and bfloat16 (those of 1.2 B)."""
-    rows = []
-    kept = {name: tiles_of(name) for name in ("float32", "bfloat16")}
-    cases = []
-    for (dtype, heads), slots, tokens in product(
-        (("float32", Heads(4, 2, 64)), ("bfloat16", Heads(4, 2, 64)), ("bfloat16", Heads(32, 8, 64))), (1, 64), (1, 9)
-    ):
-        m = kept[dtype].attend(heads.heads // heads.kv_heads, tokens, 64).m
-        for chunk, warps, stages in product((64, 128, 256), (2, 4, 8), (1, 2)):
-            if (warps == 2 and m > 16) or (warps == 8 and m == 16) or (stages == 2 and dtype == "float32"):
-                continue
-            cases.append((dtype, heads, slots, tokens, chunk, AttentionTile(m, warps, stages)))
-    for dtype, heads, slots, tokens, chunk, tile in mine(cases):
-        launcher = Launcher(torch.device("cuda"), DTYPES[dtype])
-        launcher.tiles = replace(kept[dtype], chunk=chunk, attention=(tile,))
-        us = attention_us(launcher, DTYPES[dtype], heads, slots, tokens, 500, 1024)
-        rows.append(
-            {"dtype": dtype, "heads": heads.heads, "slots": slots, "tokens": tokens, "chunk": chunk}
-            | {"m": tile.m, "warps": tile.warps, "stages": tile.stages, "us": us}
-        )
-    if not COMPILE_ONLY:
-        report(rows, ("dtype", "heads", "slots", "tokens"), ("chunk", "m", "warps", "stages"))
-    return rows
-
-
-def attention_us(
-    launcher: Launcher, dtype: torch.dtype, heads: Heads, slots: int, tokens: int, context: int, bucket: int
-) -> float:
-    """Microseconds of attention of one layer."""
-    width = -(-(context + tokens) // 64)
-    pool = torch.randn((slots * width, 2, 64, heads.kv_heads, heads.head_dim), device="cuda").to(dtype)
-    q = torch.randn((slots * tokens, heads.heads * heads.head_dim), device="cuda").to(dtype)
-    out = torch.empty_like(q)
-
-    def ints(values: Any) -> torch.Tensor:
-        return torch.as_tensor(np.asarray(values), dtype=torch.int32).cuda()
-
-    batch = DeviceBatch(
-        q, q, ints(np.arange(slots + 1) * tokens), ints([context] * slots),
-        ints(np.random.default_rng(0).permutation(slots * width).reshape(slots, width)), bucket, tokens,
-    )  # fmt: skip
-    try:
-        return timed(lambda: launcher.attention(q, out, pool, batch, heads))
-    except Exception as error:
-        print("attention", launcher.tiles.attention, repr(error)[:100])
-        return float("inf")
-
-
-def cublas(x: torch.Tensor, out: torch.Tensor, weight: torch.Tensor) -> None:
-    """The product by the library."""
-    torch.mm(x, weight.T, out=out)
-
-
-def ours(launcher: Launcher, x: torch.Tensor, out: torch.Tensor, weight: torch.Tensor) -> None:
-    """The product by the kernel."""
-    launcher.linear(x, weight, out, None)
-
-
-def product_shapes(config: Any) -> list[tuple[int, int]]:
-    """Columns and depth of the weights of a layer and of the head."""
-    hidden, heads = config.hidden_size, config.num_attention_heads * config.head_dim
-    queries = heads + 2 * config.num_key_value_heads * config.head_dim
-    layer = [(queries, hidden), (hidden, heads), (2 * config.intermediate_size, hidden)]
-    return [*layer, (hidden, config.intermediate_size), (config.vocab_size, hidden)]
-
-
-def part_products() -> list[Row]:
-    """Tiles of the products of both models, beside cuBLAS."""
-    rows = []
-    shapes = {
-        "float32": [(1408, 256), (256, 704)],
-        "bfloat16": sorted({shape for make in MODELS.values() for shape in product_shapes(make())}),
-    }
-    for dtype, all_shapes in shapes.items():
-        launcher = Launcher(torch.device("cuda"), DTYPES[dtype], 0)
-        kept = launcher.tiles
-        for (columns, depth), count in product(all_shapes, (1, 16, 32, 48, 64, 96, 128, 384)):
-            x = torch.randn((count, depth), device="cuda").to(DTYPES[dtype])
-            # Several weights in turn, so that they come from memory where they would in a model.
-            weights = [
-                torch.randn((columns, depth), device="cuda").to(DTYPES[dtype])
-                for _ in range(1 if COMPILE_ONLY else max(2, 200_000_000 // (columns * depth * x.itemsize)))
-            ]
-            out = torch.empty(
-                (count, columns), device="cuda", dtype=torch.float32 if columns in (4096, 128256) else x.dtype
-            )
-            if out.dtype == x.dtype:
-                us = each(partial(cublas, x, out), weights)
-                rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": "cublas", "us": us})
-            for tile in mine(product_variants(dtype, count)):
-                launcher.tiles = replace(kept, products=(tile,), large=())
-                try:
-                    us = each(partial(ours, launcher, x, out), weights)
-                except Exception as error:
-                    print("product", tile, repr(error)[:100])
-                    continue
-                name = f"{tile.m}x{tile.n}x{tile.k} w{tile.warps} s{tile.stages}"
-                name += " described" * tile.described + " swapped" * tile.swap
-                rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": name, "us": us})
-    if not COMPILE_ONLY:
-        report(rows, ("dtype", "shape", "rows"), ("tile",))
-    return rows
-
-
-def product_variants(dtype: str, rows: int) -> Iterator[ProductTile]:
-    """Tiles worth a try."""
-    few = [(16, 32, 64, 4, 3), (16, 64, 64, 4, 3), (16, 16, 64, 4, 3)]
-    some = [(16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 64, 64, 4, 3), (64, 64, 64, 4, 3)]
-    many = [(32, 64, 64, 4, 3), (64, 64, 64, 4, 3), (64, 64, 64, 4, 3, True), (64, 128, 64, 8, 3, True)]
-    if dtype == "bfloat16":
-        few = [
-            (16, 32, 128, 4, 4),
-            (16, 64, 128, 4, 5),
-            (16, 64, 128, 4, 5, True, True),
-            (16, 128, 128, 4, 4, True, True),
-        ]
-        some = [(32, 64, 128, 4, 6, True, True), (32, 128, 128, 4, 4, True, True), (64, 32, 128, 4, 4)]
-        some += [(64, 64, 128, 4, 3), (64, 64, 128, 4, 6, True), (64, 64, 128, 4, 5, True, True)]
-        some += [(64, 128, 128, 4, 4, True), (64, 128, 128, 8, 4, True, True), (128, 64, 128, 8, 4, True, True)]
-        some += [(128, 128, 128, 8, 3, True)]
-        many = [(64, 128, 64, 4, 3, True), (64, 128, 64, 4, 4, True), (128, 64, 64, 4, 4, True)]
-        many += [(128, 128, 64, 8, 5, True), (128, 128, 128, 8, 3, True, True), (128, 256, 64, 8, 4, True)]
-        many += [(64, 256, 64, 4, 4, True, True), (256, 128, 64, 8, 4, True, True)]
-    for tile in few if rows <= 16 else some if rows <= 128 else many:
-        yield ProductTile(*tile)
-
-
-def each(run: Callable[[Any], Any], weights: list[Any]) -> float:
-    """Microseconds of `run` with one of the weights."""
-
-    def all_of_them() -> None:
-        for weight in weights:
-            run(weight)
-
-    if COMPILE_ONLY:
-        run(weights[0])
-        torch.cuda.synchronize()
-        return 0.0
-    all_of_them()
-    return microseconds(captured(all_of_them).replay, 10) / len(weights)
-
-
-def report(rows: list[Row], case: tuple[str, ...], variant: tuple[str, ...]) -> None:
-    """The three fastest variants of each case, and cuBLAS."""
-    cases: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        cases.setdefault(tuple(row[name] for name in case), []).append(row)
-    for key, group in cases.items():
-        ranked = sorted(group, key=lambda row: row["us"])
-        best = [f"{row['us']:.1f} ({' '.join(str(row[n]) for n in variant)})" for row in ranked[:4]]
-        best += [f"{row['us']:.1f} cublas" for row in ranked[4:] if row.get("tile") == "cublas"]
-        print(*key, "|", "; ".join(best), flush=True)
 
 
 PARTS = {name: globals()[f"part_{name}"] for name in SHARDS}
