@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+GRACE_S = 10.0
+"""For the others to end after one has failed, which they may wait for."""
 TIMEOUT_S = int(os.environ.get("SPECDEC_HAL_RANKS_TIMEOUT_S", "500"))
 
 
@@ -24,29 +28,29 @@ def run_ranks(
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
     devices = [f"cuda:{rank}" if device == "each" else device for rank in range(max(size, 1))]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"tests.parallel.{module}"]
-            + [str(one) for one in (folder, rank, size, out.with_suffix(".meet"), where, transport, out, *more)],
-            cwd=ROOT,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, where in enumerate(devices)
-    ]
+    logs = [out.with_suffix(f".{rank}.log") for rank in range(len(devices))]
+    ranks = []
+    for rank, (where, log) in enumerate(zip(devices, logs, strict=True)):
+        arguments = (folder, rank, size, out.with_suffix(".meet"), where, transport, out, *more)
+        command = [sys.executable, "-m", f"tests.parallel.{module}", *map(str, arguments)]
+        with log.open("w") as said:
+            ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=said))
     try:
-        errors = [process.communicate(timeout=TIMEOUT_S)[1] for process in ranks]
-    except subprocess.TimeoutExpired:
-        for process in ranks:
+        end = time.monotonic() + TIMEOUT_S
+        while (late := [process for process in ranks if process.poll() is None]) and time.monotonic() < end:
+            time.sleep(0.05)
+            if any(process.poll() for process in ranks):
+                end = min(end, time.monotonic() + GRACE_S)
+        for process in late:
             process.send_signal(signal.SIGABRT)  # which has it write where it is
-        errors = [process.communicate(timeout=10)[1] for process in ranks]
-        raise AssertionError("\n".join(["ranks do not end", *errors])) from None
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
     finally:
         for process in ranks:
             process.kill()
     failed = [rank for rank, process in enumerate(ranks) if process.returncode]
-    assert not failed, f"ranks {failed} failed:\n" + "\n".join(errors)
+    said = "\n".join(f"rank {rank}:\n{log.read_text()}" for rank, log in enumerate(logs))
+    assert not failed, f"ranks {failed} failed, {len(late)} of them without an end:\n{said}"
     return out
 
 

@@ -9,7 +9,10 @@ launched, and steps with drafts or none, captured (NCCL), from gathered logits a
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +30,7 @@ from specdec_hal.tensors.on_torch import TorchDevice
 from tests.support.cuda_on_host import CudaOnHost
 from tests.support.device_models import device_model
 
+BEGAN = time.perf_counter()
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.8},
@@ -82,6 +86,7 @@ def main(
         module.get_device = lambda device, framework: TorchDevice("cpu")  # type: ignore[assignment]
     group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl") if size else None
     model = device_model(folder, device, group=group)
+    print(f"{time.perf_counter() - BEGAN:.1f} s: loaded", file=sys.stderr, flush=True)
 
     def outputs(k: int, graph: bool, kind: type[RankHook] | None = None) -> dict[str, Any]:
         method = {"method": "ngram" if k else "naive", "num_speculative_tokens": k}
@@ -100,6 +105,7 @@ def main(
             for name, one in runner.run().items()
         }
         summary = runner.summary()
+        print(f"{time.perf_counter() - BEGAN:.1f} s: K = {k}, {kind}: {summary}", file=sys.stderr, flush=True)
         assert not isinstance(hook, PartsHook) or hook.part.used
         assert summary["failed_steps"] == summary["graph_failures"] == 0, summary
         assert (summary["graphs"] > 0) == (graph and transport == "nccl"), "captured where that was asked"
@@ -124,4 +130,9 @@ def main(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    try:
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # at once: NCCL would wait for captured steps
