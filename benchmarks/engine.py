@@ -17,7 +17,7 @@ from typing import Any
 
 from engine_latency import measure
 from record import write
-from serving import large_model, model_keys
+from serving import example_texts, large_model, model_keys
 
 from specdec_hal import load
 from specdec_hal.engine.runtime import Runtime
@@ -25,7 +25,6 @@ from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.tensors.memory import freeze_heap
 
 ROOT = Path(__file__).parents[1]
-PROMPTS = ("edit_function", "completion", "prose", "unique")
 TURNS = 3
 
 
@@ -57,8 +56,7 @@ class Bench:
     def prompts(self, runner: ModelRunner, count: int) -> list[list[int]]:
         """The example prompts over and over, each time with two tokens less at the head."""
         assert runner.tokenizer is not None
-        texts = [(ROOT / f"examples/prompts/{name}.txt").read_text().removesuffix("\n") for name in PROMPTS]
-        ids = [runner.tokenizer.encode(text) for text in texts]
+        ids = [runner.tokenizer.encode(text) for text in example_texts()]
         return [ids[i % 4][2 * (i // 4) :] for i in range(count)]
 
     def decode(self, runner: ModelRunner, prompts: list[list[int]]) -> tuple[float, int]:

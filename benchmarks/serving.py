@@ -45,9 +45,14 @@ NAIVE = ("--set", "speculative.method=naive")
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
 
 
+def example_texts() -> list[str]:
+    """The example prompts."""
+    return [(ROOT / f"examples/prompts/{name}.txt").read_text().removesuffix("\n") for name in PROMPTS]
+
+
 def bodies(count: int, new_tokens: int, **more: Any) -> list[dict[str, Any]]:
     """Greedy requests over the example prompts, in turns."""
-    texts = [(ROOT / f"examples/prompts/{name}.txt").read_text().removesuffix("\n") for name in PROMPTS]
+    texts = example_texts()
     whole = {"max_tokens": new_tokens, "temperature": 0, "return_token_ids": True, **more}
     return [{"prompt": texts[at % len(texts)], **whole} for at in range(count)]
 

@@ -18,6 +18,7 @@ import numpy as np
 from record import write
 
 import specdec_hal as sd
+from specdec_hal.bench.timing import HostTimer
 from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy, Strategy
 from specdec_hal.ops.spec import Role
@@ -33,15 +34,13 @@ def op_time(backend: Backend, op: str, inputs: Inputs, seconds: float) -> dict[s
     changed = [operand.name for operand in run.call.op.operands if operand.role is Role.INOUT]
     saved = {name: inputs[name].copy() for name in changed if inputs.get(name) is not None}
     run()
-    times: list[float] = []
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(times) < 5:
+
+    def restore() -> None:
         for name, value in saved.items():
             np.copyto(inputs[name], value)
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e6)
-    return {"median_us": round(median(times), 2), "min_us": round(min(times), 2), "runs": len(times)}
+
+    times = HostTimer(seconds, most=1 << 30).time(lambda stream: run(), cold=False, restore=restore)
+    return {"median_us": round(times.median, 2), "min_us": round(times.minimum, 2), "runs": times.runs}
 
 
 def verification(strategy: Strategy) -> Inputs:

@@ -64,6 +64,11 @@ class Case:
     check: Callable[[Sequence[OpCall], Mapping[int, Array]], None] | None = None
 
 
+def alone(call: Callable[[int], OpCall]) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
+    """The calls of a case that is one op."""
+    return lambda seed: ((), (call(seed),))
+
+
 class WrongResult(SpecDecError, AssertionError):
     """A measured kernel differs from the reference."""
 

@@ -65,11 +65,6 @@ class LogitRows:
         return f"{self.rows} x {self.vocabulary:,} {self.dtype}, {kind}"
 
 
-def alone(call: Callable[[int], OpCall]) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
-    """The calls of a case that is one op."""
-    return lambda seed: ((), (call(seed),))
-
-
 def check_some_rows(by_row: Sequence[str]) -> Callable[[Sequence[OpCall], Mapping[int, Array]], None]:
     """A check that compares six rows with the reference; `by_row` names the operands that have those rows."""
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.bench.case import Case, OpCall, WarmCold
+from specdec_hal.bench.case import Case, OpCall, WarmCold, alone
 from specdec_hal.bench.decode_step import BATCHES, VOCABULARIES
-from specdec_hal.bench.logit_rows import LogitRows, alone, check_some_rows
+from specdec_hal.bench.logit_rows import LogitRows, check_some_rows
 
 HEADLINE = LogitRows(256, 151_936)
 """The rows that the targets are for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,7 @@ def _plane(step: DecodeStep, *, hidden: int = 0, target: float | None = None) ->
     """In the runner's order. `hidden`: width of the model's hidden rows, if they are gathered too."""
 
     def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
-        made = StepCalls(
-            DecodeStep(step.slots, step.drafts, step.vocabulary, step.acceptance, step.mixed, step.candidates, seed)
-        )
+        made = StepCalls(replace(step, seed=seed))
         plane = [made.call("prepare_inputs")]
         if hidden:
             x = hidden_rows(made.size["T_cap"], hidden, seed)

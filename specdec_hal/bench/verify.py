@@ -6,13 +6,15 @@ Targets and figures of other implementations come from another run on an H200.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from specdec_hal.bench.case import Array, Case, OpCall, WarmCold, WrongResult
+from specdec_hal.bench.case import Array, Case, OpCall, WarmCold, WrongResult, alone
 from specdec_hal.bench.decode_step import ACCEPTANCES, BATCHES, DRAFTS, VOCABULARIES, DecodeStep
 from specdec_hal.bench.step_calls import StepCalls, hidden_rows, least_bytes
+from specdec_hal.ops import Strategy
 
 HEADLINE = DecodeStep(256, 5, 151_936, mixed=False)
 """The batch that the targets are for."""
@@ -88,11 +90,7 @@ def _case(name: str, step: DecodeStep, call: Callable[[int], OpCall], moved: int
     label = f"{name}, B {step.slots}, K {step.drafts}, {kind}"
     if step.acceptance != HEADLINE.acceptance:
         label += f", acceptance {step.acceptance:g}"
-    return Case(label, name, _alone(call), moved, params=params | {"mixed": step.mixed}, **more)
-
-
-def _alone(call: Callable[[int], OpCall]) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
-    return lambda seed: ((), (call(seed),))
+    return Case(label, name, alone(call), moved, params=params | {"mixed": step.mixed}, **more)
 
 
 def _known(name: str, headline: bool) -> dict[str, Any]:
@@ -102,9 +100,9 @@ def _known(name: str, headline: bool) -> dict[str, Any]:
 
 def _by_rows(step: DecodeStep, strategy: str, *, headline: bool = False) -> Case:
     def call(seed: int) -> OpCall:
-        return StepCalls(_seeded(step, seed)).verify(strategy)
+        return StepCalls(replace(step, seed=seed)).verify(strategy)
 
-    moved = least_bytes(step, "verify_draft_tokens", {"strategy": _strategy(strategy)}, ("draft_probs", "target_probs"))
+    moved = least_bytes(step, "verify_draft_tokens", {"strategy": Strategy[strategy]}, ("draft_probs", "target_probs"))
     return _case(f"verify {strategy}", step, call, moved, **_known(strategy, headline))
 
 
@@ -112,7 +110,7 @@ def by_probs(step: DecodeStep, *, dense: bool = False, headline: bool = False, i
     """REJECTION. `in_part`: compare only some slots with the reference; None: if all of them would take minutes."""
 
     def call(seed: int) -> OpCall:
-        made = StepCalls(_seeded(step, seed))
+        made = StepCalls(replace(step, seed=seed))
         given: dict[str, Any] = {"draft_probs": made.step.draft_probs(made.tensors)} if dense else {}
         return made.verify("REJECTION", **given)
 
@@ -151,7 +149,7 @@ _SLOT_OPS = ("update_model_status", "prepare_inputs", "build_sampling_params", "
 
 def _slots(op: str, step: DecodeStep, *, headline: bool = False) -> Case:
     def call(seed: int) -> OpCall:
-        made = StepCalls(_seeded(step, seed))
+        made = StepCalls(replace(step, seed=seed))
         if op in ("update_model_status", "gather_accepted"):
             made.accepted()
         given: dict[str, Any] = {}
@@ -169,25 +167,15 @@ def _gather(rows: int, width: int, *, speculative: bool = False) -> Case:
 
     def call(seed: int) -> OpCall:
         x, out = hidden_rows(slots * step.width, width, seed), np.zeros((rows, width), np.uint16)
-        return StepCalls(_seeded(step, seed)).call("gather_next_token", x=x, out=out, is_speculative=speculative)
+        return StepCalls(replace(step, seed=seed)).call("gather_next_token", x=x, out=out, is_speculative=speculative)
 
     label = f"gather_next_token, {rows:,} rows x {width:,} bfloat16" + (", speculative" if speculative else "")
     return Case(
         label,
         "gather_next_token",
-        _alone(call),
+        alone(call),
         2 * 2 * rows * width,
         target=(_GATHER_TARGETS[rows], None),
         peers=_PEERS["gather_next_token"] if rows == 512 else {"torch index_select": (_GATHER_TARGETS[rows], None)},
         params={"rows": rows, "D": width, "is_speculative": speculative},
     )
-
-
-def _seeded(step: DecodeStep, seed: int) -> DecodeStep:
-    return DecodeStep(step.slots, step.drafts, step.vocabulary, step.acceptance, step.mixed, step.candidates, seed)
-
-
-def _strategy(name: str) -> Any:
-    from specdec_hal.ops import Strategy
-
-    return Strategy[name]
