@@ -29,10 +29,11 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from record import write  # noqa: E402
+
 from specdec_hal.plugin.model import FINAL_NORM  # noqa: E402
 from tests.support.paged import Paged  # noqa: E402
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
 SHARDS = {"models": 12, "decoders": 15}
@@ -228,18 +229,18 @@ def decoder_configs() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_transformers(config: Any, dtype: str = "bfloat16") -> Any:
-    """A model with random weights."""
+def of_transformers(config: Any) -> Any:
+    """A model with random weights in bfloat16."""
     from transformers import AutoModelForCausalLM
 
     if kinds := getattr(config, "layer_types", None):
         config.layer_types = kinds[: config.num_hidden_layers]
     with torch.device(DEVICE):
-        return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def adapter(model: Any, group: Any = None, module: Any = None) -> Any:
-    """The model over our KV cache, with an MTP module or without; of `group`, this rank's part."""
+def adapter(model: Any, group: Any = None) -> Any:
+    """The model over our KV cache; of `group`, this rank's part."""
     from specdec_hal.models.paged import launchers
     from specdec_hal.models.transformers.decoder import Decoder
     from specdec_hal.models.transformers.device import DeviceTransformers
@@ -255,9 +256,7 @@ def adapter(model: Any, group: Any = None, module: Any = None) -> Any:
         divide(model, group)
     make_launcher = launchers(torch.device(DEVICE)) if DEVICE == "cuda" else None
     # The kernels are the same if bits are measured, which would compile more of them.
-    return DeviceTransformers(
-        Decoder(model, known), make_launcher=make_launcher, batch_invariant=False, group=group, module=module
-    )
+    return DeviceTransformers(Decoder(model, known), make_launcher=make_launcher, batch_invariant=False, group=group)
 
 
 class Floor:
@@ -325,7 +324,6 @@ def main() -> None:
         "compile_failed": [n for n in codes if codes[n]],
     }
     print(json.dumps(results), flush=True)
-    results["device"], results["torch"] = torch.cuda.get_device_name(), torch.__version__
     results["read_bytes_per_s"] = bandwidth()
     for name in names:
         start = time.perf_counter()
@@ -335,7 +333,7 @@ def main() -> None:
             traceback.print_exc()
             results[name] = [{"failed": repr(error)}]
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-        Path(out).write_text(json.dumps(results))
+        write(results, Path(out))
 
 
 if __name__ == "__main__":

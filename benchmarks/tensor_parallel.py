@@ -88,11 +88,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--drafts", type=int, nargs="+", default=[0, 5])
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", type=int, help="fewer for a quick look")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    figures: dict[str, Any] = {"dtype": args.dtype, "layers": args.layers, "prompt": PROMPT, "new_tokens": NEW_TOKENS}
+    figures: dict[str, Any] = {"dtype": "bfloat16", "layers": args.layers, "prompt": PROMPT, "new_tokens": NEW_TOKENS}
     with ThreadPoolExecutor(2) as pool:  # a GPU for each model
         one = [pool.submit(first_of, 1, work, 1, args, [name], gpu) for gpu, name in enumerate(args.models)]
         figures["1 rank"] = [row for found in one for row in found.result()]
@@ -147,7 +146,7 @@ def measure(name: str, args: argparse.Namespace, device: str, backend: Any, grou
     config = MODELS[name]()
     config.num_hidden_layers = args.layers or config.num_hidden_layers
     torch.manual_seed(0)  # the same weights on every rank
-    model = adapter(of_transformers(config, args.dtype), group)
+    model = adapter(of_transformers(config), group)
     ways: dict[str, Any] = {"whole": None}
     if group is not None:
         made = {"alone": Alone(group.rank, group.size), "gathered": Gathering(group)}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.cli.decoding import number
-from specdec_hal.cli.output import Output, WriteError, add_config_arguments, read_runtime, writing
+from specdec_hal.cli.output import Output, WriteError, add_config_arguments, positive, read_runtime, writing
 from specdec_hal.cli.tables import Rows
 from specdec_hal.serve.ray_cluster import LOCAL
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the answers")
     parser.add_argument("--format", choices=_FORMATS, default="jsonl", help="of the answers (default: jsonl)")
     parser.add_argument(
-        "--block-size", type=_positive, default=256, metavar="ROWS", help="rows decoded together (default: 256)"
+        "--block-size", type=positive, default=256, metavar="ROWS", help="rows decoded together (default: 256)"
     )
     parser.add_argument(
         "--ray",
@@ -48,13 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run replicas on this Ray cluster, or (without an address) on one of this machine; input, output and "
         "model must be at the same paths on all its machines",
     )
-    parser.add_argument("--replicas", type=_positive, default=1, metavar="N", help="engines, with --ray (default: 1)")
+    parser.add_argument("--replicas", type=positive, default=1, metavar="N", help="engines, with --ray (default: 1)")
     parser.add_argument(
-        "--cpus-per-replica", type=_positive, default=1, metavar="N", help="processors of each (default: 1)"
+        "--cpus-per-replica", type=positive, default=1, metavar="N", help="processors of each (default: 1)"
     )
     parser.add_argument(
         "--max-crashes",
-        type=_positive,
+        type=positive,
         default=3,
         metavar="N",
         help="deaths of the process at one row before it is answered with an error (default: 3)",
@@ -115,13 +115,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
     else:
         _print(output, document, by_replica)
     return 1 if total["failed"] else 0
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
 
 
 def _ratio(part: float, whole: float) -> str:

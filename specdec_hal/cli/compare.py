@@ -33,7 +33,7 @@ from specdec_hal.cli.decoding import (
     params_of,
     runtime_for,
 )
-from specdec_hal.cli.output import Output, add_config_arguments, output_file, read_runtime, writing
+from specdec_hal.cli.output import Output, add_config_arguments, output_file, positive, read_runtime, writing
 from specdec_hal.cli.process import complain
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.cli.tables import Rows
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep",
         metavar="K,K",
-        type=lambda text: list(dict.fromkeys(map(_positive, text.split(",")))),
+        type=lambda text: list(dict.fromkeys(map(positive, text.split(",")))),
         help="run with each of these values of speculative.num_speculative_tokens; adds the break-even",
     )
     parser.add_argument(
@@ -95,14 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write figures, command, commit, machine, versions and configuration; bench --read shows them",
     )
     parser.add_argument(
-        "--repeat", metavar="N", type=_positive, default=3, help="timed runs per side, on warm engines (default: 3)"
+        "--repeat", metavar="N", type=positive, default=3, help="timed runs per side, on warm engines (default: 3)"
     )
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text}")
-    return value
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

@@ -72,6 +72,13 @@ def output_file(text: str) -> Path:
     return path
 
 
+def positive(text: str) -> int:
+    """Type of options that count something."""
+    if not text.isdecimal() or (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text}")
+    return value
+
+
 class Output:
     """Where a command's result goes. `json`: one document, nothing else."""
 
