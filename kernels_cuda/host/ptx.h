@@ -18,6 +18,7 @@ inline uint32_t cluster_index() { return simt::self().block.x / simt::self().clu
 inline uint32_t cluster_rank() { return simt::self().rank; }
 inline uint32_t cluster_size() { return simt::self().cluster_size; }
 inline void arrive_cluster() { simt::arrive_cluster(); }
+inline void arrive_cluster_relaxed() { simt::arrive_cluster(); }
 inline void wait_cluster() { simt::wait_cluster(); }
 template <typename T>
 T* shared_of(T* own, uint32_t rank) {

@@ -50,6 +50,18 @@ struct Cluster {
     ptx::arrive_cluster();
 #endif
   }
+  // The same where all threads of the block come at once: one warp releases what any has stored, since a release waits
+  // for the memory. It costs registers, which not every kernel has.
+  __device__ __forceinline__ static void arrive_together() {
+#if __CUDA_ARCH__ >= 900
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      ptx::arrive_cluster();
+    } else {
+      ptx::arrive_cluster_relaxed();
+    }
+#endif
+  }
   __device__ __forceinline__ static void wait() {
 #if __CUDA_ARCH__ >= 900
     ptx::wait_cluster();

@@ -207,6 +207,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
   alignas(16) __shared__ int64_t tile[2 * Shape::kPairs];
   __shared__ uint32_t best;
   const unsigned rank = Cluster::rank(), ranks = Cluster::size();
+  if (threadIdx.x == 0) best = 0;
+  if (ranks > 1) Cluster::arrive_together();
   const int64_t b = blockIdx.x / ranks, start = rank * Shape::kPairs;
   TokenPairs pairs(a.token_ids_all + b * a.L, a.L);
   Volley<Shape::kLoads> volley;
@@ -223,8 +225,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
   for (int j = 0; j < Shape::kLoads; ++j) {
     reinterpret_cast<longlong2*>(tile)[j * Shape::kThreads + threadIdx.x] = volley.pair[j];
   }
-  if (threadIdx.x == 0) best = 0;
-  Cluster::sync();
+  __syncthreads();
   const int64_t low = max64(pairs.first(start), 0);
   const TileText text = {tile + (low - pairs.first(start)),
                          slot.at.row,
@@ -239,9 +240,11 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
     look_behind<Shape::kThreads>(sizes, text, slot.at, rank, ranks, &best);
     __syncthreads();
     if (ranks > 1) {
+      Cluster::wait();  // `best` is ready in all blocks
       const uint32_t mine = peek(best);
       if (threadIdx.x < ranks && mine != 0) atomicMax(Cluster::of(&best, threadIdx.x), mine);
-      Cluster::sync();
+      Cluster::arrive_together();
+      Cluster::wait();
     }
   }
   if (warp_id() != 0) return;
