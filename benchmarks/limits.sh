@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # How near to a GPU's limit ops, steps, the engine, ranks and servers are: recorded tables again, and tests that results
-# are the same. Each part ends after 240 s at most. Needs what tools/gpu_check.sh needs; host, servers and rank-tests
+# are the same. Each part ends after 240 s at most. Needs what tools/gpu_check.sh needs; output, servers and rank-tests
 # also the extra `serve`. ops compares with specdec_hal/lib/libspecdec_cuda_before.so, an older library, where there is one.
 # usage: benchmarks/limits.sh OUT_DIR PART...
-# PART, on one GPU each, shared out over those that are visible: tests ops steps turns ready host
+# PART, on one GPU each, shared out over those that are visible: tests ops steps turns ready host output
 # PART, on two GPUs, not together with the others: rank-tests ranks-1.2B ranks-8B servers
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -30,9 +30,9 @@ part() { # part NAME: in the foreground
     steps) "$python" benchmarks/gpu_model.py "$out/$card-limits-steps.json" models ;;
     turns) "$python" benchmarks/chat_turns.py --out "$out/$card-limits-turns.json" ;;
     ready) "$python" benchmarks/ready.py --out "$out/$card-limits-ready.json" ;;
-    host) "$python" benchmarks/engine.py overlap latency --out "$out/$card-limits-host.json" &&
-      "$python" benchmarks/serving.py --only output_path --rounds 2 --new-tokens 512 --together 64 --clients 128 --turns 24 \
-        --client-processes 8 --http-workers 6 --out "$out/$card-limits-output.json" ;;
+    host) "$python" benchmarks/engine.py overlap latency --out "$out/$card-limits-host.json" ;;
+    output) "$python" benchmarks/serving.py --only output_path --rounds 2 --new-tokens 512 --together 64 --clients 128 --turns 24 \
+      --client-processes 8 --http-workers 6 --out "$out/$card-limits-output.json" ;;
     rank-tests) "${tests[@]}" -n 4 tests/cuda/test_tensor_parallel.py ;;
     ranks-*) "$python" benchmarks/tensor_parallel.py --models "${name#ranks-}" --ways gathered shared \
       --out "$out/${card}x2-limits-$name.json" ;;
