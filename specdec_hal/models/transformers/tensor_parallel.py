@@ -108,7 +108,7 @@ class Division:
         config, self._plan = model.config.get_text_config(), model.tp_plan
         if getattr(model, "is_quantized", False):
             raise refused(model, "its weights are quantised, which ranks do not support")
-        if not config.base_model_tp_plan:
+        if not any("layers." in name for name in config.base_model_tp_plan or ()):
             if getattr(config, "base_model_ep_plan", None):
                 raise refused(model, "its plan is expert parallelism (base_model_ep_plan), which is not supported")
             raise refused(model, "it has no plan for tensor parallelism (base_model_tp_plan)")
