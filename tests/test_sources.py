@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,27 @@ def _is_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+def test_tests_on_a_gpu_need_few_packages() -> None:
+    """Those that the head of tools/gpu_check.sh names: such a machine may have no others."""
+    paths, seen, needed = sorted((ROOT / "tests/cuda").glob("*.py")), set[Path](), set[str]()
+    while paths:
+        path = paths.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tests."):
+                folder = ROOT / str(node.module).replace(".", "/")
+                files = [folder.with_suffix(".py"), *(folder / f"{name.name}.py" for name in node.names)]
+                paths += [file for file in files if file.is_file()]
+            elif isinstance(node, ast.ImportFrom):
+                needed.add(str(node.module).split(".")[0])
+            elif isinstance(node, ast.Import):
+                needed |= {name.name.split(".")[0] for name in node.names}
+    allowed = {"specdec_hal", "numpy", "pytest", "hypothesis", "torch"}
+    assert len(seen) > 40 and needed - sys.stdlib_module_names <= allowed
 
 
 NAMEDTUPLE = ("_asdict", "_fields", "_make", "_replace")

@@ -27,7 +27,7 @@ from specdec_hal.models.chat import ChatTemplate, load_chat_template
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.runner import RequestOutput
 from tests.serve.conftest import served
-from tests.support.running import serve
+from tests.support.command import serve
 from tests.support.scripts import script
 
 pytestmark = pytest.mark.gguf

@@ -14,7 +14,7 @@ import pytest
 from specdec_hal.cli import main
 from specdec_hal.engine import LLM
 from specdec_hal.runner import SamplingParams
-from tests.support.running import KEY, serve
+from tests.support.command import KEY, serve
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def add(a, b):\n"
