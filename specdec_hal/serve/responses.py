@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 from starlette.exceptions import HTTPException
 
 from specdec_hal.config.schema import INT32_MAX, UnicodeText
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import ChatAnswer, Json, encode
+from specdec_hal.serve.bodies import BodyError
 from specdec_hal.serve.forms import TextFormat
 from specdec_hal.serve.protocol import (
     MAX_ITEMS,
@@ -22,6 +23,7 @@ from specdec_hal.serve.protocol import (
     ChatCompletionRequest,
     Message,
     SamplingKeys,
+    first_problem,
 )
 from specdec_hal.text import short
 
@@ -109,7 +111,7 @@ class ResponsesRequest(SamplingKeys):
         return {"type": "text"} if found is None else found.model_dump(by_alias=True, exclude_none=True)
 
     def chat(self) -> ChatCompletionRequest:
-        """The equivalent chat."""
+        """The equivalent chat. BodyError for keys that do not fit together."""
         given: list[Any] = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*self.input]
         if self.instructions is not None:
             given.insert(0, {"role": "system", "content": self.instructions})
@@ -121,7 +123,10 @@ class ResponsesRequest(SamplingKeys):
         values["max_completion_tokens"] = self.max_output_tokens
         values["logprobs"] = self.top_logprobs > 0 or LOGPROBS in (self.include or ())
         values["reasoning_effort"] = self.reasoning.effort if self.reasoning else None
-        found = ChatCompletionRequest(**values)
+        try:
+            found = ChatCompletionRequest(**values)
+        except ValidationError as error:
+            raise BodyError(*first_problem(error.errors(include_url=False), values)) from error
         found._prompt = self._prompt
         return found
 

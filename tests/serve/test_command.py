@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import specdec_hal.serve
 from specdec_hal.cli import main
 from specdec_hal.engine import LLM
 from specdec_hal.runner import SamplingParams
@@ -86,6 +87,7 @@ def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.Captur
 
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(specdec_hal, "serve", specdec_hal.serve)  # imported again below, and put back after
     for name in [name for name in sys.modules if name.startswith("specdec_hal.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)

@@ -186,6 +186,7 @@ def test_keys_of_sampling_are_those_of_a_chat(shared: Running, keys: dict[str, A
         ),
         ("input", [{"role": "user", "content": "a"}] * 2049, "input: expected at most 2047 items, got 2049"),
         ("max_output_tokens", 0, "max_output_tokens: Input should be greater than or equal to 1"),
+        ("structured_outputs", {}, "structured output: json_schema: expected one of json_schema, json_object"),
     ],
 )
 def test_keys_that_would_change_the_answer_are_refused_by_name(
@@ -194,6 +195,12 @@ def test_keys_that_would_change_the_answer_are_refused_by_name(
     for stream in (False, True):
         answer = shared.post({"input": "ab", "max_output_tokens": 2, key: value, "stream": stream}, "/v1/responses")
         assert answer.status_code == 400 and message in answer.json()["error"]["message"], answer.text
+
+
+def test_one_constraint_on_the_answer(shared: Running) -> None:
+    body = {"input": "ab", "structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}}
+    answer = shared.post(body, "/v1/responses")
+    assert answer.status_code == 400 and "no structured_outputs beside it" in answer.json()["error"]["message"]
 
 
 def test_errors_of_the_client(running: Running) -> None:
