@@ -105,7 +105,7 @@ class Scheduler:
         """Tokens of requests at their first slot, and those found in the KV cache."""
         self.budget = size["T_cap"]
         self.prompt_limit: Callable[[int], int | None] = lambda decoding: None
-        """The most prompt tokens of a step in which so many slots decode; None: as many as the budget leaves."""
+        """From the number of decoding slots, the most prompt tokens of a step; None: what the budget leaves."""
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0

@@ -44,7 +44,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], **options: Any) -> list[str]:
 
 
 def whole(tokenizer: Made, ids: list[int], skip: bool) -> str:
-    text: str = tokenizer.library.decode(ids, skip_special_tokens=skip)
+    text: str = tokenizer.wrapped.decode(ids, skip_special_tokens=skip)
     return text
 
 

@@ -63,7 +63,7 @@ def decoder_of(kind: str) -> Any:
 class Made(Tokenizer):
     """A tokenizer with the library's own."""
 
-    library: Any
+    wrapped: Any
 
 
 def make(folder: Path, library: Any) -> Made:
@@ -73,7 +73,7 @@ def make(folder: Path, library: Any) -> Made:
     (folder / "config.json").write_text(json.dumps({"model_type": "any", "vocab_size": size, "eos_token_id": 1}))
     library.save(str(folder / "tokenizer.json"))
     made = Made(folder)
-    made.library = library
+    made.wrapped = library
     return made
 
 

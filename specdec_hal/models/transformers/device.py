@@ -213,7 +213,7 @@ class DeviceTransformers(FromHost):
 
     @contextmanager
     def _using(self, rows: int, count: Any) -> Iterator[None]:
-        """Context of a step of so many rows, of which the first `count` are used: kernels skip the others."""
+        """Context of a step of `rows` rows: kernels skip those after the first `count`."""
         if self._launcher is not None:
             self._launcher.step = rows, count
         try:

@@ -172,7 +172,7 @@ def _then(architecture: Any, prepare: Callable[[Any], None]) -> Any:
 
 @contextmanager
 def _in_turn() -> Iterator[None]:
-    """Within it the library reads and converts one weight after the other, instead of as many as its threads can."""
+    """Context in which the library reads and converts one weight at a time, not several in threads."""
     name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

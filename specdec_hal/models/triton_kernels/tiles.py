@@ -54,8 +54,8 @@ class AttentionTile:
 class Tiles:
     """The tiles of one dtype, by ascending size; `keys` of attention at a time, `chunk` its shortest chunk.
 
-    `large`: of products of more than 128 rows, if others than `products`. `together`: used instead of tiles of as many
-    rows if all programs run at once only with these.
+    `large`: for products of more than 128 rows; empty: `products`. `together`: replace tiles with the same number of
+    rows if all programs run at once with these only.
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
