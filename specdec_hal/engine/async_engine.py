@@ -7,7 +7,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -176,7 +176,7 @@ class AsyncEngine:
     def __init__(
         self,
         model: str | os.PathLike[str] | TargetModel | None = None,
-        config: str | os.PathLike[str] | Config | Runtime | None = None,
+        config: str | os.PathLike[str] | Mapping[str, Any] | Config | Runtime | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         registry: Registry | None = None,

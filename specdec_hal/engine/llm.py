@@ -34,15 +34,16 @@ Prompt = str | Sequence[int]
 
 def make_runner(
     model: str | os.PathLike[str] | TargetModel | None,
-    config: str | os.PathLike[str] | Config | Runtime | None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | Config | Runtime | None,
     tokenizer: Tokenizer | None = None,
     registry: Registry | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelRunner:
     """A runner for a model (a checkpoint folder, or an object; None: the configured one).
 
-    `config`: a YAML file, a checked configuration, a result of :func:`specdec_hal.load` (which loaded `model`, if that
-    is an object), or None for the defaults. `overrides`: see :class:`LLM`. Errors: see :func:`specdec_hal.load`.
+    `config`: a YAML file, a mapping shaped like one, a checked configuration, a result of :func:`specdec_hal.load`
+    (which loaded `model`, if that is an object), or None for the defaults. `overrides`: see :class:`LLM`. Errors: see
+    :func:`specdec_hal.load`.
     """
     folder = os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
     registry = config.registry if isinstance(config, Runtime) else registry
@@ -53,10 +54,10 @@ def make_runner(
     elif isinstance(config, (Config, Runtime)):
         settings = config.config if isinstance(config, Runtime) else config
         runtime = Runtime(changed(settings, changes, registry) if changes else settings, registry)
-    elif config is None:
-        runtime = Runtime(parse({}, changes, registry=registry), registry)
-    else:
+    elif isinstance(config, (str, os.PathLike)):
         runtime = load(config, changes, registry=registry)
+    else:
+        runtime = Runtime(parse({} if config is None else config, changes, registry=registry), registry)
     loaded: Any = None if folder is not None else model
     runner = runtime.runner(model=loaded, tokenizer=tokenizer)
     if runtime is not config:
@@ -74,10 +75,11 @@ class LLM:
     """Decodes batches of prompts.
 
     ``LLM("models/tiny-py-lm", "configs/reference.yaml").generate(["def add(a, b):"])[0].text``. `model` is a checkpoint
-    folder or a loaded model, `config` a YAML file or a configuration; either may be omitted. `overrides`: keys of the
-    sections `model`, `runner` and `engine`, or sections with some of their keys, which override `config`: ``LLM(folder,
-    max_num_seqs=4, speculative={"method": "ngram"})``. With ``warm_up=True`` everything is compiled and captured before
-    the first prompt (:meth:`ModelRunner.warm_up <specdec_hal.runner.ModelRunner.warm_up>`).
+    folder or a loaded model, `config` a YAML file, a mapping shaped like one, or a configuration; either may be
+    omitted. `overrides`: keys of the sections `model`, `runner` and `engine`, or sections with some of their keys,
+    which override `config`: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``. With ``warm_up=True``
+    everything is compiled and captured before the first prompt (:meth:`ModelRunner.warm_up
+    <specdec_hal.runner.ModelRunner.warm_up>`).
 
     Leaving a ``with`` block closes it.
     """
@@ -85,7 +87,7 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | TargetModel | None = None,
-        config: str | os.PathLike[str] | Config | Runtime | None = None,
+        config: str | os.PathLike[str] | Mapping[str, Any] | Config | Runtime | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         registry: Registry | None = None,

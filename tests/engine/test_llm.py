@@ -211,11 +211,12 @@ class TestOverrides:
         assert (config.runner.max_num_seqs, config.speculative.num_speculative_tokens) == (2, 4)
         assert config.speculative.method == "ngram" and runner.backend.name == "reference", "the rest stays"
 
-    @pytest.mark.parametrize("kind", ["file", "config", "runtime"])
+    @pytest.mark.parametrize("kind", ["file", "mapping", "config", "runtime"])
     async def test_over_every_kind_of_configuration(self, kind: str, tmp_path: Path) -> None:
         file = tmp_path / "c.yaml"
         file.write_text(json.dumps(CONFIG))
-        config: Any = {"file": file, "config": parse(CONFIG), "runtime": Runtime(parse(CONFIG))}[kind]
+        checked = parse(CONFIG)
+        config: Any = {"file": file, "mapping": CONFIG, "config": checked, "runtime": Runtime(checked)}[kind]
         model, tokenizer = cast(Any, HistoryModel), cast(Any, LetterTokenizer())
         self.check(LLM(model(), config, tokenizer=tokenizer, **self.GIVEN).runner)
         async with AsyncEngine(model(), config, tokenizer=tokenizer, **self.GIVEN) as streaming:
@@ -226,6 +227,14 @@ class TestOverrides:
         one = LLM(model, tokenizer=cast(Any, LetterTokenizer()), backend={"name": "reference"}, max_model_len=32)
         assert (one.runner.max_model_len, one.runner.backend.name) == (32, "reference")
         assert one.runner.config.speculative.method == "mtp", "the default of a model with a module"
+
+    def test_of_no_kind_of_configuration(self) -> None:
+        for config, message in (
+            (5, "configuration: expected a mapping"),
+            ({"modle": {}}, "configuration:modle: unknown"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                LLM(config=cast(Any, config))
 
     def test_a_folder_takes_the_place_of_the_configured_one(self, tmp_path: Path) -> None:
         """Whatever characters it has, and of a Runtime's too."""
