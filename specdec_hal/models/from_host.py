@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -143,11 +142,7 @@ def gpu(device: str) -> str:
 
 @cache
 def wake(device: str) -> None:
-    """Begin, in threads without the interpreter's lock, what launches on a GPU wait for: CUDA's context, Triton."""
-    if importlib.util.find_spec("triton") is not None:
-        from specdec_hal.models.triton_kernels.compiling import prepare
-
-        prepare()
+    """Make CUDA's context on a GPU in another thread, without the interpreter's lock."""
     threading.Thread(target=_multiply, args=(device,), daemon=True).start()
 
 

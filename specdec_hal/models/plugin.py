@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,15 +65,10 @@ def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None
 
 
 def _adapter(device: str) -> Any:
-    """The module that loads. While it and `transformers` are imported, a GPU gets ready."""
-    if device != "cpu":
-        from specdec_hal.models.from_host import gpu, wake
-
-        with suppress(ArgumentError):  # the loader raises it
-            wake(gpu(device))
+    """The module that loads."""
     from specdec_hal.models.transformers.importing import import_transformers
 
-    import_transformers()
+    import_transformers(device)
     from specdec_hal.models.transformers import load
 
     return load

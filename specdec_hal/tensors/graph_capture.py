@@ -6,7 +6,6 @@ refused by name. Other threads may launch, allocate, read and capture.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from specdec_hal.errors import CaptureError
+from specdec_hal.tensors.memory import collector_paused
 
 
 class Graph(Protocol):
@@ -39,8 +39,6 @@ _here = _Here()
 _lock = threading.Lock()
 _under_way = 0
 """Captures of all threads."""
-_collecting = False
-"""Whether the collector of cycles ran before the first of them."""
 
 
 @contextmanager
@@ -50,23 +48,19 @@ def capturing(stream: int) -> Iterator[Capture]:
     Disables the garbage collector while any thread captures: a graph collected meanwhile could never be released.
     """
     before, _here.capture = _here.capture, Capture(stream)
-    _pause(1)
+    _count(1)
     try:
-        yield _here.capture
+        with collector_paused():
+            yield _here.capture
     finally:
-        _pause(-1)
+        _count(-1)
         _here.capture = before
 
 
-def _pause(change: int) -> None:
-    global _under_way, _collecting
+def _count(change: int) -> None:
+    global _under_way
     with _lock:
-        if not _under_way:
-            _collecting = gc.isenabled()
-            gc.disable()
         _under_way += change
-        if not _under_way and _collecting:
-            gc.enable()
 
 
 def current_capture() -> Capture | None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from specdec_hal.errors import InsufficientMemoryError
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_lock = threading.Lock()
+_pauses = 0
+"""Pauses of the garbage collector, of all threads."""
+_collecting = False
+"""Whether it ran before the first of them."""
 
 
 def require(what: str, parts: Mapping[str, int], device: str, free: int | None, hint: str) -> None:
@@ -46,6 +53,34 @@ def freeze_heap() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Context without garbage collection in any thread."""
+    _pause(1)
+    try:
+        yield
+    finally:
+        _pause(-1)
+
+
+def _pause(change: int) -> None:
+    global _pauses, _collecting
+    with _lock:
+        if not _pauses:
+            _collecting = gc.isenabled()
+            gc.disable()
+        _pauses += change
+        if not _pauses and _collecting:
+            gc.enable()
+
+
+def age_heap() -> None:
+    """Put all objects into the oldest generation, without a visit to each; nothing if some are frozen."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
 
 
 def trim_heap() -> None:

@@ -26,6 +26,18 @@ pairs = loss_for_object_detection.linear_sum_assignment(cost=4)
 from scipy.optimize import minimize
 print(json.dumps([before, curve, pairs, minimize, sys.modules["sklearn.metrics"].__file__]))
 """
+_LIBRARIES = """
+import gc, sys
+from specdec_hal.models.transformers import importing
+importing._load_libraries()
+assert "libtorch_cpu.so" in open("/proc/self/maps").read() and "torch" not in sys.modules
+generations = []
+gc.callbacks.append(lambda phase, found: generations.append(found["generation"]))
+importing.import_transformers()
+assert not generations and gc.isenabled(), generations
+import torch
+assert torch.ones(2).sum() == 2
+"""
 
 
 def package(folder: Path, name: str, source: str, module: str) -> None:
@@ -47,6 +59,10 @@ def test_optional_packages_come_when_they_are_used(tmp_path: Path, monkeypatch: 
     *got, file = json.loads(done.stdout)
     assert got == [[], ["curve", 1, 2, 3], 4, "other"]
     assert Path(file).parent == tmp_path / "sklearn"
+
+
+def test_libraries_are_loaded_before_pytorch_and_imports_without_collections() -> None:
+    subprocess.run([sys.executable, "-c", _LIBRARIES], check=True)
 
 
 def test_packages_by_module() -> None:

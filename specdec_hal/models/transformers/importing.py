@@ -1,21 +1,39 @@
-"""Imports `transformers` without what only other uses of it need.
+"""Imports `transformers` without what only other uses of it need, while a GPU and PyTorch's libraries get ready.
 
 Where scikit-learn and SciPy are installed, its modules import a function of each, for assisted generation and losses of
 object detection: 1.6 s of a start. Since Python 3.12 it also looks for every file of every installed package, for 1 s.
+Garbage collections take a sixth of an import, which makes many objects and no garbage.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import os
+import re
 import sys
+import threading
 from collections import defaultdict
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from importlib import import_module, metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from specdec_hal.errors import ArgumentError
+from specdec_hal.tensors.memory import age_heap, collector_paused
+
 _LATE = {"sklearn.metrics": "roc_curve", "scipy.optimize": "linear_sum_assignment"}
+_LIBRARIES = {
+    "libtorch_global_deps.so": os.RTLD_GLOBAL,  # as PyTorch loads it
+    "libtorch_cpu.so": os.RTLD_LOCAL,
+    "libtorch_cuda.so": os.RTLD_LOCAL,
+}
+_NAME = re.compile(r"^Name: *(.*\S)", re.MULTILINE)
+_FIRST = re.compile(r'^"?([^/,\n]+)', re.MULTILINE)
 
 
 class _Late(ModuleType):
@@ -42,27 +60,61 @@ def packages_distributions() -> Mapping[str, list[str]]:
     """As that of importlib.metadata, without a look at whether the files are there."""
     found = defaultdict[str, list[str]](list)
     for distribution in metadata.distributions():
-        declared = (distribution.read_text("top_level.txt") or "").split()
-        files = (line.split(",", 1)[0] for line in (distribution.read_text("RECORD") or "").splitlines())
-        names = declared or {file.split("/", 1)[0].removesuffix(".py") for file in files}
-        for name in names:
-            if name.isidentifier():
-                found[name].append(distribution.metadata["Name"])
+        named = _NAME.search(distribution.read_text("METADATA") or "")
+        names: Iterable[str] = (distribution.read_text("top_level.txt") or "").split()
+        if not names:
+            names = {first.removesuffix(".py") for first in _FIRST.findall(distribution.read_text("RECORD") or "")}
+        for name in filter(str.isidentifier, names):
+            found[name].append(named[1] if named else distribution.metadata["Name"])
     return found
 
 
-def import_transformers() -> None:
-    """Import it, unless it is imported already."""
-    if "transformers" in sys.modules:
-        return
+def import_transformers(device: str = "cpu") -> None:
+    """Import it and PyTorch, unless they are there. Meanwhile threads do what launches on a GPU `device` wait for."""
+    with collector_paused(), _later():
+        if device != "cpu":
+            _begin()
+        import_module("transformers")  # without PyTorch
+        if device != "cpu":
+            from specdec_hal.models.from_host import gpu, wake
+
+            with suppress(ArgumentError):  # the loader raises it
+                wake(gpu(device))
+        import_module("transformers.generation.utils")
+        import_module("transformers.modeling_utils")
+        import_module("specdec_hal.models.transformers.load")
+        age_heap()
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """Context in which `transformers` is imported without the modules of _LATE."""
     late = {name: _Late(name, function) for name, function in _LATE.items() if name not in sys.modules}
     sys.modules.update(late)
     try:
         with patch.object(metadata, "packages_distributions", packages_distributions):
-            import_module("transformers")
-        import_module("transformers.generation.utils")
-        import_module("transformers.modeling_utils")
+            yield
     finally:
         for name, module in late.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+@cache
+def _begin() -> None:
+    if "torch" not in sys.modules:
+        threading.Thread(target=_load_libraries, daemon=True).start()
+    if importlib.util.find_spec("triton") is not None:
+        from specdec_hal.models.triton_kernels.compiling import prepare
+
+        prepare()
+
+
+def _load_libraries() -> None:
+    """Load PyTorch's libraries, for 0.5 s in which its import would not let other threads run."""
+    spec = importlib.util.find_spec("torch")
+    folder = Path(spec.origin).parent / "lib" if spec is not None and spec.origin is not None else Path()
+    load = ctypes.CDLL(None).dlopen  # a call without the interpreter's lock, other than ctypes.CDLL
+    load.argtypes, load.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    for name, mode in _LIBRARIES.items():
+        load(bytes(folder / name), os.RTLD_NOW | mode)
