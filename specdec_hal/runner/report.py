@@ -13,6 +13,7 @@ from specdec_hal.models.detokenizer import KnownTexts
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints, SlotTable
+from specdec_hal.runner.stream import Span
 from specdec_hal.tensors.transfer import Arrays
 
 Array = NDArray[Any]
@@ -42,6 +43,7 @@ class StepReport:
         self._columns: list[list[Any]] = []
         self._entries: list[TokenLogprobs] | None = None  # for all rows at once, without alternatives
         self._speaking: tuple[KnownTexts, Ints, Array] | None = None
+        self._shown = dict[int, tuple[Span, ...]]()
         if "ids" in values:
             self._keep(values["cu_batch_token_offset"], values["ids"], values["logprobs"], values["ranks"])
         elif "row_logprobs" in values:
@@ -90,8 +92,20 @@ class StepReport:
         self._speaking = known, slots, before
 
     def pieces(self, slot: int) -> list[str] | None:
-        """The text of each of the slot's tokens, and "" for others; None if it must be decoded token by token."""
+        """The text of each of the slot's tokens, and "" for others; None if it must be decoded token by token, or
+        others are shown.
+        """
         return self._pieces.get(slot)
+
+    def show(self, slot: int, spans: tuple[Span, ...]) -> None:
+        """Show these instead."""
+        self._shown[slot], self._pieces[slot] = spans, None
+
+    def spans(self, slot: int) -> tuple[Span, ...] | None:
+        """The slot's text to show; None if it must be decoded token by token."""
+        if (pieces := self._pieces.get(slot)) is None:
+            return self._shown.get(slot)
+        return tuple([span for span in zip(pieces, self.flags(slot), strict=False) if span[0]])
 
     def append_to(self, table: SlotTable, slots: Ints | slice) -> None:
         """Have a table take over the tokens of these slots, whose requests go on.

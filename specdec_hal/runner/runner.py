@@ -489,15 +489,14 @@ class ModelRunner:
         return usual, fresh
 
     def _speak(self, usual: Bools, report: StepReport, known: KnownTexts) -> None:
-        """Have the texts of these slots made together, and take out those where a stop string may begin or end."""
+        """Have the texts of these slots made together, and take out those where a stop string may end."""
         table = self.scheduler.table
         slots = np.flatnonzero(usual & table.speaks[: len(usual)])
         if not slots.size:
             return
         report.speak(known, slots, table.tokens[slots, table.length[slots] - 1])
-        for slot in slots[table.stops[slots]].tolist():
-            pieces, text = report.pieces(slot), self.scheduler.running[slot].written
-            usual[slot] = pieces is not None and isinstance(text, TextStream) and text.passes(pieces)
+        texts = [(slot, self.scheduler.running[slot].written) for slot in slots[table.stops[slots]].tolist()]
+        usual[[slot for slot, text in texts if isinstance(text, TextStream) and not text.passes(report, slot)]] = False
 
     def _take_usual(self, slots: Ints, report: StepReport, record: StepRecord) -> None:
         """Process the tokens of such slots."""

@@ -198,17 +198,26 @@ class TextStream:
         self._add(self._decode(token_id), from_draft, may_stop)
         return self._stopped
 
-    def passes(self, pieces: Sequence[str]) -> bool:
-        """Take over these next pieces, which are shown at once; False, with nothing changed, if a stop string may have
-        begun before them, or begins or ends in them.
+    def passes(self, step: Step, slot: int) -> bool:
+        """Take over the text of a step, with the spans to show; False, with nothing changed, if it is not known or a
+        stop string ends in it.
         """
-        if any([stop.matched for stop in self.stop]):
+        pieces = step.pieces(slot)
+        if pieces is None:
             return False
         text = "".join(pieces)
-        if any([stop.feed(text) or stop.matched for stop in self.stop]):
-            for stop in self.stop:
-                stop.matched = 0
-            return False
+        for stop in self.stop:
+            if stop.matched or stop.text[0] in text:
+                matched = [stop.matched for stop in self.stop]
+                if any([stop.feed(text) for stop in self.stop]):
+                    for stop, before in zip(self.stop, matched, strict=True):
+                        stop.matched = before
+                    return False
+                if self._held or any([stop.matched for stop in self.stop]):
+                    self._held += [span for span in zip(pieces, step.flags(slot), strict=False) if span[0]]
+                    self._held_chars += len(text)
+                    step.show(slot, self.release(False))
+                break
         self._pieces.append(text)
         return True
 
@@ -280,6 +289,12 @@ class Step(Protocol):
     def pieces(self, slot: int) -> list[str] | None:
         """The text of each, and more empty ones; None if it must be decoded token by token."""
 
+    def show(self, slot: int, spans: tuple[Span, ...]) -> None:
+        """Have these spans shown instead."""
+
+    def spans(self, slot: int) -> tuple[Span, ...] | None:
+        """The text to show; None if it must be decoded token by token."""
+
 
 _item: Any = tuple.__getitem__
 _iterate: Any = tuple.__iter__
@@ -319,14 +334,15 @@ class LazyDelta(StreamDelta):
     def spans(self) -> tuple[Span, ...]:
         """The new text."""
         _, step, slot, (stream, length), reason, _, _, _ = _iterate(self)
-        if type(step) is not tuple and (pieces := step.pieces(slot)) is not None:
-            return tuple([span for span in zip(pieces, step.flags(slot), strict=False) if span[0]])
+        found: tuple[Span, ...] | None = None if type(step) is tuple else step.spans(slot)
+        if found is not None:
+            return found
         tokens, flags = (step, slot) if type(step) is tuple else (step.tokens(slot), step.flags(slot))
         text, start = stream.written, length - stream.prompt_len
         if not text.reaches(start):
             _ = stream.token_ids  # so that the text has them all
-        found: tuple[Span, ...] = text.spans(start, tokens, flags, reason is not None)
-        return found
+        spans: tuple[Span, ...] = text.spans(start, tokens, flags, reason is not None)
+        return spans
 
     @property
     def text(self) -> str:
