@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.torch
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+NAMED = pytest.mark.skipif(
+    not metadata.version("transformers").startswith("5.17."), reason="other versions have other private names"
+)
 
 _PROGRAM = """
 import json, sys
@@ -38,6 +43,101 @@ assert not generations and gc.isenabled(), generations
 import torch
 assert torch.ones(2).sum() == 2
 """
+_LOADED = """
+import os, sys
+from specdec_hal.models import load_model
+load_model("models/tiny-py-lm", "transformers", device="cpu")
+found = [name for name in ("torch._dynamo", "torch.distributed.tensor", "torch.onnx", "sympy") if name in sys.modules]
+assert not found, found
+
+import torch
+from transformers.core_model_loading import is_dtensor
+from transformers.distributed import fsdp, mixin
+from transformers.integrations import deepgemm
+assert not is_dtensor(torch.zeros(2)) and "torch.distributed.tensor" not in sys.modules
+mixin._validate_tp_plan_styles({"layers": "neither"})
+assert "transformers.distributed.tensor_parallel" not in sys.modules
+
+import torch._dynamo.config
+assert torch._dynamo is sys.modules["torch._dynamo"] and deepgemm.is_sm100._dynamo_marked_constant
+assert fsdp.replace_layer_number_by_wildcard("layers.7.mlp") == "layers.*.mlp"
+try:
+    mixin._validate_tp_plan_styles({"layers": "neither"})
+except ValueError as error:
+    assert "neither" in str(error)
+else:
+    raise AssertionError("the library's own check")
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+assert is_dtensor(distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (1,))))
+"""
+_COMPILER = """
+import sys
+import torch
+from specdec_hal.models.transformers.late import late_compiler
+before = torch.compiler.disable
+
+def count(x):
+    print(end="")  # ends a graph
+    return x + 1
+
+with late_compiler():
+    opaque = torch._dynamo.allow_in_graph(count)
+    apart = torch.compiler.disable(lambda x: x + 1)
+assert torch.compiler.disable is before and "torch._dynamo" not in sys.modules
+
+def compiles(function):
+    try:
+        return bool(torch.compile(lambda x: function(x), backend="eager", fullgraph=True)(torch.ones(1)) == 2)
+    except torch._dynamo.exc.Unsupported:
+        return False
+
+assert compiles(opaque) and not compiles(apart) and not compiles(lambda x: [print(end=""), x + 1][1])
+"""
+_STAND_IN = """
+import sys
+from importlib import import_module
+from specdec_hal.models.transformers import late
+late._NAMES = {"other": {"Known"}}
+with late.late_modules():
+    from other import Known
+    assert "Known" not in vars(sys.modules["other"])
+    assert isinstance(Known(), Known) and not isinstance(3, Known) and Known.number == 7
+    assert type("Below", (), {}) | Known and Known | None
+    class Child(Known): pass
+    assert issubclass(Child, sys.modules["other"].Known)
+with late.late_modules():
+    assert sys.modules["other"].__file__, "it is there"
+del sys.modules["other"]
+with late.late_modules():
+    import other
+    assert other.unknown == 8 and sys.modules["other"].__file__
+for name in ("inner", "later"):
+    for module in [one for one in sys.modules if one.startswith("other")]:
+        del sys.modules[module]
+    sys.run = []
+    with late.late_modules():
+        import_module(f"other.{name}")
+        assert sys.modules["other"].__file__ and getattr(sys.modules["other"], name) is sys.modules[f"other.{name}"]
+        assert sys.run.count(f"other.{name}") == 1 and sys.modules[f"other.{name}"].__spec__.origin
+assert not [one for one in sys.meta_path if isinstance(one, late._Submodules)]
+"""
+
+
+@pytest.mark.parametrize("program", [pytest.param(_LOADED, marks=NAMED), _COMPILER], ids=["loaded", "compiler"])
+def test_the_compiler_comes_when_it_is_used_and_knows_what_was_marked(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_a_stand_in_leads_to_the_module(tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    known = "unknown = 8\nclass Known:\n    number = 7\n"
+    (folder / "__init__.py").write_text(f"import sys\n{known}import other.inner\n")
+    for name in ("inner", "later"):  # the package imports one of them
+        (folder / f"{name}.py").write_text("import sys\nsys.run = [*getattr(sys, 'run', ()), __name__]\n")
+    subprocess.run([sys.executable, "-c", _STAND_IN], check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
 
 
 def package(folder: Path, name: str, source: str, module: str) -> None:

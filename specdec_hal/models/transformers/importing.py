@@ -1,8 +1,7 @@
 """Imports `transformers` without what only other uses of it need, while a GPU and PyTorch's libraries get ready.
 
-Where scikit-learn and SciPy are installed, its modules import a function of each, for assisted generation and losses of
-object detection: 1.6 s of a start. Since Python 3.12 it also looks for every file of every installed package, for 1 s.
-Garbage collections take a sixth of an import, which makes many objects and no garbage.
+What is left out is in :mod:`.late`. Since Python 3.12 the library also looks for every file of every installed package,
+for 1 s. Garbage collections take a sixth of an import, which makes many objects and no garbage.
 """
 
 from __future__ import annotations
@@ -14,19 +13,17 @@ import re
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
 from specdec_hal.errors import ArgumentError
+from specdec_hal.models.transformers.late import is_dtensor, late_compiler, late_modules
 from specdec_hal.tensors.memory import age_heap, collector_paused
 
-_LATE = {"sklearn.metrics": "roc_curve", "scipy.optimize": "linear_sum_assignment"}
 _LIBRARIES = {
     "libtorch_global_deps.so": os.RTLD_GLOBAL,  # as PyTorch loads it
     "libtorch_cpu.so": os.RTLD_LOCAL,
@@ -34,26 +31,6 @@ _LIBRARIES = {
 }
 _NAME = re.compile(r"^Name: *(.*\S)", re.MULTILINE)
 _FIRST = re.compile(r'^"?([^/,\n]+)', re.MULTILINE)
-
-
-class _Late(ModuleType):
-    """Stands for a module that is not imported yet: one of its functions imports it when called."""
-
-    def __init__(self, name: str, function: str) -> None:
-        super().__init__(name)
-        self._function = function
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self._function:
-            return partial(_call, self.__name__, name)
-        if name.startswith("__"):
-            raise AttributeError(name)
-        sys.modules.pop(self.__name__, None)
-        return getattr(import_module(self.__name__), name)
-
-
-def _call(module: str, function: str, *args: Any, **kwargs: Any) -> Any:
-    return getattr(import_module(module), function)(*args, **kwargs)
 
 
 def packages_distributions() -> Mapping[str, list[str]]:
@@ -71,33 +48,24 @@ def packages_distributions() -> Mapping[str, list[str]]:
 
 def import_transformers(device: str = "cpu") -> None:
     """Import it and PyTorch, unless they are there. Meanwhile threads do what launches on a GPU `device` wait for."""
-    with collector_paused(), _later():
+    with collector_paused(), late_modules():
         if device != "cpu":
             _begin()
-        import_module("transformers")  # without PyTorch
+        with patch.object(metadata, "packages_distributions", packages_distributions):
+            import_module("transformers")  # without PyTorch
         if device != "cpu":
             from specdec_hal.models.from_host import gpu, wake
 
             with suppress(ArgumentError):  # the loader raises it
                 wake(gpu(device))
-        import_module("transformers.generation.utils")
-        import_module("transformers.modeling_utils")
-        import_module("specdec_hal.models.transformers.load")
+        with late_compiler():
+            distributed = import_module("transformers.distributed.utils")
+            if hasattr(distributed, "is_dtensor"):
+                distributed.is_dtensor = is_dtensor  # type: ignore[attr-defined]
+            import_module("transformers.generation.utils")
+            import_module("transformers.modeling_utils")
+            import_module("specdec_hal.models.transformers.load")
         age_heap()
-
-
-@contextmanager
-def _later() -> Iterator[None]:
-    """Context in which `transformers` is imported without the modules of _LATE."""
-    late = {name: _Late(name, function) for name, function in _LATE.items() if name not in sys.modules}
-    sys.modules.update(late)
-    try:
-        with patch.object(metadata, "packages_distributions", packages_distributions):
-            yield
-    finally:
-        for name, module in late.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import safe_open
+from torch.overrides import TorchFunctionMode
 from transformers.quantizers import AutoHfQuantizer
 
 from specdec_hal.errors import BackendUnavailableError, CheckpointError, SpecDecError, UnsupportedError
@@ -112,7 +113,7 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
     division: Division | None = None
     try:
-        with loading, _known(architecture, find_module(Path(path), config)), ExitStack() as until_loaded:
+        with loading, _Light(), _known(architecture, find_module(Path(path), config)), ExitStack() as until_loaded:
             if options:  # not as `gguf_file`, which demands the package accelerate
                 wanted["state_dict"] = _gguf_weights(Path(path), architecture, config)
             made = architecture
@@ -146,6 +147,19 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     if group is None:
         return Decoder(model, found)
     return _part(model, found, device, division or Division(model, group))
+
+
+class _Light(TorchFunctionMode):  # type: ignore[misc]
+    """Context in which this thread computes nothing for tensors without data in Python: PyTorch imports its compiler
+    (0.8 s) for that."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.init.normal_ and getattr(tensor := kwargs.get("tensor"), "is_meta", False):
+            return tensor
+        if func is torch.arange and torch.device(kwargs.get("device") or "cpu").type == "meta":
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
 
 
 @contextmanager
