@@ -61,7 +61,18 @@ class Kernels:
 
     def gated(self, module: Any) -> Callable[[Any], Any] | None:
         """See Operators; one launch."""
-        return GateUp(self._launcher, module)
+        act = getattr(module, "act_fn", None)
+        gelu = type(act).__name__ in _GELU or getattr(act, "approximate", None) == "tanh"
+        with torch.no_grad():
+            weight = torch.stack([module.gate_proj.weight, module.up_proj.weight], 1).flatten(0, 1)
+
+        def forward(x: Any) -> Any:
+            rows = _rows(x)
+            middle = rows.new_empty((len(rows), len(weight) // 2))
+            self._launcher.gate_up(rows, weight, middle, self._launcher.used_of_tiles(len(rows)), gelu=gelu)
+            return middle.view(*x.shape[:-1], -1)
+
+        return forward
 
     def rotate(self, rotation: Rotation) -> tuple[Any, Any]:
         """See Operators."""
@@ -72,22 +83,6 @@ class Kernels:
     def take_experts(self, module: Any) -> None:
         """See Operators."""
         module.__dict__["_specdec_launcher"] = self._launcher
-
-
-class GateUp:
-    """act(gate(x)) * up(x) of an MLP. `weight` [2F, in]: rows of gate and up in turns. `gelu`: else SiLU."""
-
-    def __init__(self, launcher: Any, module: Any) -> None:
-        self._launcher, act = launcher, getattr(module, "act_fn", None)
-        self.gelu = type(act).__name__ in _GELU or getattr(act, "approximate", None) == "tanh"
-        with torch.no_grad():
-            self.weight = torch.stack([module.gate_proj.weight, module.up_proj.weight], 1).flatten(0, 1)
-
-    def __call__(self, x: Any) -> Any:
-        rows = _rows(x)
-        middle = rows.new_empty((len(rows), len(self.weight) // 2))
-        self._launcher.gate_up(rows, self.weight, middle, self._launcher.used_of_tiles(len(rows)), gelu=self.gelu)
-        return middle.view(*x.shape[:-1], -1)
 
 
 def _rows(x: Any) -> Any:

@@ -72,8 +72,6 @@ class Linear(torch.nn.Module):  # type: ignore[misc]
         self._operators, self._dtype = operators, dtype
         self._held: list[Any] = []
         self._residual: list[Any] = []
-        self.ready: tuple[Any, Any] | None = None
-        """An input whose result another kernel has computed, and that."""
 
     def add(self, residual: Any) -> None:
         """A residual to add to the next result."""
@@ -81,10 +79,6 @@ class Linear(torch.nn.Module):  # type: ignore[misc]
 
     def product(self, x: Any) -> Any:
         """The result of all layers for x [.., in]."""
-        if self.ready is not None:
-            (known, out), self.ready = self.ready, None
-            if known is x:
-                return out
         residual = self._residual.pop() if self._residual else None
         return self._operators.linear(x, self.weight, self._outputs, self.bias, residual, self._dtype)
 
@@ -170,11 +164,9 @@ def holds_experts(module: Any) -> bool:
 @dataclass(frozen=True)
 class Parts:
     """A layer that is Llama's or Qwen3's: its attention, norms, products, the function between the MLP's products, and
-    norms of heads or None. `inner`: from the first norm's result and rotary angles to what attention gives `out`. `out`,
-    `down`: Linear, or Summed of :mod:`.tensor_parallel`."""
+    norms of heads or None. `out`, `down`: Linear, or Summed of :mod:`.tensor_parallel`."""
 
     attention: Any
-    inner: Callable[[Any, Any], Any]
     first: Callable[[Any], Any]
     qkv: Linear
     out: Any
@@ -215,7 +207,7 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
         if is_experts(module):
             operators.take_experts(module)
             module.config._experts_implementation = operators.experts
-    watch, seen = _Watch(operators), deque[tuple[Norm, Any]](maxlen=2)
+    watch, seen = _Watch(operators), deque[tuple[_Norm, Any]](maxlen=2)
     rotaries = _install_rotary(model, operators, seen)
     for norm in ours:
         norm.seen = seen
@@ -238,7 +230,7 @@ def _join_norms(parts: list[Parts | None], final: Any) -> None:
     following = [*(None if part is None else part.first for part in parts[1:]), final]
     for part, norm in zip(parts, following, strict=True):
         for layer, after in () if part is None else ((part.out, part.second), (part.down, norm)):
-            if isinstance(after, Norm) and not isinstance(layer, Linear):
+            if isinstance(after, _Norm) and not isinstance(layer, Linear):
                 layer.norm = after
 
 
@@ -299,7 +291,7 @@ def _near(expected: Any, got: Any) -> bool:
     return bool(error <= (1e-4 if expected.dtype == torch.float32 else 2e-2))
 
 
-def _norm(norm: Any, operators: Operators) -> Norm | None:
+def _norm(norm: Any, operators: Operators) -> _Norm | None:
     """RMSNorm with its weight, or 1 + weight."""
     epsilon = next((getattr(norm, n) for n in ("variance_epsilon", "eps", "epsilon") if hasattr(norm, n)), None)
     if norm.weight.ndim != 1 or not isinstance(epsilon, float):
@@ -307,16 +299,16 @@ def _norm(norm: Any, operators: Operators) -> Norm | None:
     x = torch.ones((1, 1, len(norm.weight)), dtype=norm.weight.dtype, device=norm.weight.device)
     plain = _near(norm(x), norm.weight.expand_as(x))
     weight = norm.weight.detach() if plain else 1 + norm.weight.detach().float()
-    return Norm(operators, weight, epsilon)
+    return _Norm(operators, weight, epsilon)
 
 
-class Norm:
+class _Norm:
     """RMSNorm. `seen`: during a trial, the last norms and their results. `later`: for head norms that the following
     rotary embedding computes, where to put it. `ready`: an input whose norm another kernel has computed, and that.
     """
 
-    seen: deque[tuple[Norm, Any]] | None = None
-    later: list[Norm] | None = None
+    seen: deque[tuple[_Norm, Any]] | None = None
+    later: list[_Norm] | None = None
     ready: tuple[Any, Any] | None = None
 
     def __init__(self, operators: Operators, weight: Any, epsilon: float) -> None:
@@ -361,11 +353,11 @@ class _Rotary:
     straight to attention, attention computes them and preceding head norms when it writes to the cache.
     """
 
-    def __init__(self, original: Callable[..., Any], operators: Operators, seen: deque[tuple[Norm, Any]]) -> None:
+    def __init__(self, original: Callable[..., Any], operators: Operators, seen: deque[tuple[_Norm, Any]]) -> None:
         self._original, self._operators, self._seen = original, operators, seen
         self._settled = False
         self._ours = self.late = True
-        self._norms: list[Norm] = []
+        self._norms: list[_Norm] = []
         self._before: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -493,7 +485,7 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
         if got is not None and got.shape == expected.shape and close(expected, got) and _same(given, watch.given):
             block.forward = forward
             whole = forward is within and middle is not None
-            return Parts(attention, inner, first, qkv, out, second, middle, down, norms) if whole else None
+            return Parts(attention, first, qkv, out, second, middle, down, norms) if whole else None
     return None
 
 
@@ -527,7 +519,7 @@ def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | 
     if [(part.whole, part.part) for part in parts] != [(whole, i) for i in range(3)] or len(whole.sizes) != 3:
         return None, None, None
     norms: list[Any] = [getattr(getattr(attention, f"{name}_norm", None), "forward", None) for name in "qk"]
-    late = all(isinstance(norm, Norm) and norm.later is not None for norm in norms)
+    late = all(isinstance(norm, _Norm) and norm.later is not None for norm in norms)
     if not late and any(norm is not None for norm in norms):
         return None, None, None
     before = (norms[0].weight, norms[1].weight, norms[0].epsilon) if late else None
@@ -558,7 +550,7 @@ def _same(one: Any, two: Any) -> bool:
     return angles and all(a.shape == b.shape and close(a, b) for a, b in zip(tensors, others, strict=True))
 
 
-def _install_rotary(model: Any, operators: Operators, seen: deque[tuple[Norm, Any]]) -> dict[Any, _Rotary]:
+def _install_rotary(model: Any, operators: Operators, seen: deque[tuple[_Norm, Any]]) -> dict[Any, _Rotary]:
     """Replace the function in the globals of layers that call it by name."""
     found: dict[Any, _Rotary] = {}
     for module in model.modules():
