@@ -93,7 +93,8 @@ class DeviceBatch:
     `token_ids` int64 [T_cap, 1], 0 in the tail; `batch_id_per_token` int32 [T_cap], the slot of each token, -1 in the
     tail; `cu_seqlens_q` int32 [B+1]. `seq_lens_decoder` int32 [M], the position of a slot's first token in this step;
     `block_tables` int32 [M, G], the KV blocks of each slot. `max_seq_len` bounds the context of every slot and
-    `max_query_len` the tokens of one: they size launches. Tokens stand in slot order.
+    `max_query_len` the tokens of one, `decode_len` those of one without a chunk of its prompt: they size launches.
+    Tokens stand in slot order.
     """
 
     token_ids: Any
@@ -103,6 +104,7 @@ class DeviceBatch:
     block_tables: Any
     max_seq_len: int
     max_query_len: int
+    decode_len: int = 1
 
 
 class TargetModel(Protocol):

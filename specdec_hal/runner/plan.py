@@ -449,6 +449,7 @@ class StepCompiler:
             block_tables=state["block_tables"],
             max_seq_len=bucket.context,
             max_query_len=bucket.query,
+            decode_len=state.symbols["S"],
         )
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in self._buffers.hidden.items()}
         step.call("forward", lambda stream: model.forward_device(batch, hidden))

@@ -267,28 +267,27 @@ BATCHES = {
 
 @pytest.mark.parametrize("parts", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 10)])
-@pytest.mark.parametrize(("each", "apart"), [(1, False), (4, True)])
+@pytest.mark.parametrize("each", [0, 1, 4])
 def test_attention(
     make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, parts: list[tuple[int, int]], heads: int,
-    kv_heads: int, head_dim: int, each: int, apart: bool,
+    kv_heads: int, head_dim: int, each: int,
 ) -> None:  # fmt: skip
     """Chunks of 16 positions, so that short texts have many; blocks of them in every order; other slots' are NaN."""
     from specdec_hal.models.triton_kernels import launcher as launches
 
-    monkeypatch.setattr(launches, "chunks_each", lambda chunks: each)
-    monkeypatch.setattr(launches, "chunks_apart", lambda programs: apart)
+    monkeypatch.setattr(launches, "chunks_each", lambda *_: each)
     launcher = make_launcher()
     launcher.tiles = replace(launcher.tiles, chunk=16, keys=16)
     got, want = run_attention(launcher, parts, launches.Heads(heads, kv_heads, head_dim), 16, 160, padding=2)
     np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_attention_of_other_models(make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+@pytest.mark.parametrize("each", [0, 1])
+def test_attention_of_other_models(make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, each: int) -> None:
     """A scale, a window over several chunks, a soft cap and sinks."""
     from specdec_hal.models.triton_kernels import launcher as launches
 
-    monkeypatch.setattr(launches, "chunks_apart", lambda programs: apart)
+    monkeypatch.setattr(launches, "chunks_each", lambda *_: each)
     launcher = make_launcher()
     launcher.tiles = replace(launcher.tiles, chunk=32, keys=16)
     rule = {"scale": 0.4, "window": 37, "softcap": 1.5, "sinks": random(launcher, 4, seed=9) * 2}
@@ -302,7 +301,7 @@ def test_attention_to_long_contexts(make_launcher: MakeLauncher, monkeypatch: py
     """Chunks of all three lengths: 32 of 16 positions, 32 of 64, then of 256."""
     from specdec_hal.models.triton_kernels import launcher as launches
 
-    monkeypatch.setattr(launches, "chunks_each", lambda chunks: each)
+    monkeypatch.setattr(launches, "chunks_each", lambda *_: each)
     launcher = make_launcher()
     launcher.tiles = replace(launcher.tiles, chunk=16, keys=16)
     parts = [(511, 2), (2700, 1)]
@@ -320,8 +319,8 @@ def test_bits_of_attention_do_not_depend_on_the_batch(make_launcher: MakeLaunche
     launcher = make_launcher()
     heads = Heads(4, 2, 64)
     alone, _ = run_attention(launcher, [(700, 9)], heads, 64, 800)
-    for parts in ([(700, 9), (0, 300)], [(700, 9), (0, 1500)], [(700, 9)] + [(650, 1)] * 200):
-        beside, _ = run_attention(launcher, parts, heads, 64, 2000)
+    for others in ([(0, 300)], [(0, 1500)], [(650, 1)] * 200, [(900, 17), (0, 1), (9, 50)]):
+        beside, _ = run_attention(launcher, [(700, 9), *others], heads, 64, 2000)
         assert torch.equal(beside[:9], alone)
 
 

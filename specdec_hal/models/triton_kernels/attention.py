@@ -1,12 +1,12 @@
-"""Attention over a paged KV cache: prefill chunks, decode slots of a few tokens and padding in one launch.
+"""Attention over a paged KV cache: for slots with few tokens in a step, for chunks of prompts, or for both in turn.
 
 A tile is `BLOCK_M` rows: the heads of one KV head for consecutive tokens of one slot, so that keys and values are read
 once for all of them. The context is cut into chunks at fixed positions. The online softmax (Milakov and Gimelshein,
 arXiv:1805.02867; Dao, arXiv:2307.08691) folds the keys of a chunk in ascending order into a state (maximum, sum,
-value); the states of four chunks are merged in ascending order, then those of all fours. For slots with few tokens each
-chunk has a program of its own, or each four, and the last one to finish merges ("Flash-Decoding", Dao et al. 2023). For
-slots with many, one program goes through all chunks of a tile, unless tiles are too few to keep the GPU busy. All give
-the same bits, for any number of tokens in a step.
+value); the states of four chunks are merged in ascending order, then those of all fours. Each chunk has a program of
+its own, or each four, and the last one to finish merges ("Flash-Decoding", Dao et al. 2023). If the tiles of prompts
+are enough to keep the GPU busy, one program goes through all chunks of a tile. All give the same bits, for any number
+of tokens in a step.
 
 Chunks grow, so that long contexts do not end in thousands of states: 32 of `CHUNK` positions, 32 of four times as many,
 then all of sixteen times as many.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_hal.models.triton_kernels.launch import begin
+from specdec_hal.models.triton_kernels.launch import release, wait
 
 MASKED = tl.constexpr(-1.0e30)  # finite: the difference of two such maxima is 0, not NaN
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -91,9 +91,9 @@ def paged_attention(
     CHUNK: tl.constexpr,
     SPLIT: tl.constexpr,
     EACH: tl.constexpr,
-    APART: tl.constexpr,
-    FEW: tl.constexpr,
     MIXED: tl.constexpr,
+    PROMPTS: tl.constexpr,
+    FEW: tl.constexpr,
     CAUSAL: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -101,40 +101,52 @@ def paged_attention(
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
     """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`.
 
     `scale` includes log2(e), and so does `SOFTCAP`: scores become SOFTCAP * tanh(score / SOFTCAP), unless it is 0. With
     `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention.
     `CAUSAL`: to its own position; else to the last of its slot.
-    A slot with up to `FEW` tokens takes up to `slot_tiles` tiles. Each of its programs folds `EACH` chunks (1 or 4),
-    whose state is in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D], `statistics` float32
-    [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before and after. With `APART`
-    so do slots with more tokens, and the scratch memory is [tiles, KV_HEADS, ..]. Grid: (KV_HEADS, tiles, splits), for
-    contexts of up to `splits * EACH` chunks; `SPLIT` says that `splits` is not 1. With `MIXED` each slot has tokens //
-    Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
+    Each program folds `EACH` chunks (1, 4, or 0 for all), whose state is in `values` float32 [tiles, KV_HEADS, splits,
+    BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [tiles, KV_HEADS], 0
+    before and after. Grid: (KV_HEADS, tiles, splits), for contexts of up to `splits * EACH` chunks; `SPLIT` says that
+    `splits` is not 1. Each slot has `slot_tiles` tiles. `MIXED`: a launch for slots with more than `FEW` tokens
+    (`PROMPTS`), then one for the others; a slot has the tiles that its tokens take, in one of them. `BESIDE`: the two
+    run at the same time.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     kv_head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if MIXED:
         b = tl.arange(0, BLOCK_B)
-        start = tl.load(cu_seqlens_q + b, mask=b < slots, other=0)
-        slot = tl.sum(((b < slots) & (start // TOKENS + b <= tile)).to(tl.int32), 0) - 1
-        local = tile - (tl.load(cu_seqlens_q + slot) // TOKENS + slot)
+        length = tl.minimum(tl.load(cu_seqlens_q + b + 1, mask=b < slots, other=0), capacity)
+        length -= tl.minimum(tl.load(cu_seqlens_q + b, mask=b < slots, other=0), capacity)
+        own = tl.where((length > FEW) == PROMPTS, (length + TOKENS - 1) // TOKENS, 0)
+        slot = tl.sum((tl.cumsum(own, 0) <= tile).to(tl.int32), 0)
+        local = tile - tl.sum(tl.where(b < slot, own, 0), 0)
     else:
         slot, local = tile // slot_tiles, tile % slot_tiles
-    start = tl.load(cu_seqlens_q + slot)
-    tokens = min(tl.load(cu_seqlens_q + slot + 1), capacity) - start
-    before = tl.load(seq_lens_decoder + slot)
-    begin(PDL)  # not before: the kernel before writes queries, keys and values, but none of these
+    exists = slot < slots
+    start = tl.load(cu_seqlens_q + slot, mask=exists, other=0)
+    tokens = min(tl.load(cu_seqlens_q + slot + 1, mask=exists, other=0), capacity) - start
+    before = tl.load(seq_lens_decoder + slot, mask=exists, other=0)
+    if BESIDE and not PROMPTS:  # the launch before this one writes nothing that it reads
+        if (kv_head == KV_HEADS - 1) & (tile == tl.num_programs(1) - 1) & (split == splits - 1):
+            wait(True)  # but ends before it, for the kernel after both
+    else:
+        wait(PDL)  # not before: the kernel before writes queries, keys and values, but none of the above
+    release(PDL or BESIDE)
     if local * TOKENS >= tokens:
         return
     context = before + (min((local + 1) * TOKENS, tokens) if CAUSAL else tokens)
-    chunks = min(chunk_count(context, CHUNK), splits * EACH)
-    states = (chunks + EACH - 1) // EACH
-    apart = APART | (tokens <= FEW)  # a program for each state
-    if split >= (states if apart else 1):
+    chunks = chunk_count(context, CHUNK)
+    states, first_chunk, last_chunk = 1, 0, chunks
+    if EACH > 0:
+        chunks = min(chunks, splits * EACH)
+        states, first_chunk = (chunks + EACH - 1) // EACH, split * EACH
+        last_chunk = min(first_chunk + EACH, chunks)
+    if split >= states:
         return
 
     m = tl.arange(0, BLOCK_M)
@@ -151,8 +163,6 @@ def paged_attention(
     value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     table = block_tables + slot.to(tl.int64) * table_width
     LINE: tl.constexpr = KV_HEADS * HEAD_DIM
-    first_chunk = split * EACH if apart else 0
-    last_chunk = min(first_chunk + EACH, chunks) if apart else chunks
     for four in range(first_chunk // FOUR, (last_chunk + FOUR - 1) // FOUR):
         four_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
         four_total = tl.zeros([BLOCK_M], tl.float32)
@@ -200,9 +210,8 @@ def paged_attention(
         maximum, total, value = _merge(maximum, total, value, four_maximum, four_total, four_value)
 
     if SPLIT:  # noqa: SIM102  (this one is decided when the kernel is compiled)
-        if apart & (states > 1):
-            part = tile if APART else slot * slot_tiles + local
-            group = (part * KV_HEADS + kv_head).to(tl.int64)
+        if states > 1:
+            group = (tile * KV_HEADS + kv_head).to(tl.int64)
             value_at = values + group * splits * (BLOCK_M * BLOCK_D) + m[:, None] * BLOCK_D + d[None, :]
             statistics_at = statistics + group * splits * (2 * BLOCK_M) + m
             tl.store(value_at + split * (BLOCK_M * BLOCK_D), value)

@@ -25,7 +25,6 @@ from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
     PDL_ROWS,
-    chunks_apart,
     chunks_each,
     part_length,
     power_of_2,
@@ -85,6 +84,7 @@ class Launcher:
         self._can_describe = hopper or device.type != "cuda"
         self.tiles = tiles_of(str(dtype).removeprefix("torch."))
         self._meeting = PROGRAMS if device.type == "cuda" else 2  # programs, which the interpreter runs one by one
+        self._overlaps = hopper
         self._pdl_rows = (PDL_ROWS if pdl_rows is None else pdl_rows) if hopper else 0
 
     def used(self, rows: int) -> Any:
@@ -300,60 +300,61 @@ class Launcher:
         scores become softcap * tanh(score / softcap), unless it is 0. `sinks` [heads]: a score each without a value,
         in the softmax's sum. Not `causal`: up to the last of the slot's rows.
         """
-        rows, slots = len(q), len(batch.cu_seqlens_q) - 1
-        group = heads.heads // heads.kv_heads
-        tokens = min(batch.max_query_len, rows)
-        mixed = tokens > FEW_TOKENS
-        tile = self.tiles.attend(group, 1 if mixed else tokens, heads.head_dim)
-        apart = mixed and chunks_apart(rows // (tile.m // group) * heads.kv_heads)
-        if mixed and not apart:
-            tile = self.tiles.attend(group, tokens, heads.head_dim)
-        tokens_a_tile = tile.m // group
-        slot_tiles = -(-min(tokens, FEW_TOKENS) // tokens_a_tile)
-        few, tiles = slots * slot_tiles, rows // tokens_a_tile + slots if mixed else slots * slot_tiles
-        chunks = max(1, int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk)))
-        block_d = max(16, power_of_2(heads.head_dim))
-        groups = (tiles if apart else few) * heads.kv_heads
-        each = chunks_each(groups * chunks)
-        splits = -(-chunks // each)
-        states = groups * splits if splits > 1 else 1
-        paged_attention[(heads.kv_heads, tiles, splits)](
-            q,
-            out,
-            pool,
-            batch.block_tables,
-            batch.cu_seqlens_q,
-            batch.seq_lens_decoder,
-            self.arena.take("attention values", (states, tile.m, block_d), torch.float32),
-            self.arena.take("attention statistics", (states, 2, tile.m), torch.float32),
-            self.arena.take("attention counters", (groups if splits > 1 else 1,), torch.int32),
-            rows,
-            slots,
-            slot_tiles,
-            splits,
-            batch.block_tables.shape[1],
-            len(pool),
-            (heads.head_dim**-0.5 if scale is None else scale) * log2(e),
-            sinks,
-            HEADS=heads.heads,
-            KV_HEADS=heads.kv_heads,
-            HEAD_DIM=heads.head_dim,
-            BLOCK_SIZE=pool.shape[2],
-            WINDOW=window,
-            SOFTCAP=softcap * log2(e),
-            CHUNK=self.tiles.chunk,
-            SPLIT=splits > 1,
-            EACH=each,
-            APART=apart,
-            FEW=FEW_TOKENS,
-            MIXED=mixed,
-            CAUSAL=causal,
-            BLOCK_B=power_of_2(slots) if mixed else 1,
-            BLOCK_M=tile.m,
-            BLOCK_N=self.tiles.keys,
-            BLOCK_D=block_d,
-            PRECISION=self.tiles.precision,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            **self._options(rows),
-        )
+        rows, slots, group = len(q), len(batch.cu_seqlens_q) - 1, heads.heads // heads.kv_heads
+        tokens, chunks = min(batch.max_query_len, rows), int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk))
+        mixed, block_d = tokens > FEW_TOKENS, max(16, power_of_2(heads.head_dim))
+        few = min(batch.decode_len if mixed else tokens, FEW_TOKENS)
+        options = {"BESIDE": mixed and self._overlaps, **self._options(rows)}
+        for prompts in (True, False) if mixed else (False,):
+            tile = self.tiles.attend(group, tokens if prompts else few, heads.head_dim)
+            tokens_a_tile = tile.m // group
+            if prompts:
+                tiles = rows // tokens_a_tile + min(slots, rows // (FEW_TOKENS + 1))
+            else:
+                tiles = slots * -(-min(tokens, FEW_TOKENS) // tokens_a_tile)
+                tiles = min(tiles, rows // tokens_a_tile + slots) if mixed else tiles
+            each = chunks_each(tiles * heads.kv_heads, chunks, prompts)
+            splits = max(1, -(-chunks // each)) if each else 1
+            groups, name = tiles * heads.kv_heads if splits > 1 else 1, f"attention of prompts {prompts}"
+            options["launch_pdl"] |= options["BESIDE"] and not prompts
+            paged_attention[(heads.kv_heads, tiles, splits)](
+                q,
+                out,
+                pool,
+                batch.block_tables,
+                batch.cu_seqlens_q,
+                batch.seq_lens_decoder,
+                # The two launches of a mixed step run at the same time.
+                self.arena.take(f"{name} values", (groups * splits, tile.m, block_d), torch.float32),
+                self.arena.take(f"{name} statistics", (groups * splits, 2, tile.m), torch.float32),
+                self.arena.take(f"{name} counters", (groups,), torch.int32),
+                rows,
+                slots,
+                tiles // slots,
+                splits,
+                batch.block_tables.shape[1],
+                len(pool),
+                (heads.head_dim**-0.5 if scale is None else scale) * log2(e),
+                sinks,
+                HEADS=heads.heads,
+                KV_HEADS=heads.kv_heads,
+                HEAD_DIM=heads.head_dim,
+                BLOCK_SIZE=pool.shape[2],
+                WINDOW=window,
+                SOFTCAP=softcap * log2(e),
+                CHUNK=self.tiles.chunk,
+                SPLIT=splits > 1,
+                EACH=each,
+                MIXED=mixed,
+                PROMPTS=prompts,
+                FEW=FEW_TOKENS,
+                CAUSAL=causal,
+                BLOCK_B=power_of_2(slots) if mixed else 1,
+                BLOCK_M=tile.m,
+                BLOCK_N=self.tiles.keys,
+                BLOCK_D=block_d,
+                PRECISION=self.tiles.precision,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+                **options,
+            )

@@ -142,14 +142,13 @@ def split_parts(programs: int) -> bool:
     return programs < _ONE_EACH
 
 
-def chunks_apart(programs: int) -> bool:
-    """Whether chunks of prompts are cut like those of decoding slots, with this many programs otherwise."""
-    return programs < 2 * _ONE_EACH
-
-
-def chunks_each(chunks: int) -> int:
-    """Chunks of a context per program of attention, if all contexts of the batch may have this many: 1 or 4."""
-    return 4 if chunks >= 16 * _ONE_EACH else 1
+def chunks_each(programs: int, chunks: int, prompts: bool) -> int:
+    """Chunks of a context per program of attention, with `programs` otherwise, if all contexts of the batch may have
+    `chunks`: 1, 4, or 0 for all. Programs of `prompts` have larger tiles, so fewer of them fill the GPU.
+    """
+    if prompts and programs >= 2 * _ONE_EACH:
+        return 0
+    return 4 if programs * chunks >= (8 if prompts else 16) * _ONE_EACH else 1
 
 
 def power_of_2(value: int) -> int:
