@@ -128,7 +128,7 @@ def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(
     import torch
 
     launcher = make_launcher(dtype)
-    for columns, depth in ((6144, 2048), (2048, 1024), (384, 1024), (16640, 512), (19456, 512)):
+    for columns, depth in ((6144, 2048), (2048, 1024), (4096, 1024), (384, 1024), (16640, 512), (19456, 512)):
         x, weight = random(launcher, 400, depth), random(launcher, columns, depth, seed=1)
         whole = torch.empty((400, columns), dtype=torch.float32, device=x.device)
         launcher.linear(x, weight, whole, None)
@@ -157,8 +157,29 @@ def test_choice_of_a_tile(rows: int, columns: int, depth: int) -> None:
     for dtype in ("float32", "bfloat16"):
         tiles = tiles_of(dtype)
         tile = tiles.product(rows, columns, depth)
-        assert tile in tiles.products + tiles.large + tiles.together and (tile.m == 16 or tile.m < 2 * rows)
+        assert tile in tiles.products + tiles.large + tiles.together + tiles.cut and (tile.m == 16 or tile.m < 2 * rows)
     assert len({(tile.k, tile.swap) for tile in tiles_of("float32").products}) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "depth", "tile"),
+    [
+        (3072, 2048, (64, 64, 64)),
+        (2048, 2048, (64, 64, 64)),
+        (2048, 8192, (128, 64, 128)),
+        (4096, 4096, (128, 64, 128)),
+        (6144, 4096, (64, 128, 128)),
+        (128_256, 4096, (128, 128, 128)),
+    ],
+)
+def test_tiles_of_more_rows_depend_on_the_parts_of_k(columns: int, depth: int, tile: tuple[int, int, int]) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    from specdec_hal.models.triton_kernels.tiles import tiles_of
+
+    for rows in (65, 128):
+        got = tiles_of("bfloat16").product(rows, columns, depth)
+        assert (got.m, got.n, got.k) == tile
+    assert tiles_of("bfloat16").product(64, columns, depth).m <= 64
 
 
 @pytest.mark.parametrize("columns", [16384, 19456, 28672])

@@ -14,6 +14,8 @@ _FILL = 256
 _ENOUGH, _ONE_EACH = 72, 128
 # The shortest part of K with its own program. Parts are multiples of the depth of tiles with descriptors.
 _SHORTEST_PART, _PART_STEP = 256, 128
+# Columns, and length of a part of K, up to which 65 to 128 rows take the first tile of `cut` (NVIDIA H200).
+_CUT_COLUMNS, _CUT_PART = 3072, 1536
 # Multiprocessors of an NVIDIA H100 or H200, and bytes of shared memory that programs can have in one.
 _MULTIPROCESSORS, _SHARED_MEMORY = 132, 227 * 1024
 # Rows of a step up to which overlapping launches were faster (NVIDIA H100, 1.2 to 8 B parameters).
@@ -55,7 +57,8 @@ class Tiles:
     """The tiles of one dtype, by ascending size; `keys` of attention at a time, `chunk` its shortest chunk.
 
     `large`: for products of more than 128 rows; empty: `products`. `together`: replace tiles with the same number of
-    rows if all programs run at once with these only.
+    rows if all programs run at once with these only. `cut`: replace tiles of 128 columns for 65 to 128 rows, if K has
+    several parts: one for narrow weights with short parts, one for the others.
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
@@ -70,10 +73,12 @@ class Tiles:
     precision: str = "ieee"
     large: tuple[ProductTile, ...] = ()
     together: tuple[ProductTile, ...] = ()
+    cut: tuple[ProductTile, ...] = ()
 
     def product(self, rows: int, columns: int, depth: int) -> ProductTile:
         """The largest tile that leaves enough programs, or else the smallest."""
-        tiles, parts = self.products, -(-depth // part_length(columns, depth))
+        tiles, length = self.products, part_length(columns, depth)
+        parts = -(-depth // length)
         if self.large and rows > 128:  # passing sums between programs costs more than idle multiprocessors
             tiles, parts = self.large, 1
 
@@ -82,6 +87,8 @@ class Tiles:
 
         fitting = (t for t in reversed(tiles) if t.m <= max(power_of_2(rows), tiles[0].m))
         tile = next((t for t in fitting if programs(t) >= _ENOUGH), tiles[0])
+        if self.cut and 64 < rows <= 128 and parts > 1 and tile.n == 128:
+            return self.cut[0 if columns <= _CUT_COLUMNS and length <= _CUT_PART else 1]
         if programs(tile) <= tile.at_once:
             return tile
         return next((t for t in self.together if t.m == tile.m and programs(t) <= t.at_once), tile)
@@ -119,6 +126,10 @@ _HALF = Tiles(
     together=(
         ProductTile(16, 128, 128, 4, 3, described=True, swap=True),
         ProductTile(64, 128, 64, 4, 4, described=True),
+    ),
+    cut=(
+        ProductTile(64, 64, 64, 4, 6, described=True, swap=True),
+        ProductTile(128, 64, 128, 4, 4, described=True, swap=True),
     ),
     attention=tuple(AttentionTile(m, 4, 2) for m in (16, 32, 64)),
     keys=64,
