@@ -75,7 +75,7 @@ assert is_dtensor(distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (1,)
 _COMPILER = """
 import sys
 import torch
-from specdec_hal.models.transformers.late import late_compiler
+from specdec_hal.models.transformers.late import late_compiler, late_modules
 before = torch.compiler.disable
 
 def count(x):
@@ -85,7 +85,10 @@ def count(x):
 with late_compiler():
     opaque = torch._dynamo.allow_in_graph(count)
     apart = torch.compiler.disable(lambda x: x + 1)
+with late_modules():
+    from torch._dynamo.utils import is_compile_supported  # as torchvision does
 assert torch.compiler.disable is before and "torch._dynamo" not in sys.modules
+assert is_compile_supported("cpu") and sys.modules["torch._dynamo.utils"].__file__
 
 def compiles(function):
     try:

@@ -20,6 +20,7 @@ _NAMES = {
     "scipy.optimize": {"linear_sum_assignment"},
     "sklearn.metrics": {"roc_curve"},
     "torch._dynamo._trace_wrapped_higher_order_op": {"TransformGetItemToIndex"},
+    "torch._dynamo.utils": {"is_compile_supported"},  # for torchvision
     "torch.distributed._composable.fsdp": {"fully_shard"},
     "torch.distributed.fsdp": {"CPUOffloadPolicy", "MixedPrecisionPolicy"},
     "transformers.distributed.sharding_utils": {"DtensorShardOperation", "_dtensor_from_local_like"},
