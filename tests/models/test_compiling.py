@@ -79,6 +79,7 @@ from specdec_hal.models import from_host
 from specdec_hal.models.paged import launchers
 from specdec_hal.models.transformers import bits, device, load, replace
 from specdec_hal.models.triton_kernels import compiling
+from specdec_hal.tensors.group import Shared
 
 driver.set_active(compiling.NoDevice(GPUTarget("cuda", 90, 32)))
 from_host.FromHost.compiles = property(lambda self: True)
@@ -103,30 +104,44 @@ def compile(kernels, processes):
     return ""
 
 compiling.compile_all, knobs.runtime.jit_cache_hook = compile, note
+class Ranks:  # both are this one, and do not meet in a rehearsal
+    rank, size, capturable = 1, 2, True
+
+    def gather(self, tensor):
+        assert not replace._rehearsal.on
+        return torch.stack([tensor, tensor])
+
+    def share(self, count, dtype, stops=False):
+        mine = self.gather(torch.zeros(count, dtype=dtype))[0]
+        return Shared(mine, torch.tensor([mine.data_ptr()] * 2))
+
 real, bits.agreeing, close = bits.agreeing, agree, replace.close
-for folder in sys.argv[1:]:
+group = Ranks() if sys.argv[1] == "ranks" else None
+if group is not None:
+    load.compare = lambda model, whole, part, reason: None
+for folder in sys.argv[2:]:
     replace.close = close
-    decoder = load.load_decoder(folder, "cpu", "bfloat16")
+    decoder = load.load_decoder(folder, "cpu", "bfloat16", group)
     before = modules()
-    model = device.DeviceTransformers(decoder, make_launcher=launchers(torch.device("cpu")))
+    model = device.DeviceTransformers(decoder, make_launcher=launchers(torch.device("cpu")), group=group)
     assert modules() != before and model.batch_invariant
     print(json.dumps([len(ahead), len(needed - ahead)]))
 """
 
 
-def test_what_trials_launch_is_compiled_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group, last", [("alone", ["Mixtral", "GPT2"]), ("ranks", ["Qwen3Moe"])])
+def test_what_trials_launch_is_compiled_before(group: str, last: list[str], tmp_path: Path) -> None:
     """At once, for the layers of each kind: what the trials then need was recorded in a rehearsal."""
     pytest.importorskip("triton")
     pytest.importorskip("transformers")
-    folders = [str(write_model(tmp_path / kind, kind)) for kind in ("Qwen3", "Gemma3", "Mixtral", "GPT2")]
+    folders = [str(write_model(tmp_path / kind, kind)) for kind in ("Qwen3", "Gemma3", *last)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    done = subprocess.run(
-        [sys.executable, "-c", _REHEARSAL, *folders], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
+    command = [sys.executable, "-c", _REHEARSAL, group, *folders]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     counts = [json.loads(line) for line in done.stdout.splitlines()]
     assert all(missing == 0 for _, missing in counts)
-    assert 10 < counts[0][0] < counts[-1][0] and len(counts) == 4
+    assert 10 < counts[0][0] < counts[-1][0] and len(counts) == len(folders)
 
 
 _BROKEN = """

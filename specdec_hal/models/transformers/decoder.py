@@ -53,12 +53,12 @@ class Decoder:
         """Of hidden states."""
         return self.model.get_input_embeddings().weight.dtype
 
-    def shortened(self, kept: Sequence[int]) -> Decoder:
-        """A copy with these layers only, of the same tensors."""
+    def shortened(self, kept: Sequence[int], instead: Sequence[tuple[Any, Any]] = ()) -> Decoder:
+        """A copy with these layers only, of the same tensors. `instead`: pairs of what a copy has another of."""
         survey = self.survey
         mine = (*self.model.parameters(), *self.model.buffers(), survey.ids, survey.hidden, *self._others())
         with only(survey.blocks, kept):
-            made = copy.deepcopy(self, {id(one): one for one in mine})
+            made = copy.deepcopy(self, {id(one): other for one, other in (*zip(mine, mine, strict=True), *instead)})
         layers, attentions = (tuple(every[i] for i in kept) for every in (survey.layers, made.survey.attentions))
         made.survey = replace(made.survey, layers=layers, attentions=attentions)
         return made

@@ -108,15 +108,18 @@ class DeviceTransformers(FromHost):
                 sizes, head = agreeing_sizes(decoder, SIZES, SIZES)
             return sizes.sizes == head.sizes == SIZES
 
+        instead: list[tuple[Any, Any]] = []  # in a rehearsal, whose launches compute nothing, ranks do not meet
         if self._group is not None:
             from specdec_hal.models.transformers.exchange import Exchange, connect
 
             decoder.serve(Silent(), 8)
             self._exchange = Exchange(self._group, self._launcher)
             connect(decoder.model, self._exchange, lambda: run(decoder))
-        elif self.compiles:
+            alone = self._exchange.alone()
+            instead = [(self._exchange, alone), (self._group, alone.group)]
+        if self.compiles:
             try:
-                short = decoder.shortened(self._kinds)
+                short = decoder.shortened(self._kinds, instead)
                 with self.compiling(), rehearsing():
                     replace(short)
                     if stable:

@@ -19,6 +19,33 @@ from specdec_hal.models.triton_kernels.ranks import meeting_cells
 from specdec_hal.tensors.group import Group, Shared
 
 
+class _Alone:
+    """Instead of a group where launches are only recorded: every rank has what this one has.
+
+    `device`: of its shared memory; None: there is none.
+    """
+
+    capturable = True
+
+    def __init__(self, group: Group, device: Any | None) -> None:
+        self.rank, self.size, self._device = group.rank, group.size, device
+
+    def gather(self, tensor: Any) -> Any:
+        """See Group.gather."""
+        return tensor.expand(self.size, *tensor.shape).contiguous()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """See Group.gather_objects."""
+        return [value] * self.size
+
+    def share(self, count: int, dtype: Any, *, stops: bool = False) -> Shared | None:
+        """See Group.share."""
+        if self._device is None:
+            return None
+        mine = torch.zeros(count, dtype=dtype, device=self._device)
+        return Shared(mine, torch.full((self.size,), mine.data_ptr(), device=self._device))
+
+
 class Exchange:
     """How ranks exchange results: in memory that all kernels can access, or by gathers.
 
@@ -32,6 +59,10 @@ class Exchange:
         self._cells = None if cells is None else cells.places
         self._held: dict[str, Shared] = {}
         self._outgrown: list[Shared] = []
+
+    def alone(self) -> Exchange:
+        """One of the same launches that exchanges nothing, for launches that are only recorded."""
+        return Exchange(_Alone(self.group, None if self._cells is None else self._cells.device), self.launcher)
 
     def take(self, name: str, shape: tuple[int, int], dtype: Any) -> Any:
         """Memory for this rank's part, as :meth:`Arena.take` gives it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,10 @@ def summed(group: Group, partial: Any) -> Any:
     for other in others:
         total = total + other.float()
     return total.to(partial.dtype)
+
+
+def _sum_result(group: Group, module: Any, args: Any, out: Any) -> Any:
+    return summed(group, out)
 
 
 def divide(model: Any, group: Group) -> None:
@@ -175,7 +180,7 @@ class Division:
         self._made.append((name, self._sum_experts))
 
     def _sum_experts(self, module: Any) -> Any:
-        module.register_forward_hook(lambda module, args, out: summed(self._group, out))
+        module.register_forward_hook(partial(_sum_result, self._group))
         return module
 
     def _cut(self, module: Any, name: str, take: Callable[[Any], Any]) -> None:
