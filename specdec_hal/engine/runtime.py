@@ -77,11 +77,13 @@ class Runtime:
 
         `group`: that of a rank which is not the first.
         """
-        from specdec_hal.models import load_model
+        from specdec_hal.models.loader import begin_imports, load_model
 
+        path, settings = self.config.model_path, self.config.model
+        if self.config.backend.name == "cuda":
+            begin_imports(path, settings.framework, "cuda", self.registry)
         if group is None and self.team is not None:
             group = self.team.group
-        path, settings = self.config.model_path, self.config.model
         device = self.backend.device_name  # first: raises where the backend cannot run
         dtype = None if settings.dtype == AUTO else settings.dtype
         threads = settings.num_threads

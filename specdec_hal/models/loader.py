@@ -6,10 +6,11 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.errors import ArgumentError, BackendUnavailableError, SpecDecError
 from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import CONFIG, read_json
@@ -52,6 +53,16 @@ def load_model(
         name, framework = _announced(path, framework, registry)
         _check_memory(path, name, framework, registry, **options)
         return registry.build_model(name, framework, path, **options)
+
+
+def begin_imports(path: str | Path, framework: str, device: str, registry: Registry) -> None:
+    """Begin what :func:`load_model` imports. Before a backend's library: apache-tvm-ffi imports PyTorch itself, and
+    what could go on meanwhile would come later."""
+    with suppress(SpecDecError):  # load_model raises it
+        if _announced(path, framework, registry)[1] == "transformers":
+            from specdec_hal.models.transformers.importing import begin
+
+            begin(device)
 
 
 def _check_memory(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hal.errors import BackendUnavailableError
+from specdec_hal.tensors.memory import age_heap, collector_paused
 
 
 def library_path(name: str) -> Path | None:
@@ -39,8 +40,10 @@ def load_library(name: str) -> Any:
             f"expected the native library lib{name}.so in the installed package specdec_hal, found none; build it: "
             "`make setup` in a clone, or `pip install --no-build-isolation -e .` in your own environment"
         )
-    import tvm_ffi
+    with collector_paused():  # it imports PyTorch
+        import tvm_ffi
 
+        age_heap()
     try:
         return tvm_ffi.load_module(str(path))
     except (OSError, RuntimeError) as error:

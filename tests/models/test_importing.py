@@ -43,6 +43,19 @@ assert not generations and gc.isenabled(), generations
 import torch
 assert torch.ones(2).sum() == 2
 """
+_BEGUN = """
+import sys
+from contextlib import suppress
+from specdec_hal.engine.runtime import load
+from specdec_hal.errors import SpecDecError
+from specdec_hal.models.transformers import importing
+before = []
+importing._begin = lambda: before.append("torch" not in sys.modules and "tvm_ffi" not in sys.modules)
+runtime = load("configs/cuda.yaml", [("model.framework", "transformers")])
+with suppress(SpecDecError):  # without a GPU
+    runtime.load_model()
+assert before[0] and "transformers" in sys.modules
+"""
 _LOADED = """
 import os, sys
 from specdec_hal.models import load_model
@@ -166,6 +179,10 @@ def test_optional_packages_come_when_they_are_used(tmp_path: Path, monkeypatch: 
 
 def test_libraries_are_loaded_before_pytorch_and_imports_without_collections() -> None:
     subprocess.run([sys.executable, "-c", _LIBRARIES], check=True)
+
+
+def test_imports_begin_before_a_gpus_backend() -> None:
+    subprocess.run([sys.executable, "-c", _BEGUN], check=True, cwd=ROOT)
 
 
 def test_packages_by_module() -> None:

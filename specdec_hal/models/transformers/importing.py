@@ -46,13 +46,20 @@ def packages_distributions() -> Mapping[str, list[str]]:
     return found
 
 
-def import_transformers(device: str = "cpu") -> None:
-    """Import it and PyTorch, unless they are there. Meanwhile threads do what launches on a GPU `device` wait for."""
+def begin(device: str) -> None:
+    """Import it without PyTorch. Meanwhile threads do what launches on a GPU `device` wait for."""
     with collector_paused(), late_modules():
         if device != "cpu":
             _begin()
         with patch.object(metadata, "packages_distributions", packages_distributions):
-            import_module("transformers")  # without PyTorch
+            import_module("transformers")
+        age_heap()
+
+
+def import_transformers(device: str = "cpu") -> None:
+    """Import it and PyTorch, unless they are there."""
+    with collector_paused(), late_modules():
+        begin(device)
         if device != "cpu":
             from specdec_hal.models.from_host import gpu, wake
 
