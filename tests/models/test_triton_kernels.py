@@ -176,10 +176,10 @@ def test_tiles_of_more_rows_depend_on_the_parts_of_k(columns: int, depth: int, t
     pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
     from specdec_hal.models.triton_kernels.tiles import tiles_of
 
-    for rows in (65, 128):
+    for rows in (97, 128):
         got = tiles_of("bfloat16").product(rows, columns, depth)
         assert (got.m, got.n, got.k) == tile
-    assert tiles_of("bfloat16").product(64, columns, depth).m <= 64
+    assert tiles_of("bfloat16").product(96, columns, depth).m <= 64 or columns > 100_000
 
 
 @pytest.mark.parametrize("columns", [16384, 19456, 28672])

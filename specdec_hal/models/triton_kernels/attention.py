@@ -8,8 +8,8 @@ its own, or each four, and the last one to finish merges ("Flash-Decoding", Dao 
 are enough to keep the GPU busy, one program goes through all chunks of a tile. All give the same bits, for any number
 of tokens in a step.
 
-Chunks grow, so that long contexts do not end in thousands of states: 32 of `CHUNK` positions, 32 of four times as many,
-then all of sixteen times as many.
+Chunks grow: 4 of `CHUNK` positions, so that a short context has several programs; 32 of twice as many, as each program
+has a cost of its own; then all of four times as many.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ from specdec_hal.models.triton_kernels.launch import release, wait
 
 MASKED = tl.constexpr(-1.0e30)  # finite: the difference of two such maxima is 0, not NaN
 LOG2E = tl.constexpr(1.4426950408889634)
-_LEVEL = tl.constexpr(32)
-FOUR = tl.constexpr(4)  # chunks whose states are merged first; divides _LEVEL
+_SHORT, _MIDDLE = tl.constexpr(4), tl.constexpr(32)  # chunks of the two first lengths
+FOUR = tl.constexpr(4)  # chunks whose states are merged first; divides both
 
 
 @triton.jit
 def chunk_start(chunk, CHUNK: tl.constexpr):
     """The first position of a chunk."""
-    first = min(chunk, _LEVEL)
-    second = min(max(chunk - _LEVEL, 0), _LEVEL)
-    third = max(chunk - 2 * _LEVEL, 0)
-    return CHUNK * (first + 4 * second + 16 * third)
+    first = min(chunk, _SHORT)
+    second = min(max(chunk - _SHORT, 0), _MIDDLE)
+    third = max(chunk - _SHORT - _MIDDLE, 0)
+    return CHUNK * (first + 2 * second + 4 * third)
 
 
 @triton.jit
 def chunk_count(context, CHUNK: tl.constexpr):
     """How many chunks `context` positions take."""
-    first = min(context, _LEVEL * CHUNK)
-    second = min(max(context - _LEVEL * CHUNK, 0), 4 * _LEVEL * CHUNK)
-    third = max(context - 5 * _LEVEL * CHUNK, 0)
+    first = min(context, _SHORT * CHUNK)
+    second = min(max(context - _SHORT * CHUNK, 0), _MIDDLE * 2 * CHUNK)
+    third = max(context - (_SHORT + 2 * _MIDDLE) * CHUNK, 0)
     return (
-        (first + CHUNK - 1) // CHUNK
-        + (second + 4 * CHUNK - 1) // (4 * CHUNK)
-        + (third + 16 * CHUNK - 1) // (16 * CHUNK)
+        (first + CHUNK - 1) // CHUNK + (second + 2 * CHUNK - 1) // (2 * CHUNK) + (third + 4 * CHUNK - 1) // (4 * CHUNK)
     )
 
 

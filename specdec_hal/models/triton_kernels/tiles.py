@@ -14,7 +14,7 @@ _FILL = 256
 _ENOUGH, _ONE_EACH = 72, 128
 # The shortest part of K with its own program. Parts are multiples of the depth of tiles with descriptors.
 _SHORTEST_PART, _PART_STEP = 256, 128
-# Columns, and length of a part of K, up to which 65 to 128 rows take the first tile of `cut` (NVIDIA H200).
+# Columns, and length of a part of K, up to which 97 to 128 rows take the first tile of `cut` (NVIDIA H200).
 _CUT_COLUMNS, _CUT_PART = 3072, 1536
 # Multiprocessors of an NVIDIA H100 or H200, and bytes of shared memory that programs can have in one.
 _MULTIPROCESSORS, _SHARED_MEMORY = 132, 227 * 1024
@@ -57,7 +57,7 @@ class Tiles:
     """The tiles of one dtype, by ascending size; `keys` of attention at a time, `chunk` its shortest chunk.
 
     `large`: for products of more than 128 rows; empty: `products`. `together`: replace tiles with the same number of
-    rows if all programs run at once with these only. `cut`: replace tiles of 128 columns for 65 to 128 rows, if K has
+    rows if all programs run at once with these only. `cut`: replace tiles of 128 columns for 97 to 128 rows, if K has
     several parts: one for narrow weights with short parts, one for the others.
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
@@ -87,7 +87,7 @@ class Tiles:
 
         fitting = (t for t in reversed(tiles) if t.m <= max(power_of_2(rows), tiles[0].m))
         tile = next((t for t in fitting if programs(t) >= _ENOUGH), tiles[0])
-        if self.cut and 64 < rows <= 128 and parts > 1 and tile.n == 128:
+        if self.cut and 96 < rows <= 128 and parts > 1 and tile.n == 128:
             return self.cut[0 if columns <= _CUT_COLUMNS and length <= _CUT_PART else 1]
         if programs(tile) <= tile.at_once:
             return tile
