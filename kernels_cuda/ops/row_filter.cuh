@@ -33,22 +33,23 @@ __device__ __forceinline__ SamplingParams read_params(const Args& a, int64_t row
 }
 
 // Loads the row's part into shared memory as needed, and returns its largest key. `raw`: the total at temperature 1 is
-// needed too.
-template <class L, class Part>
-__device__ __forceinline__ int32_t load_row(Part& part, RowShared& s, const SamplingParams& params, bool raw) {
+// needed too. `begun`: a reader of all stripes, or none.
+template <class L, class Part, class... Begun>
+__device__ __forceinline__ int32_t load_row(Part& part, RowShared& s, const SamplingParams& params, bool raw,
+                                            Begun&... begun) {
   if (is_greedy(params) || is_short_list(params, part.size())) {
     if (raw) {
       ChunkSums<Part, Temperatures::kOne> sums{1.0f};
-      const int32_t top = load_tops<L>(part, s, sums);
+      const int32_t top = load_tops<L>(part, s, sums, begun...);
       keep_chunks(part, s, sums.own);
       return top;
     }
     NoChunks no_chunks;
     keep_chunks(part, s, {INFINITY, 0});  // not known
-    return load_tops<L>(part, s, no_chunks);
+    return load_tops<L>(part, s, no_chunks, begun...);
   }
   ChunkSums<Part, Temperatures::kAll> sums{inverse_temperature(params.temperature)};
-  part.load(sums);
+  part.load(typename Part::NoVectors(), sums, begun...);
   return meet_chunks(part, s, sums.own);
 }
 

@@ -215,11 +215,88 @@ __device__ __forceinline__ bool sample_threshold(const Part& part, RowShared& s,
   return static_cast<float>(every) * inside <= room;
 }
 
+// Where a warp has one stripe: counts all elements of the row in cells of exponents, and narrows s.guess.bracket to the
+// cells in which the goal is reached, for all threads after a barrier. What is below a mass's threshold weighs little,
+// so it is estimated.
+template <class Part>
+__device__ __forceinline__ void count_threshold(const Part& part, RowShared& s, Goal goal) {
+  constexpr int kLast = kCountCells - 1, kEach = 4;
+  constexpr float kBelow = 6.0f;  // exponents below the lowest possible threshold: there all elements weigh little
+  constexpr float kDeviations = 4.5f, kOfAll = 0x1p-18f, kEdge = 0x1p-6f;  // as above
+  const int tid = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id()), warp = static_cast<int>(warp_id());
+  Bracket in = s.guess.bracket;
+  const bool by_mass = goal == Goal::kMass;
+  const float all = by_mass ? in_floats(goal, s.guess.row_total) : static_cast<float>(part.size());
+  // With every element at `low`, those below it would weigh too little to reach the goal.
+  const float rest = fmaxf(all * (1.0f - 0x1p-20f) - in_floats(goal, s.guess.need), 0.0f);
+  if (by_mass) in.low = fmaxf(log2f(rest / static_cast<float>(part.size())) - kBelow, kMinT);
+  in.high = fmaxf(in.high, in.low + 1.0f);
+  const float width = (in.high - in.low) / static_cast<float>(kLast);
+  const float base = rintf(in.low / width);  // of cell 0: cell i is around the exponent (base + i) * width
+  {
+    // A float of 2^23 and more has its integer in its lowest bits.
+    constexpr float kInteger = 0x1p23f;
+    const float row_max = s.softmax.row_max, to_cell = s.softmax.inv_temperature * kLog2E / width;
+    uint32_t* cells = reinterpret_cast<uint32_t*>(part.cells());
+#pragma unroll 2
+    for (int v = tid; v < part.vectors(); v += kRowThreads) {
+      const auto elements = part[v];
+#pragma unroll
+      for (float x : elements.x) {
+        const float cell = fma_rn(x - row_max, to_cell, kInteger - base);
+        const float held = fminf(fmaxf(cell, kInteger), kInteger + static_cast<float>(kLast));
+        atomicAdd(&cells[__float_as_uint(held) - __float_as_uint(kInteger)], 1u);
+      }
+    }
+  }
+  Cluster::sync();
+  uint4 counts = {0, 0, 0, 0};
+#pragma unroll
+  for (int r = 0; r < kMaxCluster; ++r) {
+    if (r >= Cluster::size()) continue;
+    const uint4 other = Cluster::of(part.cells(), r)[tid];
+    counts = {counts.x + other.x, counts.y + other.y, counts.z + other.z, counts.w + other.w};
+  }
+  const uint32_t count[kEach] = {counts.x, counts.y, counts.z, counts.w};
+  float upto[kEach];
+  Tail sum = {0.0f, 0.0f};
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const float exponent = (base + static_cast<float>(tid * kEach + j)) * width;
+    const float mass = static_cast<float>(count[j]) * weight_at(goal, exponent);
+    sum.weight += mass;
+    // Weights in a cell differ; in the lowest one no weight is known.
+    const float unsure = !by_mass ? 0.0f : tid + j == 0 ? mass : mass * (0.2f * kDeviations) * width;
+    sum.squares += unsure * unsure;
+    upto[j] = sum.weight;
+  }
+  const Tail in_warp = {warp_inclusive(sum.weight), warp_inclusive(sum.squares)};
+  if (lane == 31) s.scratch.sample.scan[warp] = in_warp;
+  __syncthreads();
+  const Tail other = lane < kRowWarps ? s.scratch.sample.scan[lane] : Tail{0.0f, 0.0f};
+  const float before = warp_sum(lane < warp ? other.weight : 0.0f) + in_warp.weight - sum.weight;
+  const float margin = sqrtf(warp_sum(lane < warp ? other.squares : 0.0f) + in_warp.squares) + kOfAll * all;
+  const float target = (by_mass ? all : warp_sum(other.weight)) - in_floats(goal, s.guess.need);
+  // The cell up to which there is `wanted`, in one thread; else -1.
+  const auto find = [&](float wanted) {
+    const int at = min(__syncthreads_count(before + upto[kEach - 1] < wanted), kRowThreads - 1);
+    int cell = tid * kEach;
+#pragma unroll
+    for (int j = 0; j < kEach - 1; ++j) cell += before + upto[j] < wanted ? 1 : 0;
+    return tid == at ? cell : -1;
+  };
+  const int low = find(target - margin), high = find(target + margin);
+  const auto exponent = [&](float cell) { return (base + cell) * width; };
+  if (low >= 0) s.guess.bracket.low = low > 0 ? exponent(static_cast<float>(low) - 0.5f - kEdge) : in.low;
+  if (high >= 0) s.guess.bracket.high = high < kLast ? exponent(static_cast<float>(high) + 0.5f + kEdge) : in.high;
+}
+
 // From the chunks' sums of a row whose 1/temperature is above 0 and finite to s.guess.bracket.
 template <class Part>
 __device__ __forceinline__ void guess_threshold(const Part& part, RowShared& s, Goal goal) {
   constexpr float kEach = 4.0f;  // of a list, for a thread: more take longer than a sample
   if (bound_threshold(part, s, goal) <= kEach * static_cast<float>(kRowThreads * Cluster::size())) return;
+  if constexpr (Part::kOneEach) return count_threshold(part, s, goal);
   // In a flat row all are in few cells of the first sample.
   const float room = static_cast<float>(part.list_room() / 2 * Cluster::size());  // blocks differ
   if (sample_threshold(part, s, goal, room)) return;

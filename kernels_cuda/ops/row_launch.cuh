@@ -41,6 +41,9 @@ struct RowShape {
     return share * kChunkIds * element_bytes + kLists <= shared_bytes(device);
   }
 };
+// Of a row that stays in shared memory, with one stripe a warp at most.
+struct OneEach : std::true_type {};
+
 // The quickest first.
 constexpr RowShape kRowShapes[] = {{16, true}, {8, true}, {4, true}, {8, false}, {4, false}, {2, false}, {1, false}};
 constexpr int kRowShapeCount = static_cast<int>(sizeof kRowShapes / sizeof *kRowShapes);
@@ -81,8 +84,8 @@ inline int rows_at_once(const char* op, const RowDevice& device, int shape, cons
 }
 
 // Launches a kernel of rows of `size` elements of type L, a cluster a row, in the first shape in which all rows are on
-// the device at once, if the rows are worth as many blocks. `kernel_of(std::bool_constant)`: the kernel for rows that
-// stay in shared memory, or for others.
+// the device at once, if the rows are worth as many blocks. `kernel_of(OneEach or std::bool_constant)`: the kernel for
+// rows that stay in shared memory, or for others.
 template <class L, class KernelOf, typename... A>
 void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, bool widest, KernelOf kernel_of,
                  const A&... args) {
@@ -91,9 +94,13 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   static OfDevices allowed;
   const RowDevice device = row_device(op);
   const auto resident = kernel_of(std::true_type{}), streaming = kernel_of(std::false_type{});
-  allow_shared(op, device, allowed, resident, streaming);
+  const auto one_each = kernel_of(OneEach());
+  allow_shared(op, device, allowed, resident, streaming, one_each);
   const auto fitting = [&](const RowShape& shape) {
-    return shape.holds(device, size, kElement) ? resident : streaming;
+    if (!shape.holds(device, size, kElement)) return streaming;
+    // A row that begins between 16 bytes has up to kVector - 1 more places.
+    const int64_t most = int64_t{kChunkIds} * kRowWarps * shape.blocks;
+    return shape.blocks <= kMaxCluster && size + kVector<L> - 1 <= most ? one_each : resident;
   };
   int at = device.major < 9 ? kRowShapeCount - 1 : widest ? 0 : 1;
   for (; at + 1 < kRowShapeCount; ++at) {
@@ -107,7 +114,7 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   launch(op, stream, launch_shape(device, shape, rows), fitting(shape), args...);
 }
 
-// The same for a.logits of any type: kernel_of(type, std::bool_constant) takes `a`, the logits and `more`.
+// The same for a.logits of any type: kernel_of(type, OneEach or std::bool_constant) takes `a`, the logits and `more`.
 template <class Args, class KernelOf, typename... More>
 void launch_logit_rows(const char* op, cudaStream_t stream, int64_t rows, const Args& a, bool widest,
                        KernelOf kernel_of, const More&... more) {

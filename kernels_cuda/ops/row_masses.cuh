@@ -129,9 +129,9 @@ struct ChunkSums {
         sum = mass(edge);
         if (counted.value) count(Edge{{edge}});
       }
-#pragma unroll
+#pragma unroll(Part::kOneEach ? Part::kRounds / 4 : Part::kRounds)
       for (int k = 0; k < Part::kRounds; ++k) {
-        const Elements<L> elements(chunk.x[k]);
+        const Elements<L> elements(chunk.get(k));
 #pragma unroll
         for (float element : elements.x) sum += mass(element);
         if (counted.value) count(elements);

@@ -64,13 +64,15 @@ struct Listed {
   int32_t id;
 };
 
-// This block's part of a row.
-template <class L, bool kResident>
+constexpr int kCountCells = 4 * kRowThreads;  // of the count of all elements of a row (row_guess.cuh)
+
+// This block's part of a row. With kOneEach a warp has one stripe at most, which stays in shared memory.
+template <class L, bool kResident, bool kOneEach_ = false>
 class RowPart {
  public:
   using Type = L;
   using Bits = typename L::Bits;
-  static constexpr bool kHeld = kResident;
+  static constexpr bool kHeld = kResident, kOneEach = kOneEach_;
   static constexpr int kLength = kVector<L>;
   static constexpr int kRounds = kChunkIds / 32 / kLength;  // vectors of a lane in a stripe
   static constexpr int kStripe = 32 * kRounds;  // vectors
@@ -92,13 +94,13 @@ class RowPart {
   // Of the row.
   __device__ int blocks() const { return extent().blocks; }
   // Vectors of a lane, at most; the same in all warps of all blocks.
-  __device__ int rounds() const { return extent().stripes * kRounds; }
+  __device__ int rounds() const { return stripes_each() * kRounds; }
   // A warp's vectors [begin, end), as the block counts them, and its stripes.
   __device__ int begin(int warp) const {
-    return min(static_cast<int>(ptx::recomputed(static_cast<uint32_t>(warp * extent().stripes * kStripe))),
+    return min(static_cast<int>(ptx::recomputed(static_cast<uint32_t>(warp * stripes_each() * kStripe))),
                extent().count);
   }
-  __device__ int end(int warp) const { return min((warp + 1) * extent().stripes * kStripe, extent().count); }
+  __device__ int end(int warp) const { return min((warp + 1) * stripes_each() * kStripe, extent().count); }
   __device__ int stripes(int warp) const { return (end(warp) - begin(warp) + kStripe - 1) / kStripe; }
   // A warp's stripe `at`: its vectors [begin, end).
   __device__ int begin(int warp, int at) const { return begin(warp) + at * kStripe; }
@@ -128,7 +130,7 @@ class RowPart {
       left = wanted & ((1u << of.stripes(static_cast<int>(warp_id()))) - 1u);
       step();
 #pragma unroll
-      for (int k = 0; k < kAhead; ++k) used(k);
+      for (int k = 0; k < kAhead; ++k) ahead(k);
     }
     // Goes on to the next vectors; false if there are none.
     __device__ __forceinline__ bool go() {
@@ -145,8 +147,19 @@ class RowPart {
     __device__ __forceinline__ int vector(int k) const {
       return first + stripe * kStripe + (round + k) * 32 + static_cast<int>(lane_id());
     }
+    // Vector k of what `go` has read. With kOneEach from shared memory, so that a loop need not be written out.
+    __device__ __forceinline__ uint4 get(int k) const {
+      if constexpr (!kOneEach) return x[k];
+      const uint4 own = held()[vector(k)];
+      return k == 0 && lane_id() == 0 ? without_first(own, part.lead()) : own;
+    }
     // To be called when vector k is no longer needed: reads the next in its place ahead.
     __device__ __forceinline__ void used(int k) {
+      if constexpr (!kOneEach) ahead(k);
+    }
+
+   private:
+    __device__ __forceinline__ void ahead(int k) {
       const int id = part.id(first + next * kStripe + (next_round + k) * 32 + static_cast<int>(lane_id()));
       const uint4* from = reinterpret_cast<const uint4*>(part.row_ + id);
       if constexpr (kBackwards) {
@@ -155,8 +168,6 @@ class RowPart {
         ptx::load_ahead(x[k], from, next_whole, policy);
       }
     }
-
-   private:
     __device__ __forceinline__ void step() {
       constexpr int kLast = kRounds - kAhead;
       if (next >= 0 && next_round != (kBackwards ? 0 : kLast)) {
@@ -180,11 +191,10 @@ class RowPart {
 
   // Goes through this warp's stripes for the first time, in all lanes together: by_vector(vector, elements) for each
   // vector of a lane, and by_chunk(chunk, edge) for each chunk, whose elements are those of the lanes' vectors chunk.x,
-  // and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf.
+  // and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf. `chunk`: a reader of all stripes.
   template <class ByVector, class ByChunk>
-  __device__ __forceinline__ void load(ByVector by_vector, ByChunk& by_chunk) {
-    const int count = extent().count;
-    Chunk chunk(*this, ~0u);
+  __device__ __forceinline__ void load(ByVector by_vector, ByChunk& by_chunk, Chunk& chunk,
+                                       int count = extent().count) {
     while (chunk.go()) {
       float edge = -INFINITY;
       if (lead() > 0) {
@@ -193,17 +203,27 @@ class RowPart {
       }
 #pragma unroll
       for (int k = 0; k < kRounds; ++k) {
-        if (kResident && chunk.vector(k) < count) held()[chunk.vector(k)] = chunk.x[k];
+        if (kResident && (kOneEach || chunk.vector(k) < count)) held()[chunk.vector(k)] = chunk.x[k];
         by_vector(chunk.vector(k), Elements<L>(chunk.x[k]));
       }
       if (lead() > 0 && lane_id() == 0) chunk.x[0] = without_first(chunk.x[0], lead());
       by_chunk(chunk, edge);
+      if (kOneEach) break;
     }
   }
+  template <class ByVector, class ByChunk>
+  __device__ __forceinline__ void load(ByVector by_vector, ByChunk& by_chunk) {
+    const int count = extent().count;
+    Chunk chunk(*this, ~0u);
+    load(by_vector, by_chunk, chunk, count);
+  }
   // By chunks alone.
+  struct NoVectors {
+    __device__ void operator()(int, const Elements<L>&) const {}
+  };
   template <class ByChunk>
   __device__ __forceinline__ void load(ByChunk& by_chunk) {
-    load([](int, const Elements<L>&) {}, by_chunk);
+    load(NoVectors(), by_chunk);
   }
 
   struct Never {
@@ -248,7 +268,7 @@ class RowPart {
   __device__ int row_stripes() const { return (lead() + size_ + kChunkIds - 1) / kChunkIds; }
   __device__ int block_stripes() const { return extent().share / kStripe; }
   __device__ int first_stripe() const { return Cluster::rank() * block_stripes(); }
-  __device__ int stripes_each() const { return extent().stripes; }
+  __device__ int stripes_each() const { return kOneEach ? 1 : extent().stripes; }
   // That of an element of this block.
   __device__ int stripe_of(int id) const { return (id - first_id_) / kChunkIds; }
   // Which of a lane's vectors in its stripe it is.
@@ -269,10 +289,15 @@ class RowPart {
   }
 
   // Elements that the block puts aside, list_room() at most.
-  __device__ Listed* list() const { return reinterpret_cast<Listed*>(held() + held_vectors()); }
+  __device__ Listed* list() const { return reinterpret_cast<Listed*>(held() + held_vectors() + kCellVectors); }
   __device__ int list_room() const {
-    return (static_cast<int>(ptx::dynamic_shared_bytes()) - held_vectors() * 16) / static_cast<int>(sizeof(Listed));
+    return (static_cast<int>(ptx::dynamic_shared_bytes()) - (held_vectors() + kCellVectors) * 16) /
+           static_cast<int>(sizeof(Listed));
   }
+  // With kOneEach: kCountCells counts, four of each thread.
+  __device__ uint4* cells() const { return held() + held_vectors(); }
+  // Vectors of this block.
+  __device__ int vectors() const { return extent().count; }
 
  private:
   // Vectors of a block, at most; of this one; stripes of a warp, at most. In shared memory: registers are what passes
@@ -280,6 +305,7 @@ class RowPart {
   struct Extent {
     int share, count, stripes, blocks;
   };
+  static constexpr int kCellVectors = kOneEach ? kCountCells / 4 : 0;
   static __device__ __forceinline__ Extent& extent() {
     __shared__ Extent own;
     return own;
@@ -355,16 +381,16 @@ struct Published {
   uint64_t before, total;
 };
 
-template <typename T>
+template <bool kBefore = true, typename T>
 __device__ __forceinline__ Published gather(const T* own) {
   const int warps = Cluster::size() * kRowWarps, self = Cluster::rank() * kRowWarps + static_cast<int>(warp_id());
   Published sums = {0, 0};
   for (int w = static_cast<int>(lane_id()); w < warps; w += 32) {
     const uint64_t value = own[w];
     sums.total += value;
-    if (w < self) sums.before += value;
+    if (kBefore && w < self) sums.before += value;
   }
-  return {warp_sum(sums.before), warp_sum(sums.total)};
+  return {kBefore ? warp_sum(sums.before) : 0, warp_sum(sums.total)};
 }
 
 // Both, with a Cluster::sync() between.

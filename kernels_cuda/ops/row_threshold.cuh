@@ -63,10 +63,12 @@ __device__ __forceinline__ Classified classify(const Part& part, RowShared& s) {
   publish(s.published[kMassAbove], all_above);
   if (kCounts) publish(s.published[kCountAbove], static_cast<uint64_t>(warp_sum(count)));
   Cluster::sync();
-  const uint64_t all_listed = gather(s.published[kListedCount]).total;
-  return {{kCounts ? gather(s.published[kCountAbove]).total : 0, gather(s.published[kMassAbove]).total},
-          static_cast<uint32_t>(all_listed),
-          all_listed >> 40 == 0};
+  constexpr bool kBefore = !Part::kOneEach;
+  const uint64_t all_listed = gather<kBefore>(s.published[kListedCount]).total;
+  return {
+      {kCounts ? gather<kBefore>(s.published[kCountAbove]).total : 0, gather<kBefore>(s.published[kMassAbove]).total},
+      static_cast<uint32_t>(all_listed),
+      all_listed >> 40 == 0};
 }
 
 // f(value, id) for this lane's share of the block's list.
@@ -120,6 +122,7 @@ __device__ __forceinline__ SoftmaxThreshold ordinary_threshold(const Part& part,
                                                                uint64_t need) {
   enum { kLists, kBracket, kRow } where = kRow;  // where the threshold is looked for
   if (threadIdx.x == 0) s.guess.need = need;  // not in registers through all of this
+  if constexpr (Part::kOneEach) part.cells()[threadIdx.x] = {0, 0, 0, 0};
   __syncthreads();
   uint32_t inside = kMany;
   if (s.softmax.inv_temperature > 0.0f) {

@@ -32,10 +32,10 @@ struct NoChunks {
 };
 // Loads the row's part and returns the row's largest key, with what find_first and collect_top need. `by_chunk`: as in
 // RowPart::load.
-template <class L, class Part, class ByChunk>
-__device__ __forceinline__ int32_t load_tops(Part& part, RowShared& s, ByChunk& by_chunk) {
+template <class L, class Part, class ByChunk, class... Begun>
+__device__ __forceinline__ int32_t load_tops(Part& part, RowShared& s, ByChunk& by_chunk, Begun&... begun) {
   ThreadTop top;
-  part.load([&](int v, const Elements<L>& elements) { top.look_at(v, elements); }, by_chunk);
+  part.load([&](int v, const Elements<L>& elements) { top.look_at(v, elements); }, by_chunk, begun...);
   s.top.thread_second[threadIdx.x] = top.other;
   s.top.thread_vector[threadIdx.x] = top.vector;
   return cluster_max(s, order_key(top.largest));

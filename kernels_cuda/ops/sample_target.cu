@@ -52,11 +52,39 @@ __device__ __forceinline__ void write_logprob(const SampleTargetArgs& a, Part& p
   }
 }
 
-template <class L, bool kResident>
+// With kOneEach the row's first read begins before it is known how the row is to be sampled.
+template <class Part, bool kBegun>
+struct FirstRead {
+  Part part;
+  typename Part::Chunk chunk;
+
+  __device__ __forceinline__ FirstRead(const typename Part::Bits* row, int64_t size)
+      : part(row, static_cast<int>(size)), chunk(part, ~0u) {}
+  __device__ __forceinline__ Part of(const typename Part::Bits*, int64_t, int) const { return part; }
+  template <class L>
+  __device__ __forceinline__ RowFound filtered(Part& row, RowShared& s, const SamplingParams& params, bool raw) {
+    return filtered_row<L>(row, s, load_row<L>(row, s, params, raw, chunk));
+  }
+};
+template <class Part>
+struct FirstRead<Part, false> {
+  __device__ __forceinline__ FirstRead(const typename Part::Bits*, int64_t) {}
+  __device__ __forceinline__ Part of(const typename Part::Bits* row, int64_t size, int blocks) const {
+    return Part(row, static_cast<int>(size), blocks);
+  }
+  template <class L>
+  __device__ __forceinline__ RowFound filtered(Part& row, RowShared& s, const SamplingParams& params, bool raw) {
+    return filtered_row<L>(row, s, load_row<L>(row, s, params, raw));
+  }
+};
+
+template <class L, bool kResident, bool kOneEach>
 __global__ void __launch_bounds__(kRowThreads, 2)
     sample_target_kernel(const __grid_constant__ SampleTargetArgs a, const typename L::Bits* logits) {
   __shared__ RowShared s;
   wait_for_previous();
+  using Part = RowPart<L, kResident, kOneEach>;
+  FirstRead<Part, kOneEach> first(logits + Cluster::index() * a.V, a.V);
   const int64_t position = a.position[Cluster::index()];
   // Before it is known whether they will be needed.
   const SamplingParams params = read_params(a, Cluster::index(), s);
@@ -72,9 +100,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
   clear_shared(s);
   Cluster::arrive();
-  RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V), blocks);
+  Part part = first.of(logits + Cluster::index() * a.V, a.V, blocks);
   const bool raw = a.logprobs != nullptr && a.logprob_mode == LogprobMode::kRaw;
-  const RowFound found = filtered_row<L>(part, s, load_row<L>(part, s, params, raw));
+  const RowFound found = first.template filtered<L>(part, s, params, raw);
   int token = -1;
   switch (found.kind) {
     case RowKind::kUndefined: return write_undefined(a, kLowestLogprob);
@@ -97,9 +125,11 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 void sample_target(const SampleTargetArgs& a, cudaStream_t stream) {
-  launch_logit_rows(
-      "sample_target", stream, a.R_cap, a, a.logprobs == nullptr && a.ranks == nullptr,
-      [](auto type, auto resident) { return sample_target_kernel<decltype(type), decltype(resident)::value>; });
+  launch_logit_rows("sample_target", stream, a.R_cap, a, a.logprobs == nullptr && a.ranks == nullptr,
+                    [](auto type, auto fits) {
+    using Fits = decltype(fits);
+    return sample_target_kernel<decltype(type), Fits::value, std::is_same<Fits, OneEach>::value>;
+  });
 }
 SPECDEC_OP(sample_target, kLimits)
 

@@ -95,6 +95,15 @@ def test_wide_rows(style, dtype):
 
 
 @needs_library
+def test_rows_that_reach_one_chunk_more_than_their_warps():
+    """Eight blocks have 96 warps. Some rows of 96 chunks less an element begin between 16 bytes and reach a 97th."""
+    inputs = wide_rows.sampling("smooth", "float32", 96 * 1024 - 1, 3, some=3)
+    rows = np.flatnonzero((inputs["row_top_p"] > 0) & (inputs["row_top_p"] < 1))[:3]
+    chosen = {name: x[rows] if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
+    check("sample_target", chosen, 0, rows)
+
+
+@needs_library
 @pytest.mark.parametrize(("style", "dtype"), list(zip(("smooth", "nan", "leading"), FLOATS, strict=True)))
 def test_widest_clusters(style, dtype):
     """Rows without filters have 16 blocks; in rows with filters that are launched with them, half of those return."""
