@@ -77,7 +77,8 @@ class Runtime:
 
         `group`: that of a rank which is not the first.
         """
-        from specdec_hal.models.loader import begin_imports, load_model
+        from specdec_hal.models import load_model
+        from specdec_hal.models.loader import begin_imports
 
         path, settings = self.config.model_path, self.config.model
         if self.config.backend.name == "cuda":
