@@ -29,7 +29,7 @@ from record import write
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.models.transformers.exchange import Exchange
+from specdec_hal.models.transformers.exchange import Alone, Exchange
 from specdec_hal.models.transformers.tensor_parallel import Summed
 from specdec_hal.parallel.runner import RankHook
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
@@ -44,31 +44,11 @@ WAYS = ("alone", "gathered", "shared", "parts")
 """How ranks exchange."""
 
 
-class Alone:
-    """A group without communication: each rank uses its own tensors instead of the others'."""
-
-    capturable = True
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def gather(self, tensor: Any) -> Any:
-        """As often as there are ranks."""
-        return tensor.expand(self.size, *tensor.shape).contiguous()
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        """As often as there are ranks."""
-        return [value] * self.size
-
-    def share(self, count: int, dtype: Any, *, stops: bool = False) -> None:
-        """There is no such memory."""
-
-
 class Gathering(Alone):
     """A group that gathers although kernels could share memory."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        super().__init__(group.rank, group.size)
+        super().__init__(group)
         self.gather, self.gather_objects = group.gather, group.gather_objects  # type: ignore[method-assign]
 
 
@@ -149,7 +129,7 @@ def measure(name: str, args: argparse.Namespace, device: str, backend: Any, grou
     model = adapter(of_transformers(config), group)
     ways: dict[str, Any] = {"whole": None}
     if group is not None:
-        made = {"alone": Alone(group.rank, group.size), "gathered": Gathering(group)}
+        made = {"alone": Alone(group), "gathered": Gathering(group)}
         exchanges = {way: Exchange(of, model._exchange.launcher) for way, of in made.items()}
         ways = {way: exchanges.get(way, model._exchange) for way in args.ways}
     compile_kernels(model, backend, ways, max(args.requests), args.drafts, group)

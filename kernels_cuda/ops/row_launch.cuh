@@ -83,9 +83,10 @@ inline int rows_at_once(const char* op, const RowDevice& device, int shape, cons
   }) - 1;
 }
 
-// Launches a kernel of rows of `size` elements of type L, a cluster a row, in the first shape in which all rows are on
-// the device at once, if the rows are worth as many blocks. `kernel_of(OneEach or std::bool_constant)`: the kernel for
-// rows that stay in shared memory, or for others.
+// Launches a kernel for rows of `size` elements of type L, one cluster per row, in the first shape that keeps all rows
+// on the device at once and gives each block enough work. `kernel_of(kind)`: the kernel for rows with at most one
+// stripe per warp (OneEach), for others that stay in shared memory (std::true_type), or for the rest
+// (std::false_type).
 template <class L, class KernelOf, typename... A>
 void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, bool widest, KernelOf kernel_of,
                  const A&... args) {

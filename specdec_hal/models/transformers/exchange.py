@@ -19,15 +19,15 @@ from specdec_hal.models.triton_kernels.ranks import meeting_cells
 from specdec_hal.tensors.group import Group, Shared
 
 
-class _Alone:
-    """Instead of a group where launches are only recorded: every rank has what this one has.
+class Alone:
+    """A group without communication, of the same size: each rank uses its own tensors instead of the others'.
 
     `device`: of its shared memory; None: there is none.
     """
 
     capturable = True
 
-    def __init__(self, group: Group, device: Any | None) -> None:
+    def __init__(self, group: Group, device: Any | None = None) -> None:
         self.rank, self.size, self._device = group.rank, group.size, device
 
     def gather(self, tensor: Any) -> Any:
@@ -62,7 +62,7 @@ class Exchange:
 
     def alone(self) -> Exchange:
         """One of the same launches that exchanges nothing, for launches that are only recorded."""
-        return Exchange(_Alone(self.group, None if self._cells is None else self._cells.device), self.launcher)
+        return Exchange(Alone(self.group, None if self._cells is None else self._cells.device), self.launcher)
 
     def take(self, name: str, shape: tuple[int, int], dtype: Any) -> Any:
         """Memory for this rank's part, as :meth:`Arena.take` gives it."""

@@ -8,8 +8,8 @@ its own, or each four, and the last one to finish merges ("Flash-Decoding", Dao 
 are enough to keep the GPU busy, one program goes through all chunks of a tile. All give the same bits, for any number
 of tokens in a step.
 
-Chunks grow: 4 of `CHUNK` positions, so that a short context has several programs; 32 of twice as many, as each program
-has a cost of its own; then all of four times as many.
+Chunks grow. The first 4 have `CHUNK` positions, so that a short context keeps several programs busy. The next 32 have
+2 `CHUNK`, since each program has a fixed cost. All others have 4 `CHUNK`.
 """
 
 from __future__ import annotations
