@@ -223,7 +223,8 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         model = stack.enter_context(large_model()) if args.large else None
         keys = [*model_keys(model), f"runner.max_num_seqs={most}", f"runner.max_waiting_requests={2 * most}"]
-        keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null", "model.framework=transformers"]
+        keys += ["backend.name=cuda", "model.framework=transformers"]
+        keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null"]
         asking = stack.enter_context(Clients(args.client_processes))
         servers: dict[str, list[str]] = {}
 

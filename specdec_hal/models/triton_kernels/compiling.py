@@ -30,6 +30,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 from specdec_hal.text import describe
 
@@ -88,8 +89,8 @@ def compilations() -> int:
 
 @contextmanager
 def compiling(workers: int | None = None) -> Iterator[None]:
-    """Context in which this thread's launches only record missing kernels; on exit, `workers` processes (None: one per
-    core) compile them. Outputs of kernels are undefined.
+    """Context in which this thread launches nothing, but records missing kernels; on exit, `workers` processes (None:
+    one per core) compile them. Outputs of kernels are undefined.
     """
     wanted, thread, before = dict[Kernel, Path](), threading.get_ident(), knobs.runtime.jit_cache_hook
     target = json.dumps(vars(driver.active.get_current_target()))
@@ -101,11 +102,17 @@ def compiling(workers: int | None = None) -> Iterator[None]:
         wanted[kernel] = _marker(kernel, fn.jit_function.cache_key)
         return True
 
-    knobs.runtime.jit_cache_hook = name
+    launch = JITFunction.run
+
+    def run(kernel: Any, *args: Any, warmup: bool, **more: Any) -> Any:
+        """A loaded kernel would read what others have not written, or wait for a rank that has not loaded it."""
+        return launch(kernel, *args, warmup=warmup or threading.get_ident() == thread, **more)
+
+    knobs.runtime.jit_cache_hook, JITFunction.run = name, run
     try:
         yield
     finally:
-        knobs.runtime.jit_cache_hook = before
+        knobs.runtime.jit_cache_hook, JITFunction.run = before, launch
     missing = {kernel: marker for kernel, marker in wanted.items() if not marker.exists()}
     if not missing:
         return
