@@ -215,7 +215,7 @@ class ProcessGroup:
         """By a copy, which works even if waiting programs fill the GPU."""
         import torch
 
-        with torch.cuda.stream(torch.cuda.Stream(self._device)):
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(self._device)):  # as the cells were made
             for cell in self._stops:
                 cell.copy_(torch.ones(1, dtype=cell.dtype).pin_memory(), non_blocking=True)
 
