@@ -90,6 +90,7 @@ def follow(
 ) -> None:
     """Repeat rank 0's calls until it stops. `load`, a module-level function, returns this rank's model."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 fails too, and ends the others
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # rank 0 shows them, and an exit leaves their semaphore behind
     status = 1
     try:
         config = _own(settings, devices[rank])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.support.teams import requests, settings, tokens_of
 
 pytestmark = pytest.mark.torch
 
+ROOT = Path(__file__).parents[2]
 SERVER = ("--config", "configs/reference.yaml", "--set", "model.framework=transformers")
 SERVER += ("--set", "engine.tensor_parallel=2", "--set", "serve.drain_timeout_s=1")
 
@@ -134,3 +137,14 @@ def test_a_communicator_that_cannot_be_left(tmp_path: Path, monkeypatch: pytest.
     assert time.monotonic() - start < END_S and not group.left
     told.set()
     destroy()
+
+
+def test_the_command_line_over_ranks_ends_quietly() -> None:
+    """One progress bar of the model, and no warning when all processes have ended."""
+    command = [sys.executable, "-m", "specdec_hal.cli", "generate", "--config", "configs/reference.yaml"]
+    for key in ("model.framework=transformers", "engine.tensor_parallel=2", "sampling.max_new_tokens=8"):
+        command += ["--set", key]
+    done = subprocess.run([*command, "--prompt", "def add("], cwd=ROOT, capture_output=True, text=True, check=True)
+    said = done.stderr.split()
+    assert said[:2] == ["Loading", "weights:"] and done.stderr.count("100%|") == 1
+    assert "Warning" not in done.stderr, done.stderr
