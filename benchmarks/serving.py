@@ -39,6 +39,7 @@ CLIENTS = (1, 4, 16)
 SETTLE_S = 1.5
 """Between loads: vLLM's processes poll for a second after their last message, on cores that the next server needs."""
 TOGETHER = 8
+METHODS = {"plain": "speculative.method=naive", "ngram": "speculative.num_speculative_tokens=5"}
 PARTS = ("load", "logprobs", "output_path", "gpus")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
 NAIVE = ("--set", "speculative.method=naive")
@@ -132,10 +133,11 @@ def large_model() -> Iterator[Path]:
 
 
 def model_keys(folder: Path | None) -> list[str]:
-    """What sets another model than the embedded one."""
+    """What sets another model than the embedded one, on a GPU."""
     if folder is None:
         return []
-    return [f"model.path={folder}", "model.framework=transformers", "model.dtype=bfloat16", "runner.max_model_len=2048"]
+    keys = [f"model.path={folder}", "model.framework=transformers", "model.dtype=bfloat16", "runner.max_model_len=2048"]
+    return [*keys, "backend.name=cuda"]
 
 
 def engine_alone(new_tokens: int, together: int, turns: int, model: Path | None) -> None:
@@ -223,8 +225,8 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         model = stack.enter_context(large_model()) if args.large else None
         keys = [*model_keys(model), f"runner.max_num_seqs={most}", f"runner.max_waiting_requests={2 * most}"]
-        keys += ["backend.name=cuda", "model.framework=transformers"]
-        keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null"]
+        keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null", "model.framework=transformers"]
+        keys += ["serve.split=true", f"serve.http_workers={args.http_workers}"] if args.split else []
         asking = stack.enter_context(Clients(args.client_processes))
         servers: dict[str, list[str]] = {}
 
@@ -236,7 +238,8 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
             asyncio.run(closed_loop(url, bodies(1, 1), 1))  # what it compiles, the next ones find
             print(f"{name}: answers after {time.perf_counter() - began:.1f} s", flush=True)
 
-        for kind, method in (("plain", "speculative.method=naive"), ("ngram", "speculative.num_speculative_tokens=5")):
+        for kind in args.kinds:
+            method = METHODS[kind]
             start(f"{kind}, one GPU", first, method)
             servers[f"{kind}, two replicas"] = servers[f"{kind}, one GPU"].copy()
             start(f"{kind}, two replicas", second, method)
@@ -295,7 +298,9 @@ def main() -> None:
     parser.add_argument("--load-clients", type=int, nargs="+", default=CLIENTS, metavar="N", help="load, gpus: so many")
     parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
     parser.add_argument("--clients", type=int, help="output_path: more than run at once, so that some always wait")
-    parser.add_argument("--http-workers", type=int, default=1, help="output_path: of the split server")
+    parser.add_argument("--http-workers", type=int, default=1, help="output_path, gpus: of split servers")
+    parser.add_argument("--split", action="store_true", help="gpus: run HTTP and text in processes of their own")
+    parser.add_argument("--kinds", nargs="+", choices=METHODS, default=[*METHODS], help="gpus: without or with drafts")
     parser.add_argument("--turns", type=int, default=3, help="output_path: requests of each client")
     parser.add_argument("--client-processes", type=int, default=1, help="output_path, gpus: that share the clients")
     parser.add_argument("--large", action="store_true", help="output_path, gpus: 1 B random parameters; needs a GPU")

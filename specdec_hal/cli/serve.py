@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -211,6 +212,7 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
         runner = runtime.runner(model=model, tokenizer=tokenizer)
         freeze_heap()
         logs.started(config, runner, time.perf_counter() - began)
+        runner.when_lost(lambda error: os.kill(os.getpid(), signal.SIGKILL))  # the supervisor starts all ranks again
         EngineProcess(runner, part.directory, config.serve, resume=part.resume).run()
     elif part.name == messages.TOKENS:
         tokens.run(runtime.load_tokenizer(), part.directory, config.serve)

@@ -563,8 +563,6 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
         message = f"expected false with the method '{speculative.method}'; it is for 'eagle3' and 'dflash'"
         yield "speculative.calibrate", message
     if config.engine.tensor_parallel > 1:
-        if config.serve.split:
-            yield "serve.split", "expected false with engine.tensor_parallel, whose ranks mind stop strings themselves"
         for key, why in _timed(config):
             yield key, f"{why}, which the ranks of engine.tensor_parallel may measure differently; remove it"
     devices, ranks = config.engine.rank_devices, config.engine.tensor_parallel

@@ -99,10 +99,6 @@ def test_one_problem(problems: Problems, section: str) -> None:
             "sampling: {min_new_tokens: 9, max_new_tokens: 8}",
             "sampling.min_new_tokens: expected at most max_new_tokens = 8, got 9",
         ),
-        (
-            "{engine: {tensor_parallel: 2}, serve: {split: true}}",
-            "serve.split: expected false with engine.tensor_parallel",
-        ),
         ("serve: {http_workers: 2}", "serve.http_workers: expected 1 without serve.split, got 2; set serve.split"),
         (
             "engine: {vocabulary_parallel: true}",

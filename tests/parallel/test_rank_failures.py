@@ -19,7 +19,9 @@ from specdec_hal.errors import CaptureError, RankLostError
 from specdec_hal.runner import journal
 from specdec_hal.tensors.device import DeviceGraph
 from specdec_hal.tensors.graph_capture import capturing
-from tests.support.rank_server import END_S, Texts, disturb
+from tests.support.load import Clients
+from tests.support.processes import gone
+from tests.support.rank_server import END_S, Texts, body, disturb, rank_server, until
 from tests.support.teams import requests, settings, tokens_of
 
 pytestmark = pytest.mark.torch
@@ -45,6 +47,26 @@ def test_a_server_under_load(rank: int, how: int) -> None:
     found = disturb(SERVER, rank, how, 3.0, texts, seed=1)
     assert not found["findings"], found
     assert not texts.findings and texts.known
+
+
+def test_a_split_server_goes_on_whichever_rank_is_killed() -> None:
+    """All ranks start again, and every answer is whole and what it was before; stop strings end most of them."""
+    texts = Texts()
+    with rank_server("--split", *SERVER) as server:
+        load = Clients(
+            server.url, 4, 1, 24, lambda number: body(number) | {"stop": ["if", "\n\n"]}, texts.check, END_S * 8
+        )
+        for kill in (1, 0, None):
+            before = load.outcomes["whole"]
+            assert until(lambda before=before: load.outcomes["whole"] >= before + 4, END_S * 8)  # type: ignore[misc]
+            if kill is not None:
+                ranks = server.split_ranks()
+                os.kill(ranks[kill], signal.SIGKILL)
+                assert until(lambda ranks=ranks: all(map(gone, ranks)), END_S) is not None  # type: ignore[misc]
+        load.stop()
+        load.join()
+        assert load.outcomes.keys() == {"whole"}, (load.outcomes, server.stacks()[-6000:])
+        assert not load.findings and not texts.findings and texts.known
 
 
 def test_another_team_goes_on_from_the_journal(checkpoint: Path, tmp_path: Path) -> None:

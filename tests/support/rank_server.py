@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from specdec_hal.serve.split.messages import ENGINE
 from tests.support.load import Answer, Clients, differs
 from tests.support.processes import descendants, gone
 
@@ -39,6 +40,11 @@ class RankServer:
         self.process, self.url, self.log = process, url, log
         self.ranks = [process.pid, *descendants(process.pid, "--multiprocessing-fork")]
         """By number; processes are numbered in the order of their start."""
+
+    def split_ranks(self) -> list[int]:
+        """The ranks of a split server as they are now: the engine's process, and the others below it."""
+        (engine,) = descendants(self.process.pid, f"={ENGINE}\0")
+        return [engine, *descendants(engine, "--multiprocessing-fork")]
 
     def stacks(self) -> str:
         """What it has logged, and where its processes are that have not ended; ends them."""
