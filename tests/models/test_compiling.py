@@ -20,6 +20,7 @@ import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 from specdec_hal.models.triton_kernels import compiling, norm
 from specdec_hal.models.triton_kernels.launcher import Launcher
 
@@ -49,8 +50,24 @@ hits = []
 knobs.compilation.listener = lambda **event: hits.append(event["cache_hit"])
 for width in (256, 512):
     launch_in_earnest(width)
+
+entered, left, recorded, run = threading.Event(), threading.Event(), [], JITFunction.run
+
+def record_beside():
+    with compiling.compiling(2):
+        entered.set()
+        left.wait()
+        launch(256)  # loaded already
+        recorded.append(256)
+
+beside = threading.Thread(target=record_beside)
 with compiling.compiling(2):
-    launch(256)  # loaded already
+    beside.start()
+    entered.wait()
+    launch(512)
+left.set()
+beside.join()
+assert recorded == [256] and JITFunction.run is run and knobs.runtime.jit_cache_hook is None
 norm.rms_norm.device_caches.clear()
 compiling.compile_all = None  # nothing is missing any more
 with compiling.compiling(2):

@@ -87,32 +87,58 @@ def compilations() -> int:
     return _compiled
 
 
+class _Recorder:
+    """Has some threads launch nothing, but record the kernels that are not loaded. Others go on as before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: dict[int, dict[Kernel, Path]] = {}
+        """What each of the threads has recorded."""
+        self._before: tuple[Any, Any] = (None, None)
+
+    @contextmanager
+    def recording(self, wanted: dict[Kernel, Path]) -> Iterator[None]:
+        """Context in which this thread fills `wanted`."""
+        thread = threading.get_ident()
+        with self._lock:
+            if not self._wanted:
+                self._before = knobs.runtime.jit_cache_hook, JITFunction.run
+                knobs.runtime.jit_cache_hook = self._missing
+                JITFunction.run = lambda kernel, *args, **more: self._run(kernel, *args, **more)
+            self._wanted[thread] = wanted
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._wanted[thread]
+                if not self._wanted:
+                    knobs.runtime.jit_cache_hook, JITFunction.run = self._before
+
+    def _missing(self, *, fn: Any, compile: dict[str, Any], **event: Any) -> bool | None:
+        wanted, (before, _) = self._wanted.get(threading.get_ident()), self._before
+        if wanted is None:
+            return None if before is None else bool(before(fn=fn, compile=compile, **event))
+        target = json.dumps(vars(driver.active.get_current_target()))
+        kernel = Kernel(fn.module, fn.name, compile["specialization_data"], target)
+        wanted[kernel] = _marker(kernel, fn.jit_function.cache_key)
+        return True
+
+    def _run(self, kernel: Any, *args: Any, warmup: bool, **more: Any) -> Any:
+        """Not even a loaded kernel, which would read what others have not written, or wait for a rank that waits."""
+        return self._before[1](kernel, *args, warmup=warmup or threading.get_ident() in self._wanted, **more)
+
+
+_recorder = _Recorder()
+
+
 @contextmanager
 def compiling(workers: int | None = None) -> Iterator[None]:
     """Context in which this thread launches nothing, but records missing kernels; on exit, `workers` processes (None:
     one per core) compile them. Outputs of kernels are undefined.
     """
-    wanted, thread, before = dict[Kernel, Path](), threading.get_ident(), knobs.runtime.jit_cache_hook
-    target = json.dumps(vars(driver.active.get_current_target()))
-
-    def name(*, fn: Any, compile: dict[str, Any], **event: Any) -> bool | None:
-        if threading.get_ident() != thread:
-            return None if before is None else before(fn=fn, compile=compile, **event)
-        kernel = Kernel(fn.module, fn.name, compile["specialization_data"], target)
-        wanted[kernel] = _marker(kernel, fn.jit_function.cache_key)
-        return True
-
-    launch = JITFunction.run
-
-    def run(kernel: Any, *args: Any, warmup: bool, **more: Any) -> Any:
-        """A loaded kernel would read what others have not written, or wait for a rank that has not loaded it."""
-        return launch(kernel, *args, warmup=warmup or threading.get_ident() == thread, **more)
-
-    knobs.runtime.jit_cache_hook, JITFunction.run = name, run
-    try:
+    wanted = dict[Kernel, Path]()
+    with _recorder.recording(wanted):
         yield
-    finally:
-        knobs.runtime.jit_cache_hook, JITFunction.run = before, launch
     missing = {kernel: marker for kernel, marker in wanted.items() if not marker.exists()}
     if not missing:
         return
