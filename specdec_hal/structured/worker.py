@@ -27,6 +27,7 @@ from specdec_hal.text import describe
 MEMORY = 512 << 20
 """Default limit of memory beyond that at the start, in bytes."""
 _START_S = 60.0
+_GRACE_S = 2.0
 _LARGE = 1 << 16
 """Size of a question after which the process releases memory."""
 _log = logging.getLogger("specdec_hal")
@@ -104,7 +105,8 @@ def main(descriptor: int, module: str, memory: int) -> None:
                 question = pipe.recv_bytes()
             except EOFError:
                 return
-            signal.setitimer(signal.ITIMER_REAL, 2 * limit_s)  # ends a process whose parent was killed
+            # Ends a process whose parent was killed. Well after the limit: the parent says that it was exceeded.
+            signal.setitimer(signal.ITIMER_REAL, limit_s + _GRACE_S)
             pipe.send_bytes(answer(question))
             signal.setitimer(signal.ITIMER_REAL, 0)
             if len(question) > _LARGE:
