@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -236,3 +238,25 @@ def test_a_bound_op_outside_the_captured_stream_is_refused():
     op = backend.bind("ngram_index_reset", index=np.zeros((1, 64), np.uint8), reset_slots=np.ones(1, bool))
     with capturing(7), pytest.raises(CaptureError, match="ngram_index_reset"):
         op(0)
+
+
+@pytest.mark.torch
+def test_engines_that_live_have_streams_of_their_own() -> None:
+    """PyTorch gives 32 streams in turn, also to others; a stream is free again once its engine is gone."""
+    turns = itertools.cycle(range(32))
+    stream = SimpleNamespace(Stream=lambda device: SimpleNamespace(cuda_stream=next(turns)))
+
+    def engine() -> tuple[TorchDevice, int]:
+        device = TorchDevice("cuda:7")  # type: ignore[no-untyped-call]
+        device._torch = SimpleNamespace(cuda=stream)
+        return device, device._own_stream().cuda_stream
+
+    first = engine()
+    for _ in range(31):
+        next(turns)
+    kept = [engine() for _ in range(31)]
+    assert sorted(number for _, number in (first, *kept)) == list(range(32))
+    number = kept.pop(5)[1]
+    kept.append(engine())
+    assert kept[-1][1] == number, "the only one that is free"
+    assert engine()[1] in range(32), "if none is, it shares one"

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ _ALIGNMENT = 256
 _capture_lock = threading.RLock()
 """PyTorch's bookkeeping of graphs is not thread-safe."""
 _working: defaultdict[tuple[int, int], threading.RLock] = defaultdict(threading.RLock)
-"""Locks by device and stream. PyTorch reuses 32 streams in turn, so engines may share one, and launches of one would
-enter a graph captured by another.
-"""
+"""Locks by device and stream. Where engines share a stream, launches of one would enter a graph captured by another."""
+_STREAMS = 32
+"""Streams of a device, which PyTorch gives in turn."""
+_owners: WeakValueDictionary[tuple[int, int], TorchDevice] = WeakValueDictionary()
+"""The engine's device of each stream."""
 
 
 class TorchFramework(Framework):
@@ -140,10 +143,22 @@ class TorchDevice(Device):
                 yield
                 return
             if self._work is None:
-                self._work = self._torch.cuda.Stream(self._device)
+                self._work = self._own_stream()
                 self._work.wait_stream(self._torch.cuda.current_stream(self._device))
             with _working[self.index, self._work.cuda_stream], self._torch.cuda.stream(self._work):
                 yield
+
+    def _own_stream(self) -> Any:
+        """A stream of no other engine that lives, while there are enough.
+
+        PyTorch records an event for pinned memory that is freed, on each stream that has used it. Inside another
+        engine's capture, the next allocation by any thread fails.
+        """
+        for _ in range(_STREAMS):
+            stream = self._torch.cuda.Stream(self._device)
+            if _owners.setdefault((self.index, stream.cuda_stream), self) is self:
+                break
+        return stream
 
     def capture(self, launch: Callable[[], None]) -> DeviceGraph | None:
         """One CUDA graph of the model's kernels and the ops."""
