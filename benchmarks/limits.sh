@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # How near to a GPU's limit ops, steps, the engine, ranks and servers are: recorded tables again, and tests that results
-# are the same. Each part ends after 240 s at most. Needs what tools/gpu_check.sh needs; output, servers and rank-tests
-# also the extra `serve`. ops compares with specdec_hal/lib/libspecdec_cuda_before.so, an older library, where there is one.
+# are the same. Each part ends after 240 s at most. Needs what tools/gpu_check.sh needs; output and servers also the extra
+# `serve`. Tests of ranks: tools/gpu_parallel_check.sh. ops compares with an older library where there is one:
+# specdec_hal/lib/libspecdec_cuda_before.so.
 # usage: benchmarks/limits.sh OUT_DIR PART...
 # PART, on one GPU each, shared out over those that are visible: tests ops steps turns ready host output
-# PART, on two GPUs, not together with the others: rank-tests ranks-1.2B ranks-8B servers
+# PART, on two GPUs, not together with the others: ranks-1.2B ranks-8B servers servers-split
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -33,11 +34,14 @@ part() { # part NAME: in the foreground
     host) "$python" benchmarks/engine.py overlap latency --out "$out/$card-limits-host.json" ;;
     output) "$python" benchmarks/serving.py --only output_path --rounds 2 --new-tokens 512 --together 64 --clients 128 --turns 24 \
       --client-processes 8 --http-workers 6 --out "$out/$card-limits-output.json" ;;
-    rank-tests) "${tests[@]}" -n 4 tests/cuda/test_tensor_parallel.py ;;
-    ranks-*) "$python" benchmarks/tensor_parallel.py --models "${name#ranks-}" --ways gathered shared \
+    ranks-*) "$python" benchmarks/tensor_parallel.py --models "${name#ranks-}" --ways alone gathered shared \
       --out "$out/${card}x2-limits-$name.json" ;;
-    servers) "$python" benchmarks/serving.py --only gpus --large --load-clients 1 8 64 --client-processes 8 --rounds 2 \
-      --out "$out/${card}x2-limits-servers.json" ;;
+    servers | servers-split)
+      local split=()
+      if [ "$name" = servers-split ]; then split=(--split --http-workers 6); fi
+      "$python" benchmarks/serving.py --only gpus --large --load-clients 1 8 64 --client-processes 8 --rounds 1 \
+        "${split[@]}" --out "$out/${card}x2-limits-$name.json"
+      ;;
     *) echo "no part '$name'" && return 2 ;;
   esac
 }
@@ -61,7 +65,7 @@ lane() { # lane I: every part whose turn it is on the I-th GPU, or all of them o
 }
 parts=("$@") lanes=${#gpus[@]}
 for name in "${parts[@]}"; do
-  case $name in rank-tests | ranks-* | servers) lanes=1 ;; esac
+  case $name in ranks-* | servers*) lanes=1 ;; esac
 done
 pids=() status=0
 for ((i = 0; i < lanes; i++)); do

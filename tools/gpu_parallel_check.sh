@@ -42,7 +42,7 @@ check() {
   echo "== tests"
   local tests
   tests=$("$python" -m pytest -m gpu --collect-only -q -p no:cacheprovider tests/cuda/test_two_engines.py \
-    tests/cuda/test_tensor_parallel.py | grep '::') || return 1
+    tests/cuda/test_tensor_parallel.py tests/cuda/test_any_decoder_ranks.py | grep '::') || return 1
   tr '\n' '\0' <<< "$tests" | xargs -0 -P 4 -n 1 bash -c 'one "$(tr -c "[:alnum:]\n" _ <<< "${0#tests/cuda/}")" "$0"'
   echo "== $SECONDS s; a benchmark that ends and writes its result"
   if ! timeout --signal=ABRT --kill-after=5 $limit "$python" -X faulthandler benchmarks/tensor_parallel.py --layers 4 \
