@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_hal.config import Config, Override, arguments, changed, parse
 from specdec_hal.engine.progress import progress_bar
 from specdec_hal.engine.runtime import Runtime, load
-from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.text import short
 
@@ -45,6 +45,10 @@ def make_runner(
     (which loaded `model`, if that is an object), or None for the defaults. `overrides`: see :class:`LLM`. Errors: see
     :func:`specdec_hal.load`.
     """
+    if isinstance(model, (Mapping, Config, Runtime)):
+        raise ConfigError(
+            "argument:model: expected a checkpoint folder or a loaded model, got a configuration; pass config="
+        )
     folder = os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
     registry = config.registry if isinstance(config, Runtime) else registry
     changes: list[Override] = [] if folder is None else [("model.path", folder)]

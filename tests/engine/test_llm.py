@@ -236,6 +236,11 @@ class TestOverrides:
             with pytest.raises(ConfigError, match=message):
                 LLM(config=cast(Any, config))
 
+    def test_in_the_place_of_the_model(self) -> None:
+        for config in (CONFIG, parse(CONFIG), Runtime(parse(CONFIG))):
+            with pytest.raises(ConfigError, match=r"^argument:model: expected .* got a configuration; pass config="):
+                LLM(cast(Any, config))
+
     def test_a_folder_takes_the_place_of_the_configured_one(self, tmp_path: Path) -> None:
         """Whatever characters it has, and of a Runtime's too."""
         folder = tmp_path / "a: [b"
