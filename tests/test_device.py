@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,15 +243,26 @@ def test_a_bound_op_outside_the_captured_stream_is_refused():
 
 
 @pytest.mark.torch
-def test_engines_that_live_have_streams_of_their_own() -> None:
+def test_engines_that_live_have_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch gives 32 streams in turn, also to others; a stream is free again once its engine is gone."""
-    turns = itertools.cycle(range(32))
-    stream = SimpleNamespace(Stream=lambda device: SimpleNamespace(cuda_stream=next(turns)))
+    torch: Any = pytest.importorskip("torch")
+    turns, used = itertools.cycle(range(32)), list[int]()
+
+    def make(device: Any) -> Any:
+        return SimpleNamespace(cuda_stream=next(turns), wait_stream=lambda other: None)
+
+    @contextmanager
+    def use(stream: Any) -> Iterator[None]:
+        used.append(stream.cuda_stream)
+        yield
+
+    for name, instead in (("Stream", make), ("stream", use), ("current_stream", lambda device: None)):
+        monkeypatch.setattr(torch.cuda, name, instead)
 
     def engine() -> tuple[TorchDevice, int]:
         device = TorchDevice("cuda:7")  # type: ignore[no-untyped-call]
-        device._torch = SimpleNamespace(cuda=stream)
-        return device, device._own_stream().cuda_stream
+        with device.working():
+            return device, used[-1]
 
     first = engine()
     for _ in range(31):
