@@ -151,8 +151,8 @@ class TorchDevice(Device):
     def _own_stream(self) -> Any:
         """A stream of no other engine that lives, while there are enough.
 
-        PyTorch records an event for pinned memory that is freed, on each stream that has used it. Inside another
-        engine's capture, the next allocation by any thread fails.
+        When pinned memory is freed, PyTorch records an event on each stream that has used it. If another engine
+        captures that stream, the next pinned allocation of any thread queries a captured event, and may fail.
         """
         for _ in range(_STREAMS):
             stream = self._torch.cuda.Stream(self._device)
