@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/cuda.yaml"
-STATES = {"embedded": ("none", "python", "all"), "qwen3": ("python", "all"), "serve": ("all",)}
+STATES = {"embedded": ("none", "python", "all"), "serve": ("all",), "qwen3": ("python", "all")}
 QWEN3 = {
     "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,

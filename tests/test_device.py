@@ -243,33 +243,46 @@ def test_a_bound_op_outside_the_captured_stream_is_refused():
 
 
 @pytest.mark.torch
-def test_engines_that_live_have_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch gives 32 streams in turn, also to others; a stream is free again once its engine is gone."""
+def test_engines_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on those of PyTorch, of which there are 32; a stream is free again once its engine is gone."""
     torch: Any = pytest.importorskip("torch")
-    turns, used = itertools.cycle(range(32)), list[int]()
+    pool, made, used = itertools.cycle(range(1, 33)), itertools.count(100), [0]
 
-    def make(device: Any) -> Any:
-        return SimpleNamespace(cuda_stream=next(turns), wait_stream=lambda other: None)
+    def create(handle: Any, flags: int) -> int:
+        assert flags == 1, "not ordered with the default stream"
+        handle._obj.value = next(made)
+        return 0
 
     @contextmanager
     def use(stream: Any) -> Iterator[None]:
         used.append(stream.cuda_stream)
         yield
+        used.pop()
 
-    for name, instead in (("Stream", make), ("stream", use), ("current_stream", lambda device: None)):
+    graph = SimpleNamespace(capture_begin=lambda **how: None, capture_end=lambda: None, replay=None, reset=None)
+    for name, instead in (
+        ("Stream", lambda device: SimpleNamespace(cuda_stream=next(pool), wait_stream=lambda other: None)),
+        ("ExternalStream", lambda handle, device: SimpleNamespace(cuda_stream=handle)),
+        ("stream", use),
+        ("current_stream", lambda device: None),
+        ("CUDAGraph", lambda: graph),
+        ("graph_pool_handle", lambda: None),
+    ):
         monkeypatch.setattr(torch.cuda, name, instead)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: used[-1], raising=False)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: {"libcuda.so.1": SimpleNamespace(cuStreamCreate=create)}[name])
 
     def engine() -> tuple[TorchDevice, int]:
         device = TorchDevice("cuda:7")  # type: ignore[no-untyped-call]
+        captured = list[int]()
         with device.working():
-            return device, used[-1]
+            for _ in range(2):
+                device.capture(lambda: captured.append(device.stream()))
+            assert device.stream() < 33, "launches go to another"
+        assert captured[0] == captured[1] >= 100
+        return device, captured[0]
 
-    first = engine()
-    for _ in range(31):
-        next(turns)
-    kept = [engine() for _ in range(31)]
-    assert sorted(number for _, number in (first, *kept)) == list(range(32))
-    number = kept.pop(5)[1]
-    kept.append(engine())
-    assert kept[-1][1] == number, "the only one that is free"
-    assert engine()[1] in range(32), "if none is, it shares one"
+    kept = [engine() for _ in range(40)]
+    assert len({stream for _, stream in kept}) == 40
+    free = kept.pop(5)[1]
+    assert engine()[1] == free

@@ -375,7 +375,7 @@ class StepCompiler:
             bucket = self._read_rows(bucket, stream, record)
         plan = self._bound(bucket)
         if not plan.replays and self.captured and plan.launches:
-            self._capture(plan, stream)
+            self._capture(plan)
         plan.launches += 1
         plan.run(stream, record, make_masks)
         return plan, plan.fetch(self.state.report)
@@ -392,12 +392,16 @@ class StepCompiler:
             stream = self.state.device.stream()
             return self._prompts.launch(chunks, buffers.hidden[FINAL_NORM], starts, columns, stream)
 
-    def _capture(self, plan: CompiledStep, stream: int) -> None:
+    def _capture(self, plan: CompiledStep) -> None:
         """Capture a plan after its first launch, which compiled and allocated."""
-        self._capturing = True
+        device, self._capturing = self.state.device, True
+
+        def launch(part: list[tuple[str, Call]]) -> None:
+            run_calls(part, device.stream(), StepRecord())  # the captured stream
+
         try:
             for part in plan.parts:
-                graph = self.state.device.capture(partial(run_calls, part, stream, StepRecord()))
+                graph = device.capture(partial(launch, part))
                 plan.replays += [] if graph is None else [graph]
         except Exception as error:
             self.captured = False

@@ -1,13 +1,14 @@
-"""PyTorch: tensors on a CUDA device, on one stream of each engine's own, and steps captured as CUDA graphs."""
+"""PyTorch: tensors on a CUDA device, on one stream of each engine, and steps captured as CUDA graphs on another."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,10 @@ _ALIGNMENT = 256
 """Bytes that the tensors of a group lie at multiples of in their buffer."""
 _capture_lock = threading.RLock()
 """PyTorch's bookkeeping of graphs is not thread-safe."""
-_working: defaultdict[tuple[int, int], threading.RLock] = defaultdict(threading.RLock)
-"""Locks by device and stream. Where engines share a stream, launches of one would enter a graph captured by another."""
-_STREAMS = 32
-"""Streams of a device, which PyTorch gives in turn."""
-_owners: WeakValueDictionary[tuple[int, int], TorchDevice] = WeakValueDictionary()
-"""The engine's device of each stream."""
+_unused: defaultdict[int, list[Any]] = defaultdict(list)
+"""Streams for captures by device, whose engines are gone."""
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: not ordered with the default stream."""
 
 
 class TorchFramework(Framework):
@@ -77,6 +76,7 @@ class TorchDevice(Device):
         self._torch = torch
         self._device = torch.device(name)
         self._work: Any = None
+        self._captured: Any = None
         self._pool: Any = None
 
     def free_bytes(self) -> int | None:
@@ -137,28 +137,28 @@ class TorchDevice(Device):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """The engine's own stream, since the default one cannot be captured; no gradients."""
+        """A stream of PyTorch's pool; no gradients."""
         with self._torch.inference_mode():
             if self._device.type != "cuda":
                 yield
                 return
             if self._work is None:
-                self._work = self._own_stream()
+                self._work = self._torch.cuda.Stream(self._device)
                 self._work.wait_stream(self._torch.cuda.current_stream(self._device))
-            with _working[self.index, self._work.cuda_stream], self._torch.cuda.stream(self._work):
+            with self._torch.cuda.stream(self._work):
                 yield
 
-    def _own_stream(self) -> Any:
-        """A stream of no other engine that lives, while there are enough.
+    def _capture_stream(self) -> Any:
+        """A stream of this engine's own, on which nothing ever runs.
 
-        When pinned memory is freed, PyTorch records an event on each stream that has used it. If another engine
-        captures that stream, the next pinned allocation of any thread queries a captured event, and may fail.
+        PyTorch's pool has 32 streams, which others share. Whatever they launch on a captured one would enter the graph,
+        and freed pinned memory that was used on it records an event there, which fails when it is queried.
         """
-        for _ in range(_STREAMS):
-            stream = self._torch.cuda.Stream(self._device)
-            if _owners.setdefault((self.index, stream.cuda_stream), self) is self:
-                break
-        return stream
+        if self._captured is None:
+            streams = _unused[self.index]
+            self._captured = streams.pop() if streams else _new_stream(self._torch, self._device)
+            finalize(self, streams.append, self._captured)
+        return self._captured
 
     def capture(self, launch: Callable[[], None]) -> DeviceGraph | None:
         """One CUDA graph of the model's kernels and the ops."""
@@ -168,7 +168,7 @@ class TorchDevice(Device):
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with _capture_lock, capturing(self.stream()) as capture:
+        with _capture_lock, torch.cuda.stream(self._capture_stream()), capturing(self.stream()) as capture:
             # thread_local: other threads may allocate and copy meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -184,6 +184,15 @@ class TorchDevice(Device):
         for graphs in capture.users:
             graphs.add(captured)
         return captured
+
+
+def _new_stream(torch: Any, device: Any) -> Any:
+    """A CUDA stream outside PyTorch's pool. Called on a thread that has used the device."""
+    handle = ctypes.c_void_p()
+    status = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)
+    if status:
+        raise RuntimeError(f"{device}: cuStreamCreate failed with CUresult {status}")
+    return torch.cuda.ExternalStream(handle.value, device=device)
 
 
 class TorchInputs(Inputs):
