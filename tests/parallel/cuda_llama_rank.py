@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-import tests.support.interpreted  # noqa: F401
 from specdec_hal.backends.reference.primitives import vocabulary_part
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch
 from specdec_hal.tensors.group import ProcessGroup
 from tests.support.device_models import device_model
+from tests.support.interpreted import read_late
 
 CUTS: dict[str, list[int]] = {"whole": [], "chunks": [5, 6]}
 LENGTH, BLOCK = 13, 4
@@ -81,9 +81,24 @@ def check_part(model: Any, rank: int, size: int, whole: dict[str, Any]) -> None:
     check_same(model, mine, expected, "parts of the logits")
 
 
+def check_logits_after_logits(model: Any, rank: int, whole: dict[str, Any]) -> None:
+    """Without a sum in between, after which all ranks have read the logits before."""
+    hidden = torch.from_numpy(whole["hidden"]).to(model.device, model.dtype)
+    outs = [torch.full((len(hidden), model.config.vocab_size), float("nan"), device=model.device) for _ in range(4)]
+    if model.device.type == "cpu" and rank == 0:
+        read_late(0.2)  # longer than a product takes; its last program reads what rank 1 has
+    for turn, out in enumerate(outs):
+        model.compute_logits_device(hidden * (-1) ** turn, out)
+    for turn, out in enumerate(outs):
+        got = (out * (-1) ** turn).cpu().numpy()
+        check_same(model, got, whole["logits"], f"logits after {turn} others")
+
+
 def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transport: str, out: str) -> None:
     """Ends with an assertion if ranks, or cuts, differ in a bit."""
     torch.set_num_threads(1)
+    if device == "cpu" and rank == 1:
+        read_late()
     group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl") if size else None
     calls: set[Any] = set()
     model = device_model(folder, device, "auto", group, calls)
@@ -95,6 +110,7 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
     assert model.capabilities.static_shapes == (device != "cpu" and transport == "nccl")
     found = {name: logits_of(model, ids, cuts) for name, cuts in CUTS.items()}
     check_part(model, rank, size, found["whole"])
+    check_logits_after_logits(model, rank, found["whole"])
     sums = {
         (name, count) for name, rows, columns, count in calls if (rows, columns) == (CAPACITY, model.config.hidden_size)
     }

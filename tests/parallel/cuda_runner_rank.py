@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 import specdec_hal as sd
-import tests.support.interpreted  # noqa: F401
 from specdec_hal.config import parse
 from specdec_hal.parallel.runner import RankHook
 from specdec_hal.parallel.vocabulary import ShardedLogitsHead
@@ -29,6 +28,7 @@ from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.on_torch import TorchDevice
 from tests.support.cuda_on_host import CudaOnHost
 from tests.support.device_models import device_model
+from tests.support.interpreted import read_late
 
 BEGAN = time.perf_counter()
 KINDS: list[dict[str, Any]] = [
@@ -79,6 +79,8 @@ def main(
     """Ends with an assertion where any two ways differ."""
     torch.set_num_threads(1)
     short = device == "cpu"
+    if short and rank == 1:
+        read_late()
     backend = sd.get_backend("reference") if short else sd.get_backend("cuda", options={"device": int(device[5:])})
     if short:
         from specdec_hal.runner import build as module

@@ -49,8 +49,9 @@ class Alone:
 class Exchange:
     """How ranks exchange results: in memory that all kernels can access, or by gathers.
 
-    Kernels read only valid rows. A buffer is reused only after all ranks have reached the next exchange and so have
-    read it; hence names alternate. All ranks make the same calls in the same order.
+    Kernels read only valid rows. A buffer may be written again only after all ranks have read it. They have once they
+    reach a later exchange, so layers' buffers alternate, with a barrier where one layer is called twice, as in trials;
+    logits may follow logits, so their kernel ends only then. All ranks make the same calls in the same order.
     """
 
     def __init__(self, group: Group, launcher: Launcher) -> None:
@@ -58,6 +59,8 @@ class Exchange:
         cells = group.share(meeting_cells(group.size), torch.int32, stops=True) if group.size > 1 else None
         self._cells = None if cells is None else cells.places
         self._held: dict[str, Shared] = {}
+        self._last = ""
+        """The buffer of the last sum that was launched or captured."""
         self._outgrown: list[Shared] = []
 
     def alone(self) -> Exchange:
@@ -87,6 +90,9 @@ class Exchange:
     def add(self, name: str, layer: Summed, x: Any, residual: Any | None) -> Any:
         """All ranks' products of x [.., in] and `residual`; see :attr:`Summed.exchange`."""
         rows = x.reshape(-1, x.shape[-1]).contiguous()
+        if self._cells is not None and name == self._last:
+            self.launcher.barrier(self._cells, self.group.rank, self.group.size)
+        self._last = name
         mine = self.take(name, (len(rows), len(layer.part.weight)), x.dtype)
         self.launcher.linear(rows, layer.part.weight, mine, self.launcher.used_of_tiles(len(rows)))
         total, norm = torch.empty_like(mine, memory_format=torch.contiguous_format), layer.norm

@@ -20,7 +20,7 @@ from specdec_hal.models.triton_kernels.experts import combine, expert_linear
 from specdec_hal.models.triton_kernels.gate_up import gate_up
 from specdec_hal.models.triton_kernels.linear import linear
 from specdec_hal.models.triton_kernels.norm import rms_norm, row_sum, sum_norm
-from specdec_hal.models.triton_kernels.ranks import PROGRAMS, gather_columns
+from specdec_hal.models.triton_kernels.ranks import PROGRAMS, barrier, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
@@ -122,6 +122,10 @@ class Launcher:
             parts.parts, parts.cells, residual, total, weight, out, count, rows, epsilon,
             SHARED=parts.shared, **parts.constants, **self._of_rows(total),
         )  # fmt: skip
+
+    def barrier(self, cells: Any, rank: int, ranks: int) -> None:
+        """Wait on the device until all ranks have ended what they launched before."""
+        barrier[(1,)](cells, **RankParts(None, cells, rank, ranks).constants, **self._options(1), num_warps=1)
 
     def gather_columns(self, parts: RankParts, width: int, out: Any, count: Any | None) -> None:
         """`out` [rows, V]: the ranks' shared parts, `width` columns each, side by side; all rows without `count`."""

@@ -42,6 +42,13 @@ def meet(cells, RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr):
 
 
 @triton.jit
+def barrier(cells, RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr):
+    """One program: ends once all ranks have reached it, and so have ended what they launched before."""
+    begin(PDL)
+    meet(cells, RANK, RANKS, MOST)
+
+
+@triton.jit
 def part_of(parts, rank, like):
     """The memory of a rank's part, of the dtype that `like` has, from the addresses int64 `parts` [RANKS]."""
     return tl.multiple_of(tl.load(parts + rank).to(tl.pointer_type(like.dtype.element_ty)), 16)
@@ -66,7 +73,7 @@ def gather_columns(
 ):
     """`out` [capacity, columns], rows `stride` apart: the ranks' parts [capacity, width] side by side.
 
-    Rows from int32 `count` [1] on are left alone.
+    Rows from int32 `count` [1] on are left alone. Ends once all ranks have read their parts.
     """
     begin(PDL)
     rows = row_count(count, capacity, COUNTED)
@@ -80,3 +87,5 @@ def gather_columns(
         inside = (column < width) & (rank * width + column < columns)
         x = tl.load(part_of(parts, rank, out) + row * width + column, mask=inside)
         tl.store(out + row * stride + rank * width + column, x, mask=inside)
+    tl.debug_barrier()  # all loads precede the meeting
+    meet(cells, RANK, RANKS, MOST)
