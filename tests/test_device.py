@@ -17,7 +17,7 @@ from specdec_hal.tensors.device import Device, get_device
 from specdec_hal.tensors.graph_capture import capturing, check_stream
 from specdec_hal.tensors.on_host import HostDevice
 from specdec_hal.tensors.on_paddle import PaddleDevice
-from specdec_hal.tensors.on_torch import TorchDevice
+from specdec_hal.tensors.on_torch import TorchDevice, TorchFramework
 from specdec_hal.tensors.transfer import Field
 from specdec_hal.tensors.views import describe, download, framework
 from tests.support.dlpack import FakeTensor
@@ -269,7 +269,7 @@ def test_engines_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch
         ("graph_pool_handle", lambda: None),
     ):
         monkeypatch.setattr(torch.cuda, name, instead)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: used[-1], raising=False)
+    monkeypatch.setattr(TorchFramework, "current_stream", lambda framework, index: lambda: used[-1])
     monkeypatch.setattr("ctypes.CDLL", lambda name: {"libcuda.so.1": SimpleNamespace(cuStreamCreate=create)}[name])
 
     def engine() -> tuple[TorchDevice, int]:
