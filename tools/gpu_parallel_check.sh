@@ -11,13 +11,14 @@ python=${PYTHON:-python3}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
-export OMP_NUM_THREADS=2 SPECDEC_HAL_RANKS_TIMEOUT_S=70 COMMIT=${COMMIT:-$(git rev-parse --verify -q HEAD 2> /dev/null || echo unknown)}
+export OMP_NUM_THREADS=2 COMMIT=${COMMIT:-$(git rev-parse --verify -q HEAD 2> /dev/null || echo unknown)}
 limit=90
 
 # one NAME TEST: with the stacks of all threads if it takes too long
 one() {
   local log=$logs/$1.log start=$SECONDS state=passed limit=$limit
-  if [[ $2 == *two_engines* ]]; then limit=150; fi # 200 rounds
+  if [[ $2 == *two_engines* || $2 == *side_by_side* ]]; then limit=150; fi # 200 rounds; four pairs of ranks
+  export SPECDEC_HAL_RANKS_TIMEOUT_S=$((limit - 20))
   timeout --signal=ABRT --kill-after=5 $limit "$python" -X faulthandler -m pytest -m gpu -x -ra -p no:cacheprovider \
     -o faulthandler_timeout=$((limit - 15)) "$2" > "$log" 2>&1 || state=FAILED
   if grep -q '^SKIPPED' "$log"; then state=FAILED; fi # everything is to run here

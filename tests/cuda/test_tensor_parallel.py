@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import pytest
 import specdec_hal as sd
 from specdec_hal.errors import RankLostError
 from specdec_hal.runner import Request, SamplingParams
-from tests.parallel.cuda_ranks import whole_and_split
+from tests.parallel.cuda_ranks import run_ranks, whole_and_split
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/tiny-py-lm"
 TOLERANCE = 2e-3
 """The checkpoint is float16, and so is what the ranks gather."""
+PAIRS = 4
 
 
 def gpus() -> int:
@@ -46,6 +48,19 @@ def test_ranks_compute_the_model(tmp_path: Path, ranks: tuple[int, str, str]) ->
     assert set(whole) == {"hidden", "tap", "logits", "drafts"} == set(split)
     for name, tensor in split.items():
         np.testing.assert_allclose(tensor, whole[name], rtol=0, atol=TOLERANCE * np.abs(whole[name]).max())
+
+
+def test_pairs_of_ranks_side_by_side(tmp_path: Path) -> None:
+    """Ranks wait for each other's time on GPUs that others use too, in trials while the model is loaded as well."""
+    if gpus() < 2:
+        pytest.skip(f"needs 2 GPUs, has {gpus()}")
+    with ThreadPoolExecutor(PAIRS) as pool:
+        outs = [tmp_path / str(pair) for pair in range(PAIRS)]
+        pairs = [pool.submit(run_ranks, "cuda_llama_rank", MODEL, 2, out, "each", "nccl") for out in outs]
+        first, *others = (np.load(pair.result()) for pair in pairs)
+    for other in others:
+        for name, tensor in first.items():
+            np.testing.assert_array_equal(other[name], tensor, name)
 
 
 @pytest.mark.parametrize("drafts", ["0", "3"])
