@@ -25,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/cuda.yaml"
+# serve uses the caches that the embedded model has filled; qwen3 empties them.
 STATES = {"embedded": ("none", "python", "all"), "serve": ("all",), "qwen3": ("python", "all")}
 QWEN3 = {
     "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

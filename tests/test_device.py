@@ -244,7 +244,7 @@ def test_a_bound_op_outside_the_captured_stream_is_refused():
 
 @pytest.mark.torch
 def test_engines_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not on those of PyTorch, of which there are 32; a stream is free again once its engine is gone."""
+    """Not on PyTorch's 32 shared streams. When an engine is gone, the next one gets its stream."""
     torch: Any = pytest.importorskip("torch")
     pool, made, used = itertools.cycle(range(1, 33)), itertools.count(100), [0]
 

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 from weakref import finalize
 
@@ -23,7 +24,7 @@ _ALIGNMENT = 256
 _capture_lock = threading.RLock()
 """PyTorch's bookkeeping of graphs is not thread-safe."""
 _unused: defaultdict[int, list[Any]] = defaultdict(list)
-"""Streams for captures by device, whose engines are gone."""
+"""By device, capture streams of engines that are gone."""
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: not ordered with the default stream."""
 
@@ -76,7 +77,6 @@ class TorchDevice(Device):
         self._torch = torch
         self._device = torch.device(name)
         self._work: Any = None
-        self._captured: Any = None
         self._pool: Any = None
 
     def free_bytes(self) -> int | None:
@@ -148,17 +148,17 @@ class TorchDevice(Device):
             with self._torch.cuda.stream(self._work):
                 yield
 
+    @cached_property
     def _capture_stream(self) -> Any:
         """A stream of this engine's own, on which nothing ever runs.
 
         PyTorch's pool has 32 streams, which others share. Whatever they launch on a captured one would enter the graph,
         and freed pinned memory that was used on it records an event there, which fails when it is queried.
         """
-        if self._captured is None:
-            streams = _unused[self.index]
-            self._captured = streams.pop() if streams else _new_stream(self._torch, self._device)
-            finalize(self, streams.append, self._captured)
-        return self._captured
+        streams = _unused[self.index]
+        stream = streams.pop() if streams else _new_stream(self._torch, self._device)
+        finalize(self, streams.append, stream)
+        return stream
 
     def capture(self, launch: Callable[[], None]) -> DeviceGraph | None:
         """One CUDA graph of the model's kernels and the ops."""
@@ -168,7 +168,7 @@ class TorchDevice(Device):
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with _capture_lock, torch.cuda.stream(self._capture_stream()), capturing(self.stream()) as capture:
+        with _capture_lock, torch.cuda.stream(self._capture_stream), capturing(self.stream()) as capture:
             # thread_local: other threads may allocate and copy meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

@@ -49,9 +49,9 @@ class Alone:
 class Exchange:
     """How ranks exchange results: in memory that all kernels can access, or by gathers.
 
-    Kernels read only valid rows. A buffer may be written again only after all ranks have read it. They have once they
-    reach a later exchange, so layers' buffers alternate, with a barrier where one layer is called twice, as in trials;
-    logits may follow logits, so their kernel ends only then. All ranks make the same calls in the same order.
+    Kernels read only valid rows. A buffer is written again only after all ranks have read it. A rank that reaches the
+    next exchange has, so layers' buffers alternate, with a barrier if one layer is called twice, as in trials. Logits
+    may follow logits, so their kernel ends only after all reads. All ranks make the same calls in the same order.
     """
 
     def __init__(self, group: Group, launcher: Launcher) -> None:
