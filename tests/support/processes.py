@@ -6,13 +6,18 @@ from pathlib import Path
 
 
 def descendants(process: int, name: str) -> list[int]:
-    """The processes below a process whose command line has `name`."""
+    """The processes below a process whose command line has `name`, in the order in which they started.
+
+    Numbers do not tell the order: they start again from small ones after the largest.
+    """
     parents: dict[int, int] = {}
+    started: dict[int, int] = {}
     lines: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            lines[int(folder.name)] = (folder / "cmdline").read_text()
+            number, fields = int(folder.name), (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[number], started[number] = int(fields[1]), int(fields[19])
+            lines[number] = (folder / "cmdline").read_text()
         except OSError:
             continue  # it has ended
 
@@ -21,7 +26,8 @@ def descendants(process: int, name: str) -> list[int]:
             number = parents[number]
         return number == process
 
-    return sorted(number for number, line in lines.items() if number != process and name in line and is_below(number))
+    found = (number for number, line in lines.items() if number != process and name in line and is_below(number))
+    return sorted(found, key=started.__getitem__)
 
 
 def gone(pid: int) -> bool:
