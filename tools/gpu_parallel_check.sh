@@ -46,8 +46,8 @@ check() {
     tests/cuda/test_tensor_parallel.py tests/cuda/test_any_decoder_ranks.py | grep '::') || return 1
   tr '\n' '\0' <<< "$tests" | xargs -0 -P 4 -n 1 bash -c 'one "$(tr -c "[:alnum:]\n" _ <<< "${0#tests/cuda/}")" "$0"'
   echo "== $SECONDS s; a benchmark that ends and writes its result"
-  if ! timeout --signal=ABRT --kill-after=5 $limit "$python" -X faulthandler benchmarks/tensor_parallel.py --models 1.2B --layers 4 \
-    --requests 1 8 --out "$out/tensor-parallel-4-layers.json" > "$logs/benchmark.log" 2>&1; then
+  if ! timeout --signal=ABRT --kill-after=5 $limit "$python" -X faulthandler benchmarks/tensor_parallel.py \
+    --models 1.2B --layers 4 --requests 1 8 --out "$out/tensor-parallel-4-layers.json" > "$logs/benchmark.log" 2>&1; then
     echo "FAILED benchmarks/tensor_parallel.py"
   fi
   tail -n 20 "$logs/benchmark.log"

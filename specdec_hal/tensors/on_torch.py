@@ -1,4 +1,4 @@
-"""PyTorch: tensors on a CUDA device, on one stream of each engine, and steps captured as CUDA graphs on another."""
+"""PyTorch: tensors on a CUDA device, an engine's stream, and another on which steps are captured as CUDA graphs."""
 
 from __future__ import annotations
 
