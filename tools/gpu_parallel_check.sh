@@ -55,7 +55,7 @@ check() {
   local left=$((450 - SECONDS))
   if [ $left -lt 100 ]; then echo "FAILED: no time left" && return 1; fi
   timeout --signal=ABRT --kill-after=5 $left "$python" -X faulthandler tools/soak_serving.py --device cuda \
-    --rank-kills "${KILLS:-30}" --rank-stops "${STOPS:-10}" --lanes "${LANES:-5}" --limit-s $((left - 60)) \
+    --rank-kills "${KILLS:-20}" --rank-stops "${STOPS:-8}" --lanes "${LANES:-5}" --limit-s $((left - 60)) \
     --out "$out/tensor-parallel-failures.json" > "$out/failures.log" 2>&1
   local status=$?
   tail -n 60 "$out/failures.log"

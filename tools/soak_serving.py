@@ -4,7 +4,7 @@
 waiting; every answer must be whole and always the same text, every refusal a 429, and memory must stay flat.
 ``python tools/soak_serving.py --kills 100``: HTTP, engine and token processor of a split server are killed at random
 moments under load; every client must get the tokens of plain decoding, or see its connection end.
-``python tools/soak_serving.py --rank-kills 30 --rank-stops 10``: ranks of tensor-parallel servers are killed (any) or
+``python tools/soak_serving.py --rank-kills 20 --rank-stops 8``: ranks of tensor-parallel servers are killed (any) or
 stopped (any but the first) under load; every client must have an answer or an error in time, every process must end,
 and the next server must give the same tokens. ``--device cuda``: two GPUs, over NCCL; else the CPU, over gloo.
 """
