@@ -149,6 +149,19 @@ def test_layers_that_compute_something_else_stay_the_library_s(
     assert forward.called
 
 
+def test_a_limit_that_few_values_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as of gpt-oss' activations: layers with one stay the library's, whatever the trial's text reaches."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    def forward(self: Any, x: Any) -> Any:
+        return self.down_proj(self.act_fn(self.gate_proj(x)).clamp(max=1.2) * self.up_proj(x))
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    case = Models(write_model(tmp_path, "Llama"))
+    got, want = first_logits(case.folder, 80), case.logits(np.arange(3, 83))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * max(1.0, np.abs(want).max()))
+
+
 def test_tokens_over_a_small_pool(case: Models) -> None:
     """The model for GPUs: requests lose their blocks and come back."""
     drafted, counted = case.decode(case.device, "ngram", block_size=4, num_kv_blocks=11)
@@ -217,21 +230,56 @@ def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def first_logits(folder: Path, rows: int = 8) -> Any:
     """Those of the text 3, 4, ..."""
     model = load_model(folder, "transformers")
-    model.allocate(1, 16)
+    model.allocate(1, rows)
     batch = ForwardBatch(np.arange(3, 3 + rows), [Segment(0, 0, rows, 0)])
     return model.compute_logits(model.forward(batch)[FINAL_NORM]).numpy()
 
 
-def test_a_decoder_that_is_a_part_of_another_model(tmp_path: Path) -> None:
-    """Gemma 3 with its vision tower, for texts."""
+@pytest.mark.parametrize("original", [20, 64])
+def test_longrope(original: int, tmp_path: Path) -> None:
+    """The engine's longest context, 64, chooses one of two sets of frequencies; texts of 40 tokens have the same."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": original, **factors}
+    options = {"original_max_position_embeddings": original, "rope_parameters": rope}
+    case = Models(write_model(tmp_path, "Phi3", num_attention_heads=2, **options))
+    ids = np.arange(3, 43)
+    case.host.allocate(1, 64)
+    hidden = case.host.forward(ForwardBatch(ids, [Segment(0, 0, len(ids), 0)]))[FINAL_NORM]
+    got, want = case.host.compute_logits(hidden).numpy(), case.logits(ids)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * max(1.0, np.abs(want).max()))
+
+
+def test_a_projected_embedding(tmp_path: Path) -> None:
+    """OPT-350m's is narrower than its layers, and so is what its head reads."""
+    case = Models(write_model(tmp_path, "OPT", word_embed_proj_dim=16, do_layer_norm_before=False))
+    assert case.host.config.hidden_size == 16
+    for method in ("none", "ngram"):
+        assert case.decode(case.host, method)[0] == case.generated
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "options"),
+    [
+        ("Gemma3", {}, {"mm_tokens_per_image": 4}),
+        ("SmolVLM", {"model_type": "llama", "pad_token_id": 0}, {}),  # its text model has another name
+        ("Mistral3", {"model_type": "mistral"}, {"tie_word_embeddings": True}),  # which is not said of the text model
+    ],
+    ids=["Gemma3", "SmolVLM", "Mistral3"],
+)
+def test_a_decoder_that_is_a_part_of_another_model(
+    kind: str, text: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """With a vision tower, for texts."""
     import torch
     import transformers
 
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**ARCHITECTURES["Gemma3"], "vocab_size": VOCABULARY}
+    if kind == "Mistral3":
+        vision |= {"model_type": "pixtral", "head_dim": 16}
+    text = {**ARCHITECTURES["Gemma3" if kind == "Gemma3" else "Llama"], **text, "vocab_size": VOCABULARY}
     parts = {"text_config": text, "vision_config": {**vision, "image_size": 28, "patch_size": 14}}
-    config = transformers.Gemma3Config(**parts, mm_tokens_per_image=4)
-    whole = transformers.Gemma3ForConditionalGeneration(config).eval()
+    config = getattr(transformers, f"{kind}Config")(**parts, **options)
+    whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     whole.save_pretrained(tmp_path)
     with torch.inference_mode():
         want = whole(torch.arange(3, 11)[None]).logits[0].numpy()

@@ -64,6 +64,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "SeedOss": _SIZES,
     "Nemotron": _SIZES,
     "Olmoe": {**_NEOX, "num_experts": 4, "num_experts_per_tok": 2},
+    "Olmo": {**_NEOX, "clip_qkv": 1.5},  # few values reach it
+    "Gemma4Text": {**_SIZES, "sliding_window": WINDOW, "num_hidden_layers": 3, "global_head_dim": 32,
+                   "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                   "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 16,
+                   "vocab_size_per_layer_input": VOCABULARY},
+    "GraniteMoeHybrid": {**_SIZES, "layer_types": ["attention"] * 2, "num_local_experts": 0,
+                         "shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_head": 16},
+    "HunYuanMoEV1": {**_SIZES, "num_experts": 4, "moe_topk": 2},
+    "ModernBertDecoder": {**_NEOX, "sliding_window": 2 * WINDOW, "num_hidden_layers": 3, "pad_token_id": 0},
 }  # fmt: skip
 
 
@@ -88,6 +97,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Falcon": ({"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}, _INTERFACE),
     "Doge": (_SIZES, r"^DogeForCausalLM: it masks its attention \(DogeAttention\) itself"),
+    "Gemma4Text": (
+        {**_SIZES, "num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 2},
+        r"^Gemma4ForCausalLM: its later layers share keys and values of earlier ones \(num_kv_shared_layers\)",
+    ),
+    "DeepseekV3": ({**_LATENT, "v_head_dim": 40}, "values wider than its keys"),
     "DiffLlama": (_SIZES, r"^DiffLlamaForCausalLM: a layer \(DiffLlamaAttention\) calls its attention twice"),
 }  # fmt: skip
 

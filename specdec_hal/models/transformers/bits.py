@@ -45,7 +45,7 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
     def logits(rows: int) -> bytes | None:
         return _common([decoder.logits(x.repeat(rows, 1)) for x in states])
 
-    with torch.inference_mode(), only(decoder.survey.blocks, of_each_kind(decoder)):
+    with torch.inference_mode(), only(decoder.model, decoder.survey.blocks, of_each_kind(decoder)):
         return agreeing(hidden, sizes), agreeing(logits, head_sizes)
 
 

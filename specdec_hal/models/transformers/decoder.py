@@ -11,7 +11,7 @@ import torch
 
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.transformers.interface import Store, bind
-from specdec_hal.models.transformers.survey import Survey, only, refused, survey
+from specdec_hal.models.transformers.survey import Survey, base_of, only, refused, survey
 from specdec_hal.plugin.model import FINAL_NORM, ModelConfig
 
 _Result = TypeVar("_Result")
@@ -21,9 +21,10 @@ class Decoder:
     """`model`: a causal language model on one device; `config`: the runner's view of it."""
 
     def __init__(self, model: Any, config: ModelConfig) -> None:
-        self.model, self.config = model, config
-        self.base = model.get_decoder()
+        self.model = model
+        self.base = base_of(model)
         self.survey: Survey = survey(model, self.base, config.max_position_embeddings)
+        self.config = replace(config, hidden_size=self.survey.hidden_size)  # of OPT: word_embed_proj_dim
         self._head, self._hidden = _head_of(model, self.base)
         self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
         self._wanted: Collection[int] = ()
@@ -57,7 +58,7 @@ class Decoder:
         """A copy with these layers only, of the same tensors. `instead`: pairs of what a copy has another of."""
         survey = self.survey
         mine = (*self.model.parameters(), *self.model.buffers(), survey.ids, survey.hidden, *self._others())
-        with only(survey.blocks, kept):
+        with only(self.model, survey.blocks, kept):
             made = copy.deepcopy(self, {id(one): other for one, other in (*zip(mine, mine, strict=True), *instead)})
         layers, attentions = (tuple(every[i] for i in kept) for every in (survey.layers, made.survey.attentions))
         made.survey = replace(made.survey, layers=layers, attentions=attentions)

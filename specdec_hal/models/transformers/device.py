@@ -139,7 +139,7 @@ class DeviceTransformers(FromHost):
         """See DeviceModel. Layers that compute the same need the same kernels."""
         self._recording = True
         try:
-            with only(self._decoder.survey.blocks, self._kinds), super().compiling():
+            with only(self._decoder.model, self._decoder.survey.blocks, self._kinds), super().compiling():
                 yield
         finally:
             self._recording = False

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.quantizers import AutoHfQuantizer
 
 from specdec_hal.errors import BackendUnavailableError, CheckpointError, SpecDecError, UnsupportedError
@@ -26,7 +27,7 @@ from specdec_hal.models.paged import launchers
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
 from specdec_hal.models.transformers.mtp import ModuleFiles, find_module
-from specdec_hal.models.transformers.survey import check_class, check_finite, compare, refused, survey
+from specdec_hal.models.transformers.survey import base_of, check_class, check_finite, compare, refused, survey
 from specdec_hal.models.transformers.tensor_parallel import Division
 from specdec_hal.models.weights import some_names
 from specdec_hal.plugin.model import ModelConfig, ModelMemory
@@ -35,7 +36,7 @@ from specdec_hal.text import describe, one_line, short
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # others: a byte
 _GGUF = "pip install gguf, or leave model.framework to llama.cpp"
-_OF_TEXT = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?language_model\.(model\.)?": "model."}
+_OF_TEXT = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?(language|text)_model\.(model\.)?": "model."}
 """Names of a decoder's weights, where it is a part of another model."""
 _log = logging.getLogger("specdec_hal")
 
@@ -159,6 +160,14 @@ class _Light(TorchFunctionMode):  # type: ignore[misc]
             return tensor
         if func is torch.arange and torch.device(kwargs.get("device") or "cpu").type == "meta":
             kwargs["device"] = "cpu"
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:  # such as frequencies by LongRoPE, from these numbers and a tensor without data
+            leaves, form = tree_flatten((args, kwargs))
+            if len({leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}) < 2:
+                raise
+        leaves = [leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(leaves, form)
         return func(*args, **kwargs)
 
 
@@ -203,7 +212,7 @@ def _part(model: Any, config: ModelConfig, device: str, division: Division) -> D
 
     def tried() -> Any:
         with division.trying():
-            return survey(model, model.get_decoder(), config.max_position_embeddings).hidden
+            return survey(model, base_of(model), config.max_position_embeddings).hidden
 
     whole = tried()
     division.finish()
@@ -236,13 +245,25 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
                 if device != "cpu":
                     itemsize = _BYTES.get(part.get_dtype(), 1)
                 weights += prod(part.get_shape()) * itemsize
-    query_heads = getattr(config, "num_attention_heads", 0)  # none in models that are refused
-    heads = getattr(config, "num_key_value_heads", None) or query_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // max(query_heads, 1)
-    if getattr(config, "kv_lora_rank", None):  # keys and values of each head, as wide as keys
-        heads, width = query_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
-    cache = 0 if device == "cpu" else 2 * config.num_hidden_layers * heads * width * itemsize
+    cache = 0 if device == "cpu" else 2 * sum(map(_key_width, _layers(config))) * itemsize
     return ModelMemory({"weights": weights}, cache, config.hidden_size * itemsize)
+
+
+def _layers(config: Any) -> Sequence[Any]:
+    """The configuration of each layer."""
+    if getattr(config, "is_heterogeneous", False):
+        return [*config.per_layer_config]
+    return [config] * config.num_hidden_layers
+
+
+def _key_width(layer: Any) -> int:
+    """Elements of a position's keys. Its values have as many."""
+    query_heads = getattr(layer, "num_attention_heads", 0)  # none in models that are refused
+    heads = getattr(layer, "num_key_value_heads", None) or query_heads
+    width = getattr(layer, "head_dim", None) or layer.hidden_size // max(query_heads, 1)
+    if getattr(layer, "kv_lora_rank", None):  # keys of each head
+        heads, width = query_heads, layer.qk_nope_head_dim + layer.qk_rope_head_dim
+    return int(heads * width)
 
 
 def _where(path: str | Path) -> tuple[Path, dict[str, str]]:
@@ -260,6 +281,8 @@ def _decoder_class(config: Any) -> tuple[Any, Any]:
     text = config.get_text_config(decoder=True)
     for found in (text, config):
         if (architecture := known.get(type(found), None)) is not None:  # its keys() would import every configuration
+            if found is not config and getattr(config, "tie_word_embeddings", False):
+                found.tie_word_embeddings = True  # the library then uses a head only where a checkpoint has one
             return (architecture[0] if isinstance(architecture, tuple) else architecture), found
     return None, config
 
@@ -287,6 +310,8 @@ def _unreadable(path: str | Path, error: Exception) -> CheckpointError | Backend
 
 def _config(path: str | Path, model: Any) -> ModelConfig:
     text = model.config.get_text_config()
+    if not hasattr(text, "max_position_embeddings"):
+        raise refused(model, "its configuration has no max_position_embeddings")
     if Path(path).is_dir():
         tokens = read_token_ids(path)
         bos, ends = tokens.bos_token_id, tokens.eos_token_ids

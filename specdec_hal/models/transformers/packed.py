@@ -23,6 +23,12 @@ EXPERTS = "specdec_hal"
 """The name of our experts function."""
 
 
+class _Weight(Weight):
+    """A packed weight, with what code of the library asks a weight for."""
+
+    dtype = torch.float32
+
+
 class Packed:
     """See :class:`.replace.Operators`."""
 
@@ -37,7 +43,7 @@ class Packed:
 
     def weight(self, weight: Any) -> Weight:
         """See Operators."""
-        return self._weights.pack(weight.detach().numpy())
+        return _Weight(*self._weights.pack(weight.detach().numpy()))
 
     def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
         """See Operators."""

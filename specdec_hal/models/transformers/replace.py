@@ -24,6 +24,7 @@ from specdec_hal.models.transformers.bits import Silent
 from specdec_hal.models.transformers.interface import LAYER, STORE
 
 _ROTATE = "apply_rotary_pos_emb"
+_LARGE = 64.0
 
 
 class Operators(Protocol):
@@ -256,7 +257,7 @@ def _trace(model: Any, blocks: list[Any], run: Callable[[], Any]) -> tuple[list[
 
 def _replace(module: Any, x: Any, forward: Callable[[Any], Any]) -> bool:
     """Let `forward` compute a module, if equal up to rounding; returns whether it is."""
-    for scale in (1.0, 1e-3):  # an epsilon matters for small numbers
+    for scale in (1.0, 1e-3, 32.0):  # an epsilon matters for small numbers, a limit for large ones
         expected, got = module(x * scale), forward(x * scale)
         if expected.shape != got.shape or not close(expected, got):
             return False
@@ -461,28 +462,40 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
         result = mlp(second(attended))
         return attended + (result[0] if isinstance(result, tuple) else result)
 
-    def around(hidden_states: Any, **kwargs: Any) -> Any:
+    def around(hidden_states: Any, first: Any = first, **kwargs: Any) -> Any:
         out.add(hidden_states)
         attended, *_ = attention(hidden_states=first(hidden_states), **kwargs)
         return feed(attended)
 
-    def within(hidden_states: Any, position_embeddings: Any, **kwargs: Any) -> Any:
+    def within(hidden_states: Any, position_embeddings: Any, first: Any = first, **kwargs: Any) -> Any:
         attended = inner(first(hidden_states), position_embeddings)
         out.add(hidden_states)
         return feed(out.product(attended))
 
-    expected, given = block(*args, **kwargs), watch.given
-    if not isinstance(expected, torch.Tensor):
+    def large(x: Any) -> Any:
+        return first(x) * _LARGE
+
+    def equal(forward: Any) -> bool:
+        """Whether it computes the layer, also with large queries, keys and values: some layers limit them."""
+        for (expected, given), norm in zip(results, (first, large), strict=True):
+            try:
+                got = forward(*args, first=norm, **kwargs)
+            except TypeError:  # other arguments
+                got = None
+            for part in (out, down):
+                if _adds(part):
+                    part.add(None)
+            if got is None or got.shape != expected.shape or not close(expected, got) or not _same(given, watch.given):
+                return False
+        return True
+
+    results = [(block(*args, **kwargs), watch.given)]
+    if not isinstance(results[0][0], torch.Tensor):
         return None
+    with parts[2].register_forward_hook(lambda module, args, output: output * _LARGE):
+        results.append((block(*args, **kwargs), watch.given))
     for forward in (within, around) if inner is not None and _adds(down) else (around,):
-        try:
-            got = forward(*args, **kwargs)
-        except TypeError:  # other arguments
-            got = None
-        for part in (out, down):
-            if _adds(part):
-                part.add(None)
-        if got is not None and got.shape == expected.shape and close(expected, got) and _same(given, watch.given):
+        if equal(forward):
             block.forward = forward
             whole = forward is within and middle is not None
             return Parts(attention, first, qkv, out, second, middle, down, norms) if whole else None

@@ -38,11 +38,11 @@ def refused(what: Any, reason: str) -> UnsupportedError:
 def check_class(config: Any, architecture: Any) -> None:
     """UnsupportedError for a class of `transformers` whose attributes exclude our cache."""
     name, text = architecture.__name__, config.get_text_config()
-    kinds = sorted({*(getattr(text, "layer_types", None) or ())} - _LAYER_TYPES)
+    types = {*(getattr(text, "layer_types", None) or ())}
+    kinds = sorted(types - _LAYER_TYPES)
     reasons = {
-        "it keeps a state besides keys and values, which cannot forget rejected drafts": getattr(
-            architecture, "_is_stateful", False
-        ),
+        "it keeps a state besides keys and values, which cannot forget rejected drafts": (kinds or not types)
+        and getattr(architecture, "_is_stateful", False),
         f"it has layers of type {', '.join(kinds)}, which keep more than keys and values": kinds,
         "its later layers share keys and values of earlier ones (num_kv_shared_layers)": getattr(
             text, "num_kv_shared_layers", 0
@@ -106,6 +106,8 @@ class _Recorder:
         if key.data_ptr() in self._keys:
             raise refused(self.model, f"layers ({name}) share their keys")
         self._keys[key.data_ptr()] = key  # kept alive, so that its memory is not reused
+        if value.shape[2] > key.shape[2]:
+            raise refused(self.model, f"its attention ({name}) has values wider than its keys")
         scale = arguments.get("scaling")
         layer = Layer(
             index=len(self.found),
@@ -185,8 +187,14 @@ def set_attention(model: Any, name: str) -> None:
             module.config._attn_implementation = name
 
 
+def base_of(model: Any) -> Any:
+    """A model's part up to the final norm."""
+    found = model.get_decoder()
+    return found if model.get_input_embeddings() in found.modules() else model.base_model  # ModernBERT's is its head
+
+
 def survey(model: Any, base: Any, positions: int) -> Survey:
-    """Try a loaded model; `base`: its part up to the final norm, `positions`: of its longest context.
+    """Try a loaded model; `base`: see :func:`base_of`, `positions`: of its longest context.
 
     Its layers then call :data:`.interface.NAME` and need a store. UnsupportedError for unsupported models.
     """
@@ -287,11 +295,16 @@ def kind_of(block: Any) -> Any:
 
 
 @contextmanager
-def only(blocks: Any, kept: Sequence[int]) -> Iterator[None]:
+def only(model: Any, blocks: Any, kept: Sequence[int]) -> Iterator[None]:
     """Context in which the model has only these decoder layers."""
-    held = blocks._modules
+    held, attributes = blocks._modules, model.config.get_text_config().__dict__  # not `setattr`, which checks lengths
+    kinds = attributes.get("layer_types")
     blocks._modules = {str(i): held[str(index)] for i, index in enumerate(kept)}
+    if kinds:
+        attributes["layer_types"] = [kinds[index] for index in kept]
     try:
         yield
     finally:
         blocks._modules = held
+        if kinds:
+            attributes["layer_types"] = kinds

@@ -137,7 +137,7 @@ class Division:
 
     def trying(self) -> AbstractContextManager[None]:
         """Context in which the model has only one decoder layer of each kind, whole until :meth:`finish`."""
-        return only(self._blocks, self._tried)
+        return only(self._model, self._blocks, self._tried)
 
     def _style(self, name: str) -> Any:
         return self._plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
