@@ -151,14 +151,13 @@ class ShadowSettings(Section):
 
 class ModelSettings(Section):
     """`path`: checkpoint folder or .gguf file. `framework`: library that runs the model; "auto": llama.cpp for a .gguf
-    file, else the first of paddle, torch and transformers that has the architecture and is installed. `dtype`: dtype of
+    file, else the first of paddle and transformers that has the architecture and is installed. `dtype`: dtype of
     weights and KV cache; "auto": float32 on CPUs, the checkpoint's own on GPUs (Paddle's model is always float32; with
     llama.cpp it is that of the KV cache, "auto" float16). `generation_config`: "auto" takes sampling defaults from the
     checkpoint's generation_config.json for keys missing in the section `sampling`; "none" ignores them, but not its end
     tokens. `num_threads`: most CPU threads of the model; null: default of its implementation (one per core of the
-    process, with Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, kernels
-    of PyTorch's Llama on GPUs start before the previous one ends (programmatic dependent launch); 0: never; null: the
-    measured optimum. `think_end_id`: token that ends thinking; null: the model does not think. `think_end_text`: tokens
+    process, with Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, Triton's
+    kernels start before the previous one ends (programmatic dependent launch); 0: never; null: the measured optimum. `think_end_id`: token that ends thinking; null: the model does not think. `think_end_text`: tokens
     that end thinking at a limit, with `think_end_id` among them; empty: only `think_end_id`. `line_break_id`: token of
     a line break; line break, `think_end_id` and two line breaks separate thinking from the answer. `answer_start_ids`:
     allowed first tokens of an answer, for requests with `sampling.thinking.constrain_answer`.
@@ -322,9 +321,15 @@ class StructuredOutput(Section):
     @property
     def kind(self) -> tuple[str, Any]:
         """The name and value of the form; a schema's text is parsed."""
-        name, value = next((name, value) for name in STRUCTURES if (value := getattr(self, name)))
+        name = self._given[0]
+        value = getattr(self, name)
         parsed = name in ("json_schema", "structural_tag") and isinstance(value, str)
         return name, json.loads(value) if parsed else value
+
+    @property
+    def _given(self) -> list[str]:
+        """The names of the given forms; ``{}`` is a schema."""
+        return [name for name in STRUCTURES if getattr(self, name) or getattr(self, name) == {}]
 
     @property
     def key(self) -> str:
@@ -333,7 +338,7 @@ class StructuredOutput(Section):
 
     @model_validator(mode="after")
     def _check(self) -> StructuredOutput:
-        given = [name for name in STRUCTURES if getattr(self, name) or getattr(self, name) == {}]
+        given = self._given
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise_combinations(
@@ -421,9 +426,9 @@ class SamplingSettings(Section):
 class ServeSettings(Section):
     """Settings of `specdec-hal serve`. `host`: address to listen on. `port`: port to listen on; 0: any free one.
     `served_model_name`: name of the model for clients; null: name of its folder. `chat_template`: file with a Jinja
-    template; null: the checkpoint's, else all messages joined by line breaks. `allowed_hosts`: host names of the
-    server, also `*.example.com` and `*`; null: those of the loopback interface and `host`, any IP address if `host` is
-    not on the loopback interface, any name if there is an API key. `allowed_origins`: origins whose web pages may use
+    template; null: the checkpoint's, without which chats are refused. `allowed_hosts`: host names of the server, also
+    `*.example.com` and `*`; null: those of the loopback interface and `host`, any IP address if `host` is not on the
+    loopback interface, any name if there is an API key. `allowed_origins`: origins whose web pages may use
     the server, such as `https://example.com`; `*`: all.
 
     `reasoning_parser`: parser of thoughts in chat answers; null: none. `tool_call_parser`: parser of tool calls in chat

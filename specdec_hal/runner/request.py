@@ -23,13 +23,22 @@ FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 _Tokens = TypeVar("_Tokens", bound=Any)
 
 
+class ParameterError(RequestError):
+    """Sampling parameters out of range. `problems`: pairs (key, message)."""
+
+    def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(f"sampling parameter {key}: {message}" for key, message in self.problems))
+
+
 class SamplingParams(SamplingSettings):
     """Sampling and stopping of one request: the keys of the configuration's `sampling` section.
 
     `n`: choices per prompt, each a separate request (:meth:`choices`).
     `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's.
     `return_drafts`: report what was drafted, the rejected tokens too. `cache_salt`: only requests with equal salts
-    share KV blocks, so that response times reveal nothing about other requests. RequestError for a value out of range.
+    share KV blocks, so that response times reveal nothing about other requests. ParameterError for values out of
+    range.
     """
 
     n: Annotated[int, Field(ge=1, le=1 << 14)] = 1
@@ -41,8 +50,7 @@ class SamplingParams(SamplingSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            found = problems(error, type(self))
-            raise RequestError("; ".join(f"sampling parameter {key}: {message}" for key, message in found)) from error
+            raise ParameterError(problems(error, type(self))) from error
 
     @classmethod
     def default(cls, config: Config) -> SamplingParams:
@@ -78,11 +86,16 @@ class SamplingParams(SamplingSettings):
         return [own.model_copy(update={"n": 1, "seed": seed}) for seed in drawn]
 
     def truncated(self, prompt: _Tokens, max_model_len: int) -> _Tokens:
-        """The last tokens of a prompt that `truncate_prompt_tokens` keeps."""
+        """The last tokens of a prompt that `truncate_prompt_tokens` keeps. RequestError if -1 leaves none."""
         most = self.truncate_prompt_tokens
         if most is None:
             return prompt
-        kept: _Tokens = prompt[-(max(max_model_len - self.max_new_tokens, 1) if most < 0 else most) :]
+        if most < 0 and self.max_new_tokens >= max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens: max_new_tokens {self.max_new_tokens} leaves no room for the prompt in a "
+                f"context of {max_model_len}; lower max_new_tokens"
+            )
+        kept: _Tokens = prompt[-(max_model_len - self.max_new_tokens if most < 0 else most) :]
         return kept
 
     def without_end_tokens(self, end_tokens: Iterable[int]) -> SamplingParams:

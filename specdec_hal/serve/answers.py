@@ -26,6 +26,7 @@ from specdec_hal.runner import RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.metrics import acceptance
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.stream import PROMPT_TAIL, Detokenizer, detokenizer_for
+from specdec_hal.serve.bodies import BodyError
 from specdec_hal.serve.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, make_parser
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
@@ -82,6 +83,10 @@ class Answer(ABC):
         choices = [(tokens, wanted) for tokens in self.prompt_ids for wanted in params.choices()]
         self.seeds = [wanted.seed for _, wanted in choices]
         return [EngineRequest(f"{self.id}-{index}", *choice) for index, choice in enumerate(choices)]
+
+    def key_of(self, parameter: str) -> str | None:
+        """See :meth:`GenerationRequest.key_of`."""
+        return self.request.key_of(parameter)
 
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
         """The start of a grammar."""
@@ -479,7 +484,7 @@ def refusal(status: int, message: str, headers: dict[str, str] | None = None) ->
 def check_model(name: str | None, served: str) -> None:
     """Refuse a body that names another model."""
     if name not in (None, served):
-        raise refusal(404, f"model: expected '{served}', got another; GET /v1/models lists it")
+        raise BodyError(f"model: expected '{served}', got another; GET /v1/models lists it", "model", 404)
 
 
 def refuse(error: HTTPException) -> JSONResponse:

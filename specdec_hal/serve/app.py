@@ -21,6 +21,7 @@ import specdec_hal
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
 from specdec_hal.serve.answers import ERRORS, CompletionAnswer, Json, error_body, refusal, refuse
 from specdec_hal.serve.bodies import Bodies, BodyError
+from specdec_hal.serve.forms import WrongKeyError
 from specdec_hal.serve.gate import Gate
 from specdec_hal.serve.protocol import (
     AbortRequest,
@@ -136,7 +137,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
 
     @app.exception_handler(BodyError)
     async def invalid(request: Request, error: BodyError) -> Response:
-        return JSONResponse(error_body(400, error.detail, error.param), 400)
+        return JSONResponse(error_body(error.status_code, error.detail, error.param), error.status_code)
 
     @app.exception_handler(RequestValidationError)
     async def empty(request: Request, error: RequestValidationError) -> Response:
@@ -146,7 +147,8 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def refused(request: Request, error: RequestError) -> Response:
         if isinstance(error, QueueFullError):
             return refuse(refusal(429, str(error), {"Retry-After": str(max(1, round(error.retry_after_s)))}))
-        return refuse(refusal(400, str(error)))
+        param = error.param if isinstance(error, WrongKeyError) else None
+        return JSONResponse(error_body(400, str(error), param), 400)
 
     @app.exception_handler(EngineDeadError)
     async def stopped(request: Request, error: EngineDeadError) -> Response:

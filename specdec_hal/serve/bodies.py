@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import pickle
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
+from specdec_hal.serve.forms import WrongKeyError
 from specdec_hal.serve.protocol import Body, first_problem
 from specdec_hal.serve.rendering import RENDER_S, packed, unpacked
 from specdec_hal.structured.worker import MEMORY, Worker
-from specdec_hal.text import one_line
+from specdec_hal.text import clip, describe, one_line
 
 LONG = 1 << 16
 """Bytes from which another process parses a body. Shorter ones take at most some milliseconds."""
@@ -29,13 +31,14 @@ _BYTE_S = 5e-6
 _BYTE_MEMORY = 64
 """Most memory per byte of a body while parsing; `{},` takes 24 bytes each."""
 _Body = TypeVar("_Body", bound=Body)
+_log = logging.getLogger("specdec_hal")
 
 
 class BodyError(HTTPException):
     """An invalid body; `param`: the wrong key."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(400, message)
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(status, message)
         self.param = param
 
 
@@ -46,10 +49,24 @@ def read(kind: type[_Body], raw: bytes) -> _Body:
     except (ValueError, RecursionError) as error:
         got = error.msg if isinstance(error, json.JSONDecodeError) else one_line(error)
         raise BodyError(f"expected JSON, got {got}") from error
+    return validated(kind, data)
+
+
+def validated(kind: type[_Body], data: Any) -> _Body:
+    """A body of parsed JSON; BodyError for its first fault."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         raise BodyError(*first_problem(error.errors(include_url=False), data)) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a validator's own, which would end the process that reads long bodies
+        raise _failed(error) from error
+
+
+def _failed(error: Exception) -> BodyError:
+    _log.error("reading a body has failed", exc_info=error)
+    return BodyError(f"body: expected one that can be read, got {clip(describe(error), 300)}")
 
 
 class Bodies:
@@ -85,8 +102,10 @@ def answerer(setup: bytes) -> Callable[[bytes], bytes]:
         except BodyError as error:
             return pickle.dumps((None, error.detail, error.param))
         except (RequestError, RecursionError) as error:
-            return pickle.dumps((None, str(error), None))
+            return pickle.dumps((None, str(error), error.param if isinstance(error, WrongKeyError) else None))
         except MemoryError:
             return pickle.dumps((None, "body: expected values that take less memory", None))
+        except Exception as error:  # while settling
+            return pickle.dumps((None, _failed(error).detail, None))
 
     return answer

@@ -14,9 +14,17 @@ from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import Section, StructuredOutput, UnicodeText
 from specdec_hal.errors import RequestError
 from specdec_hal.serve.parsers import ToolParser
-from specdec_hal.text import short
+from specdec_hal.text import clip, short
 
 Json = dict[str, Any]
+
+
+class WrongKeyError(RequestError):
+    """A wrong value of the body's key `param`."""
+
+    def __init__(self, param: str, message: str) -> None:
+        self.param, self.message = param, clip(message)
+        super().__init__(f"{param}: {message}")
 
 
 class Keys(Section):
@@ -113,13 +121,13 @@ class StructuredOutputs(Keys):
         return found | {"any_whitespace": not self.disable_any_whitespace}
 
 
-def structured(wanted: Mapping[str, Any]) -> StructuredOutput:
-    """RequestError for none or several forms."""
+def structured(param: str, wanted: Mapping[str, Any]) -> StructuredOutput:
+    """WrongKeyError for none or several forms. `param`: the body's key that asks for it."""
     try:
         return StructuredOutput(**wanted)
     except ValidationError as error:
         found = "; ".join(f"{key}: {message}" for key, message in problems(error, StructuredOutput))
-        raise RequestError(f"structured output: {found}") from error
+        raise WrongKeyError(param, found) from error
 
 
 class FunctionName(Keys):
@@ -136,12 +144,12 @@ class NamedTool(Keys):
 
 
 def arguments_of(tools: Sequence[Mapping[str, Any]], name: str) -> Json:
-    """The schema of a function's arguments; RequestError for an unknown function."""
+    """The schema of a function's arguments; WrongKeyError for an unknown function."""
     for tool in tools:
         if tool["function"]["name"] == name:
             return _parameters(tool["function"])
     names = ", ".join(tool["function"]["name"] for tool in tools)
-    raise RequestError(f"tool_choice: expected one of the tools ({names}), got {short(name)}")
+    raise WrongKeyError("tool_choice", f"expected one of the tools ({names}), got {short(name)}")
 
 
 def calls_of(tools: Sequence[Mapping[str, Any]], parallel: bool) -> Json:

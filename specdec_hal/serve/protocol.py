@@ -6,9 +6,11 @@ Unsupported keys are refused by name. A null key counts as missing, as in OpenAI
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
@@ -18,11 +20,13 @@ from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.runner import SamplingParams
+from specdec_hal.runner.request import ParameterError
 from specdec_hal.serve.forms import (
     Keys,
     NamedTool,
     ResponseFormat,
     StructuredOutputs,
+    WrongKeyError,
     arguments_of,
     calls_of,
     strict_calls,
@@ -96,6 +100,11 @@ def _few_prompts(value: Any) -> Any:
     return value
 
 
+def in_api(text: str) -> str:
+    """An engine's message, with the API's names of parameters."""
+    return re.sub(r"\b(max|min)_new_tokens\b", r"\1_tokens", text)
+
+
 _ITEMS = _at_most(MAX_ITEMS, "items")
 _TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
@@ -120,16 +129,27 @@ def _depth(path: Sequence[str | int]) -> tuple[int, int]:
 def _path(detail: Mapping[str, Any], body: Any) -> list[str | int]:
     """The path of a fault, without pydantic's names of union members."""
     found: list[str | int] = []
+    known = True
     for part in detail["loc"]:
         known = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
         if not known:
             continue
         found.append(part)
         body = body[part]
-    return [*found, detail["loc"][-1]] if detail["type"] == "missing" and detail["loc"] else found
+    if detail["type"] == "missing" and not known:  # a null key is known
+        found.append(detail["loc"][-1])
+    error = _wrong_key(detail)
+    return found if error is None else [*found, error.param]
+
+
+def _wrong_key(detail: Mapping[str, Any]) -> WrongKeyError | None:
+    error = detail.get("ctx", {}).get("error")
+    return error if isinstance(error, WrongKeyError) else None
 
 
 def _what(detail: Mapping[str, Any]) -> str:
+    if (error := _wrong_key(detail)) is not None:
+        return error.message
     if detail["type"] == "extra_forbidden":
         return "unknown key; it is not served"
     if detail["type"] == "literal_error":
@@ -206,10 +226,10 @@ class SamplingKeys(UnusedKeys):
     seed: Annotated[int | None, Field(ge=-SEEDS, le=SEEDS - 1)] = None
     temperature: float | None = None
     top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     logit_bias: Annotated[
-        dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None, _ITEMS
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None, _ITEMS
     ] = Field(None, description="added to logits, by token id, before penalties")
     # vLLM's
     structured_outputs: StructuredOutputs | None = None
@@ -238,6 +258,14 @@ class SamplingKeys(UnusedKeys):
     method: Annotated[UnicodeText | None, Field(max_length=64)] = Field(
         None, description="where drafts come from: the configured method, or 'none'"
     )
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _is_one_per_token(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for token, count in Counter(map(int, bias or ())).items():
+            if count > 1:
+                raise ValueError(f"expected one key for each token, got {count} for token {token}")
+        return bias
 
 
 class GenerationRequest(SamplingKeys, ABC):
@@ -269,15 +297,30 @@ class GenerationRequest(SamplingKeys, ABC):
 
     _structured: StructuredOutput | None = PrivateAttr(None)
     """The constraint on the answer."""
+    _structured_by: str | None = PrivateAttr(None)
+    """The key that asks for it."""
+
+    prompt_key: ClassVar[str]
+    """The key that has the prompt."""
 
     @model_validator(mode="after")
     def _find_structured(self) -> Self:
         asked = {} if self.response_format is None else self.response_format.wanted
         more = None if self.structured_outputs is None else self.structured_outputs.wanted
         if asked and more:
-            raise ValueError("response_format: expected no structured_outputs beside it; leave out one of them")
+            what = "expected no structured_outputs beside it; leave out one of them"
+            raise WrongKeyError("response_format", what)
         if asked or more is not None:
-            self._structured = structured(asked or more or {})
+            self._constrain("response_format" if asked else "structured_outputs", asked or more or {})
+        return self
+
+    def _constrain(self, key: str, wanted: Mapping[str, Any]) -> None:
+        self._structured, self._structured_by = structured(key, wanted), key
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise WrongKeyError("stream_options", "expected none without stream; set stream to true, or leave it out")
         return self
 
     @property
@@ -303,7 +346,7 @@ class GenerationRequest(SamplingKeys, ABC):
         return self.prompt_logprobs
 
     def sampling_params(self, defaults: SamplingParams, engine: EngineInfo) -> SamplingParams:
-        """Sampling parameters of a prompt with its `n` choices. RequestError for a bad value."""
+        """Sampling parameters of a prompt with its `n` choices. WrongKeyError for a bad value."""
         changes: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
         changes["return_drafts"] = self.return_drafts
         if self._structured is not None:
@@ -326,7 +369,17 @@ class GenerationRequest(SamplingKeys, ABC):
             changes["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         if not self._drafts(engine.method) or not self.generates:
             changes["num_speculative_tokens"] = 0
-        return SamplingParams(**{**dict(defaults), **changes})
+        try:
+            return SamplingParams(**{**dict(defaults), **changes})
+        except ParameterError as error:
+            (key, message), *more = [(in_api(key), in_api(message)) for key, message in error.problems]
+            others = "".join(f"; {other}: {what}" for other, what in more)
+            raise WrongKeyError(key.partition("[")[0], message + others) from error
+
+    def key_of(self, parameter: str) -> str | None:
+        """The key that gives an engine's parameter, for errors; None for another word."""
+        key = {"prompt": self.prompt_key, "structured": self._structured_by}.get(parameter, parameter)
+        return key if key in type(self).model_fields else None
 
     def _drafts(self, configured: str) -> bool:
         """Whether its `method` allows drafts."""
@@ -334,15 +387,18 @@ class GenerationRequest(SamplingKeys, ABC):
             return True
         if self.method not in (NO_METHOD, NAIVE):
             names = " or ".join(f"'{name}'" for name in dict.fromkeys((configured, NO_METHOD)))
-            raise RequestError(f"method: expected {names}, got {short(self.method)}; this server has no other proposer")
+            what = f"expected {names}, got {short(self.method)}; this server has no other proposer"
+            raise WrongKeyError("method", what)
         if self.num_speculative_tokens:
             wanted = f"expected 0 with method '{self.method}', got {self.num_speculative_tokens}"
-            raise RequestError(f"num_speculative_tokens: {wanted}; leave out one of them")
+            raise WrongKeyError("num_speculative_tokens", f"{wanted}; leave out one of them")
         return False
 
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions. `prompt`: text or token ids, or a list of either."""
+
+    prompt_key = "prompt"
 
     prompt: Annotated[
         UnicodeText
@@ -388,13 +444,14 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check(self) -> CompletionRequest:
         if not 1 <= len(self.prompts) * self.n <= MAX_CHOICES:
-            raise ValueError(f"prompt: expected 1..{MAX_CHOICES} prompts times n, got {len(self.prompts) * self.n}")
+            what = f"expected 1..{MAX_CHOICES} prompts times n, got {len(self.prompts) * self.n}"
+            raise WrongKeyError("prompt", what)
         if self.best_of not in (None, self.n):
-            raise ValueError(f"best_of: expected {self.n}, as n, got {self.best_of}; another is not served")
+            raise WrongKeyError("best_of", f"expected {self.n}, as n, got {self.best_of}; another is not served")
         if not self.generates and not self.echo and self.prompt_logprobs is None:
-            raise ValueError("max_tokens: expected at least 1 without echo and prompt_logprobs, got 0")
+            raise WrongKeyError("max_tokens", "expected at least 1 without echo and prompt_logprobs, got 0")
         if not self.generates and self.min_tokens:
-            raise ValueError(f"min_tokens: expected 0 with max_tokens 0, got {self.min_tokens}")
+            raise WrongKeyError("min_tokens", f"expected 0 with max_tokens 0, got {self.min_tokens}")
         return self
 
 
@@ -538,7 +595,8 @@ class TemplateKeys(Body):
             return given
         if not template.mentions("reasoning_effort"):
             got = short(self.reasoning_effort)
-            raise RequestError(f"reasoning_effort: expected none, got {got}; the chat template has no such variable")
+            what = f"expected none, got {got}; the chat template has no such variable"
+            raise WrongKeyError("reasoning_effort", what)
         return {"reasoning_effort": self.reasoning_effort, **given}
 
     @field_validator("tools")
@@ -550,18 +608,23 @@ class TemplateKeys(Body):
                 raise ValueError(f"expected tools of type 'function', got {short(tool.get('type'))} in tool {at}")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise ValueError(f"expected a function with a name in tool {at}, got {short(function)}")
+            if not isinstance(parameters := function.get("parameters"), (dict, type(None))):
+                raise ValueError(f"expected an object as parameters of tool {at}, got {short(parameters)}")
         return tools
 
     @model_validator(mode="after")
     def _check_variables(self) -> TemplateKeys:
         taken = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
         if again := sorted(taken & (self.chat_template_kwargs or {}).keys()):
-            raise ValueError(f"chat_template_kwargs: expected other keys than {again[0]}; give it as a key of its own")
+            what = f"expected other keys than {again[0]}; give it as a key of its own"
+            raise WrongKeyError("chat_template_kwargs", what)
         return self
 
 
 class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     """POST /v1/chat/completions."""
+
+    prompt_key = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1), Field(fail_fast=True), _ITEMS]
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -608,19 +671,21 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
                 self._strict = [{"function": {key: tool["function"].get(key) for key in keys}} for tool in tools]
             return self
         if not tools:
-            raise ValueError(f"tool_choice: expected 'none' or 'auto' without tools, got {short(name or 'required')}")
+            what = f"expected 'none' or 'auto' without tools, got {short(name or 'required')}"
+            raise WrongKeyError("tool_choice", what)
         schema = arguments_of(tools, name) if name else calls_of(tools, self.parallel_tool_calls)
-        self._structured = structured({"json_schema": schema})
+        self._constrain("tools", {"json_schema": schema})
         return self
 
     def check_calls(self, tool_call_parser: str | None) -> None:
-        """RequestError for tools without a parser of calls. Constrains calls if some tools are strict."""
+        """WrongKeyError for tools without a parser of calls. Constrains calls if some tools are strict."""
         if self.may_call and tool_call_parser is None and self.forced_call is None:
             got = "nothing" if self.tool_choice is None else short(self.tool_choice)
             hint = "or set serve.tool_call_parser (--tool-call-parser), which finds calls"
-            raise RequestError(f"tool_choice: expected 'none' with tools, got {got}; give that, {hint}")
+            raise WrongKeyError("tool_choice", f"expected 'none' with tools, got {got}; give that, {hint}")
         if self._strict and tool_call_parser is not None:
-            self._structured = structured(strict_calls(self._strict, TOOLS[tool_call_parser], self.parallel_tool_calls))
+            calls = strict_calls(self._strict, TOOLS[tool_call_parser], self.parallel_tool_calls)
+            self._constrain("tools", calls)
 
     @property
     def token_limit(self) -> int | None:
@@ -635,7 +700,7 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     @model_validator(mode="after")
     def _check(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs: expected logprobs to be true")
+            raise WrongKeyError("top_logprobs", "expected logprobs to be true")
         return self
 
 
@@ -655,7 +720,7 @@ class TokenizeRequest(TemplateKeys):
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: expected either prompt or messages, got both or none")
+            raise WrongKeyError("prompt", "expected either prompt or messages, got both or none")
         return self
 
 

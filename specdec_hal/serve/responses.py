@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr
 from starlette.exceptions import HTTPException
 
 from specdec_hal.config.schema import INT32_MAX, UnicodeText
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import ChatAnswer, Json, encode
-from specdec_hal.serve.bodies import BodyError
+from specdec_hal.serve.bodies import validated
 from specdec_hal.serve.forms import TextFormat
 from specdec_hal.serve.protocol import (
     MAX_ITEMS,
@@ -23,7 +23,6 @@ from specdec_hal.serve.protocol import (
     ChatCompletionRequest,
     Message,
     SamplingKeys,
-    first_problem,
 )
 from specdec_hal.text import short
 
@@ -123,10 +122,7 @@ class ResponsesRequest(SamplingKeys):
         values["max_completion_tokens"] = self.max_output_tokens
         values["logprobs"] = self.top_logprobs > 0 or LOGPROBS in (self.include or ())
         values["reasoning_effort"] = self.reasoning.effort if self.reasoning else None
-        try:
-            found = ChatCompletionRequest(**values)
-        except ValidationError as error:
-            raise BodyError(*first_problem(error.errors(include_url=False), values)) from error
+        found = validated(ChatCompletionRequest, values)
         found._prompt = self._prompt
         return found
 
@@ -153,6 +149,11 @@ class ResponsesAnswer(ChatAnswer):
     """The reason, once it has ended."""
 
     prefix = "resp"
+
+    def key_of(self, parameter: str) -> str | None:
+        """See :class:`Answer`."""
+        key = super().key_of(parameter)
+        return {"messages": "input", "response_format": "text"}.get(key or "", key)
 
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The answer in one piece."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TypeVar
@@ -15,18 +16,20 @@ from starlette.types import Receive, Scope, Send
 
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import AsyncEngine, RequestStream
-from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
 from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import Answer, ChatAnswer, Json, check_model, encode, refusal, token_text
-from specdec_hal.serve.bodies import Bodies
+from specdec_hal.serve.bodies import Bodies, BodyError
+from specdec_hal.serve.forms import WrongKeyError
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.protocol import (
     ChatCompletionRequest,
     DetokenizeRequest,
     TemplateKeys,
     TokenizeRequest,
+    in_api,
 )
 from specdec_hal.serve.rendering import Renderer
 from specdec_hal.serve.request_limit import RequestLimit
@@ -42,6 +45,9 @@ _SHORT = 4096
 _LONG = 1 << 17
 """Characters from which encoding, at some 100 bytes each, is followed by releasing memory."""
 STOPPED = "the engine has stopped; the server must be started again"
+
+_KEY = re.compile(r"(?:request '[^']*': )?(?:empty |at most \d+ )?(\w+)")
+"""The parameter that an engine's message begins with. The engine may be another process, which sends only the text."""
 
 _Made = TypeVar("_Made")
 
@@ -102,8 +108,14 @@ class Service:
             await self._encode(prompt, answer.request.add_special_tokens) if isinstance(prompt, str) else prompt
             for prompt in answer.prompts
         ]
-        requests = answer.requests(engine.default_params, engine.info, token_ids)
-        stream = await engine.submit(requests)
+        try:
+            requests = answer.requests(engine.default_params, engine.info, token_ids)
+            stream = await engine.submit(requests)
+        except (QueueFullError, WrongKeyError):
+            raise
+        except RequestError as error:
+            named = _KEY.match(message := in_api(str(error)))
+            raise BodyError(message, named and answer.key_of(named[1])) from error
         self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         return stream
 
@@ -222,10 +234,16 @@ class Service:
         return await _off_loop(len(tokens), answer)
 
     async def detokenize(self, request: DetokenizeRequest) -> bytes:
-        """The text of tokens."""
+        """The text of tokens. WrongKeyError for one outside the tokenizer's vocabulary."""
         self._check_model(request.model)
-        tokens = request.tokens
-        return await _off_loop(len(tokens), lambda: encode({"prompt": self.tokenizer.decode(tokens)}))
+        tokens, size = request.tokens, self.tokenizer.vocab_size
+
+        def answer() -> bytes:
+            if (largest := max(tokens, default=-1)) >= size:
+                raise WrongKeyError("tokens", f"token {largest} is outside the vocabulary [0, {size})")
+            return encode({"prompt": self.tokenizer.decode(tokens)})
+
+        return await _off_loop(len(tokens), answer)
 
     def health(self) -> Json:
         """503 once the engine has stopped."""

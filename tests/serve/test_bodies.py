@@ -51,6 +51,7 @@ BODIES: dict[str, tuple[str, Any]] = {
     "text of tokens": ("/detokenize", {"tokens": [1, 2]}),
     "nothing to abort": ("/abort", {"request_id": "x"}),
     "another model": (TEXT, {"prompt": "a", "model": "another"}),
+    "another variable": (CHAT, {"messages": [USER], "reasoning_effort": "low"}),
     "a token that is none": (TEXT, {"prompt": [1, "x"]}),
     "a token beyond the vocabulary": (TEXT, {"prompt": [1 << 20]}),
     "a key that is not served": (TEXT, {"prompt": "a", "grammar": "x"}),
@@ -103,6 +104,14 @@ class Counted(Body):
     def _count(self) -> Counted:
         self.seen.append(self)
         return self
+
+
+class Failing(Body):
+    """Has a validator with a defect."""
+
+    @model_validator(mode="after")
+    def _fail(self) -> Failing:
+        raise StopIteration
 
 
 async def accept(body: Annotated[Counted, app.READ]) -> None:
@@ -194,3 +203,13 @@ def test_a_body_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> N
             asyncio.run(found.read(DetokenizeRequest, nested))
         fine = asyncio.run(found.read(DetokenizeRequest, b'{"tokens": [1, 2]}' + b" " * LONG))
         assert fine == DetokenizeRequest(tokens=[1, 2])
+
+
+def test_a_validator_that_fails_does_not_end_the_process() -> None:
+    found = Bodies(None, 0)
+    told = list[str]()
+    for spaces in (0, LONG):
+        with pytest.raises(bodies.BodyError) as failed:
+            asyncio.run(found.read(Failing, b"{}" + b" " * spaces))
+        told.append(failed.value.detail)
+    assert told == ["body: expected one that can be read, got StopIteration"] * 2

@@ -54,12 +54,16 @@ def test_keys_that_change_nothing_are_taken(
     assert choices(shared, path, {**body, **keys}) == plain
 
 
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 @pytest.mark.parametrize(
     ("path", "key", "value", "message"),
     [
         (None, "response_format", {"type": "xml"}, "response_format.type: expected 'text', 'json_object'"),
         (None, "guided_json", {}, "guided_json: unknown key; it is not served"),
-        (None, "structured_outputs", {"json": {}, "regex": "a"}, "structured output: regex: expected one of"),
+        (None, "structured_outputs", {"json": {}, "regex": "a"}, "structured_outputs: regex: expected one of"),
         (None, "bad_words", ["a", ""], "bad_words.1: String should have at least 1 character"),
         (None, "allowed_token_ids", [], "allowed_token_ids: List should have at least 1 item"),
         (None, "use_beam_search", True, "use_beam_search: expected False, got True; nothing else is served"),
@@ -77,6 +81,10 @@ def test_keys_that_change_nothing_are_taken(
         (CHAT, "chat_template", "x", "chat_template: unknown key; it is not served"),
         (CHAT, "reasoning_effort", "high", "reasoning_effort: expected none, got 'high'; the chat template"),
         (CHAT, "tool_choice", "required", "tool_choice: expected 'none' or 'auto' without tools, got 'required'"),
+        *(
+            (CHAT, "tools", [tool(parameters)], "tools: expected an object as parameters of tool 0, got ")
+            for parameters in ([1], [], "x", False)
+        ),
     ],
 )
 def test_keys_that_would_change_the_answer_are_refused_by_name(
@@ -88,7 +96,7 @@ def test_keys_that_would_change_the_answer_are_refused_by_name(
             answer = shared.post({**body, key: value, "stream": stream}, where)
             error = answer.json()["error"]
             assert answer.status_code == error["code"] == 400 and error["type"] == "invalid_request_error"
-            assert error["message"].startswith(message), error
+            assert error["message"].startswith(message) and error["param"].startswith(key), error
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file", "video_url"])

@@ -186,7 +186,7 @@ def test_keys_of_sampling_are_those_of_a_chat(shared: Running, keys: dict[str, A
         ),
         ("input", [{"role": "user", "content": "a"}] * 2049, "input: expected at most 2047 items, got 2049"),
         ("max_output_tokens", 0, "max_output_tokens: Input should be greater than or equal to 1"),
-        ("structured_outputs", {}, "structured output: json_schema: expected one of json_schema, json_object"),
+        ("structured_outputs", {}, "structured_outputs: json_schema: expected one of json_schema, json_object"),
     ],
 )
 def test_keys_that_would_change_the_answer_are_refused_by_name(

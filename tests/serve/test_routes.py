@@ -81,6 +81,7 @@ def test_a_chat_is_tokenized_as_its_prompt_is(running: Running) -> None:
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "expected 'letters', got another"),
         ("/tokenize", {"prompt": "a", "max_tokens": 1}, 400, "max_tokens: unknown key"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens.0: Input should be greater than or equal to 0"),
+        ("/detokenize", {"tokens": [1, 99]}, 400, "tokens: token 99 is outside the vocabulary [0, 24)"),
         ("/detokenize", {"tokens": "a"}, 400, "tokens: Input should be a valid list"),
         ("/detokenize", {}, 400, "tokens: Field required"),
         ("/detokenize", {"tokens": [1], "model": "other"}, 404, "expected 'letters', got another"),

@@ -24,25 +24,51 @@ LONG = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True}
     [
         ({"prompt": [1], "prompt_logprobs": 21}, 400, "prompt_logprobs: Input should be less", "prompt_logprobs"),
         ({"prompt": [1], "prompt_logprobs": -1}, 400, "prompt_logprobs: Input should be greater", "prompt_logprobs"),
-        ({"prompt": [1], "temperature": -1}, 400, "temperature: expected a number >= 0, got -1", None),
+        ({"prompt": [1], "temperature": -1}, 400, "temperature: expected a number >= 0, got -1", "temperature"),
         ({"prompt": [1], "temperature": "hot"}, 400, "temperature: Input should be a valid number", "temperature"),
         ({"prompt": [1], "max_tokens": -1}, 400, "max_tokens: Input should be greater than or equal", "max_tokens"),
-        ({"prompt": [1], "max_tokens": 0}, 400, "max_tokens: expected at least 1 without echo", None),
-        ({"prompt": [1], "max_tokens": 0, "echo": True, "min_tokens": 1}, 400, "min_tokens: expected 0 with", None),
+        ({"prompt": [1], "max_tokens": 0}, 400, "max_tokens: expected at least 1 without echo", "max_tokens"),
+        ({"prompt": [1], "max_tokens": 0, "echo": True, "min_tokens": 1}, 400, "min_tokens: expected 0", "min_tokens"),
         ({"prompt": [1], "n": 129}, 400, "n: Input should be less than or equal to 128", "n"),
-        ({"prompt": [[1]] * 65, "n": 2}, 400, "expected 1..128 prompts times n, got 130", None),
-        ({"prompt": []}, 400, "expected 1..128 prompts times n, got 0", None),
-        ({"prompt": [1], "logit_bias": {"3": 101}}, 400, "logit_bias.3: Input should be less", None),
+        ({"prompt": [[1]] * 65, "n": 2}, 400, "expected 1..128 prompts times n, got 130", "prompt"),
+        ({"prompt": []}, 400, "expected 1..128 prompts times n, got 0", "prompt"),
+        ({"prompt": [1], "logit_bias": {"3": 101}}, 400, "logit_bias.3: Input should be less", "logit_bias.3"),
         ({"prompt": [1], "logit_bias": {"3a": 1}}, 400, "logit_bias.3a", None),
         ({"prompt": [1], "logprobs": 21}, 400, "logprobs: Input should be less than or equal to 20", "logprobs"),
-        ({"prompt": [1], "method": "mtp"}, 400, "method: expected 'ngram' or 'none', got 'mtp'", None),
-        ({"prompt": [1], "method": "none", "num_speculative_tokens": 2}, 400, "expected 0 with method 'none'", None),
+        ({"prompt": [1], "method": "mtp"}, 400, "method: expected 'ngram' or 'none', got 'mtp'", "method"),
+        (
+            {"prompt": [1], "method": "none", "num_speculative_tokens": 2},
+            400, "expected 0 with method 'none'", "num_speculative_tokens",
+        ),
         ({"prompt": [1], "method": 3}, 400, "method: Input should be a valid string", "method"),
-        ({"prompt": [99], "echo": True}, 400, "token 99 is outside the vocabulary", None),
-        ({"prompt": "\ud800"}, 400, "half of a surrogate pair", None),
+        ({"prompt": [99], "echo": True}, 400, "token 99 is outside the vocabulary", "prompt"),
+        ({"prompt": "\ud800"}, 400, "half of a surrogate pair", "prompt"),
         ({"prompt": [1], "\ud800": 1}, 400, "", None),
-        ({"prompt": [1], "model": "other"}, 404, "expected 'letters', got another", None),
+        ({"prompt": [1], "model": "other"}, 404, "expected 'letters', got another", "model"),
         ({}, 400, "prompt: Field required", "prompt"),
+        ({"prompt": None}, 400, "prompt: Field required", "prompt"),
+        ({"prompt": [[]]}, 400, "empty prompt", "prompt"),
+        ({"prompt": [1] * 200}, 400, "prompt of 200 tokens leaves no room", "prompt"),
+        ({"prompt": [1], "top_p": 2}, 400, "top_p: expected a number > 0 and <= 1, got 2", "top_p"),
+        ({"prompt": [1], "min_tokens": 9, "max_tokens": 3}, 400, "expected at most max_tokens = 3", "min_tokens"),
+        ({"prompt": [1], "stop": ""}, 400, "stop: expected a non-empty string", "stop"),
+        ({"prompt": [1], "best_of": 2}, 400, "best_of: expected 1, as n, got 2", "best_of"),
+        ({"prompt": [1], "stop_token_ids": [99]}, 400, "stop_token_ids: token 99 is outside", "stop_token_ids"),
+        ({"prompt": [1], "stop_token_ids": [1] * 17}, 400, "at most 16 stop_token_ids", "stop_token_ids"),
+        ({"prompt": [1], "num_speculative_tokens": 4}, 400, "exceeds 3", "num_speculative_tokens"),
+        ({"prompt": [1], "presence_penalty": 2.1}, 400, "presence_penalty: Input should be less", "presence_penalty"),
+        ({"prompt": [1], "frequency_penalty": -3}, 400, "frequency_penalty: Input should be", "frequency_penalty"),
+        ({"prompt": [1], "logit_bias": {"\u0663": 1}}, 400, "logit_bias.\u0663: ", "logit_bias.\u0663"),
+        ({"prompt": [1], "logit_bias": {"01": -100, "1": 2}}, 400, "one key for each token, got 2 for", "logit_bias"),
+        (
+            {"prompt": [1], "truncate_prompt_tokens": -1, "max_tokens": 999},
+            400, "max_tokens 999 leaves no room for the prompt", "truncate_prompt_tokens",
+        ),
+        ({"prompt": [1], "structured_outputs": {"regex": "(["}}, 400, "structured.regex: ", "structured_outputs"),
+        (
+            {"prompt": [1], "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            400, "structured.json_schema: ", "response_format",
+        ),
     ],
 )  # fmt: skip
 def test_refusals(shared: Running, body: Any, status: int, message: str, param: str | None) -> None:
@@ -52,6 +78,15 @@ def test_refusals(shared: Running, body: Any, status: int, message: str, param: 
         assert (answer.status_code, error["code"]) == (status, status)
         assert message in error["message"] and (param is None or error["param"] == param)
     assert not shared.engine.runner.has_requests and shared.http.get("/ready").status_code == 200
+
+
+def test_stream_options_are_for_streams(shared: Running) -> None:
+    """They were ignored."""
+    body = {"prompt": [1], "max_tokens": 1, "stream_options": {"include_usage": True}}
+    answer = shared.post(body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream_options"
+    assert shared.post({**body, "stream": True}).status_code == 200
+    assert shared.post({**body, "stream_options": None}).status_code == 200
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"null", b'{"prompt": ' + b"[" * 100_000, b"\xff"])

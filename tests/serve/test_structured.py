@@ -102,6 +102,24 @@ def test_vllms_forms(running: Running, path: str, keys: dict[str, Any], pattern:
     assert re.fullmatch(pattern, text)
 
 
+@pytest.mark.parametrize(
+    ("path", "keys"),
+    [
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": {}}}}),
+        (
+            "/v1/chat/completions",
+            {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        ),
+        ("/v1/chat/completions", {"messages": USER, "structured_outputs": {"json": {}}}),
+    ],
+)
+def test_an_empty_schema_is_any_json(running: Running, path: str, keys: dict[str, Any]) -> None:
+    """It was status 500, or 400 without a reason."""
+    length = "max_tokens" if path == "/v1/chat/completions" else "max_output_tokens"
+    answer = running.http.post(path, json={**keys, length: 3})
+    assert answer.status_code == 200, answer.text
+
+
 def test_the_openai_clients_helpers(running: Running) -> None:
     asked: Any = {**MORE, "messages": USER}
     parsed = running.openai.chat.completions.parse(response_format=Person, **asked).choices[0].message.parsed
