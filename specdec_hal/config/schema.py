@@ -157,10 +157,11 @@ class ModelSettings(Section):
     checkpoint's generation_config.json for keys missing in the section `sampling`; "none" ignores them, but not its end
     tokens. `num_threads`: most CPU threads of the model; null: default of its implementation (one per core of the
     process, with Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, Triton's
-    kernels start before the previous one ends (programmatic dependent launch); 0: never; null: the measured optimum. `think_end_id`: token that ends thinking; null: the model does not think. `think_end_text`: tokens
-    that end thinking at a limit, with `think_end_id` among them; empty: only `think_end_id`. `line_break_id`: token of
-    a line break; line break, `think_end_id` and two line breaks separate thinking from the answer. `answer_start_ids`:
-    allowed first tokens of an answer, for requests with `sampling.thinking.constrain_answer`.
+    kernels start before the previous one ends (programmatic dependent launch); 0: never; null: the measured optimum.
+    `think_end_id`: token that ends thinking; null: the model does not think. `think_end_text`: tokens that end thinking
+    at a limit, with `think_end_id` among them; empty: only `think_end_id`. `line_break_id`: token of a line break; line
+    break, `think_end_id` and two line breaks separate thinking from the answer. `answer_start_ids`: allowed first
+    tokens of an answer, for requests with `sampling.thinking.constrain_answer`.
     """
 
     path: PathText | None = None

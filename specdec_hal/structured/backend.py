@@ -19,6 +19,8 @@ issue 38696).
 """
 _SPELLINGS = 4096
 """Size of the cache of tokenised texts: a grammar often forces the same ones."""
+_TOKEN_BYTES = 8
+"""Bytes of forced text considered for each token: a forced text may be long or endless, and a step uses few tokens."""
 
 
 class UnsupportedGrammarError(RequestError):
@@ -58,6 +60,26 @@ class Vocabulary:
         spelled = b"".join(self.tokens[token] for token in ids if 0 <= token < len(self.tokens))
         return ids if spelled == text.encode() else []
 
+    def begun(self, text: bytes, room: int) -> list[int]:
+        """At most `room` tokens of the beginning of a forced text: its first :func:`forced_bytes` at most, and whole
+        characters only, since a grammar may force some bytes of one.
+        """
+        most = forced_bytes(room)
+        first, cut = text[:most], len(text) >= most
+        try:
+            known = first.decode()
+        except UnicodeDecodeError as error:
+            known = first[: error.start].decode()
+        ids = self.spelled(known) if known else []
+        if cut and len(ids) > 1:  # what follows may belong to the last token
+            ids = ids[:-1]
+        return ids[:room]
+
+
+def forced_bytes(room: int) -> int:
+    """Bytes of forced text to know for `room` tokens, and two more, since a cut may change the last ones."""
+    return _TOKEN_BYTES * (room + 2)
+
 
 class Matcher(Protocol):
     """The state of one text in its grammar."""
@@ -89,8 +111,8 @@ class Matcher(Protocol):
         """Whether an end token was accepted."""
 
     @abstractmethod
-    def forced(self) -> list[int]:
-        """Forced next tokens, possibly not all."""
+    def forced(self, room: int) -> list[int]:
+        """Forced next tokens, at most `room`, possibly not all. Its time does not grow with the forced text."""
 
 
 class Grammar(Protocol):

@@ -7,6 +7,7 @@ not count the end token, so it is tracked here and not passed to the library.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -23,11 +24,17 @@ from specdec_hal.structured.backend import (
     Matcher,
     UnsupportedGrammarError,
     Vocabulary,
+    forced_bytes,
 )
 from specdec_hal.text import clip, one_line
 
 _UNSUPPORTED = ("Unimplemented keys", "not supported", "Unknown format", "are not disjoint")
 """Marks messages about valid but unenforced schemas."""
+_OPPOSITES = {
+    "exclusiveMinimum": ("maximum", "exclusiveMaximum"),
+    "exclusiveMaximum": ("minimum", "exclusiveMinimum"),
+}
+"""Exclusive bounds, and the bounds on the other side."""
 
 
 class LLGuidance(GrammarBackend):
@@ -49,7 +56,14 @@ class LLGuidance(GrammarBackend):
             raise _refused(kind, value, wrong)
         grammar = self.imported(source)
         if grammar.start.is_error():
-            raise _refused(kind, value, one_line(grammar.start.get_error()))
+            raise _refused(kind, value, _reason(grammar.start))
+        # What it forces at the beginning may exceed the library's limits, which breaks it at the first token.
+        trial = grammar.matcher()
+        try:
+            for token in trial.forced(1):
+                trial.advance(token)
+        except GrammarFailedError as error:
+            raise _refused(kind, value, str(error)) from error
         return grammar
 
     def imported(self, exported: str) -> LLGrammar:
@@ -74,6 +88,7 @@ class LLGuidance(GrammarBackend):
         if not wanted.any_whitespace:
             spaces = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
         schema = {"type": "object"} if kind == "json_object" else value
+        _check(schema)
         return str(make.grammar_from_json_schema(json.dumps(schema), overrides=spaces))
 
     def _tagged(self, value: Any, spaces: dict[str, Any]) -> str:
@@ -95,15 +110,55 @@ class LLGuidance(GrammarBackend):
             special = {
                 self._vocabulary.tokens[token].decode(errors="replace") for token in self._vocabulary.special_ids
             }
+            for tag in found["tags"]:
+                _check(tag["content"].get("json_schema"))
             if not known or len(tags) < len(found["tags"]) or found["type"] != "triggered_tags" or trigger in special:
                 raise ValueError
             text = self._library.StructTag.to_grammar(tags, assume_special=False)
+        except UnsupportedGrammarError:
+            raise
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
             has = "llguidance has triggered_tags of one trigger that is text, with JSON in them, and no others"
             raise UnsupportedGrammarError(f"structured.structural_tag: {has}; use the backend xgrammar") from error
         if first:
             text = text.replace(")* tag_end", ")\n", 1).replace("start: (", "start: tag_end | (", 1)
         return str(self._library.LLMatcher.grammar_from_lark(text))
+
+
+def _check(schema: Any) -> None:
+    """Refuse what the library gets wrong: it rounds integers beyond 2^53 (-2^63 crashes it), allows an exclusive bound
+    that has the integer part of the opposite one, and counts a key for `minProperties` again if it repeats.
+    """
+    rest: list[tuple[Any, str]] = [(schema, "#")]
+    while rest:
+        part, at = rest.pop()
+        wrong = f"rounds {part}, beyond 2^53" if isinstance(part, int) and abs(part) > 1 << 53 else ""
+        if isinstance(part, dict):
+            rest += [(one, f"{at}/{name}") for name, one in part.items()]
+            if part.get("type") != "integer":
+                wrong = next((f"does not enforce {key}" for key in _OPPOSITES if _shared(part, key)), "")
+            least, required = part.get("minProperties"), part.get("required")
+            known = len(required) if isinstance(required, list) else 0
+            more = part.get("additionalProperties") is not False or part.get("patternProperties")
+            if more and isinstance(least, int) and least > max(1, known):
+                wrong = "does not enforce minProperties, as keys may repeat"
+        elif isinstance(part, list):
+            rest += [(one, f"{at}/{number}") for number, one in enumerate(part)]
+        if wrong:
+            hint = "change it, or use the backend xgrammar"
+            raise UnsupportedGrammarError(f"structured.json_schema: {at}: llguidance {wrong}; {hint}")
+
+
+def _shared(schema: dict[str, Any], key: str) -> bool:
+    """Whether this exclusive bound has the integer part of an opposite bound."""
+    bounds = (schema.get(name) for name in (key, *_OPPOSITES[key]))
+    first, *others = (math.trunc(one) if isinstance(one, (int, float)) and abs(one) < 1e300 else None for one in bounds)
+    return first is not None and first in others
+
+
+def _reason(matcher: Any) -> str:
+    """Its error, without the dump of the parser after it."""
+    return one_line(matcher.get_error()).partition(" <state>")[0]
 
 
 def _refused(kind: str, value: Any, wrong: str) -> RequestError:
@@ -160,14 +215,14 @@ class LLMatcher(Matcher):
     """See :class:`~specdec_hal.structured.backend.Matcher`."""
 
     def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
-        self._matcher, self._ends, self._size = matcher, vocabulary.end_ids, len(vocabulary.tokens)
-        self._ended = False
+        self._matcher, self._vocabulary = matcher, vocabulary
+        self._ends, self._size, self._ended = vocabulary.end_ids, len(vocabulary.tokens), False
 
     def mask(self, row: NDArray[Any]) -> None:
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
-            raise GrammarFailedError(one_line(self._matcher.get_error()))
+            raise GrammarFailedError(_reason(self._matcher))
         words, complete = row.view("uint32"), self.complete
         for token in self._ends:
             bit = 1 << token % 32
@@ -180,14 +235,18 @@ class LLMatcher(Matcher):
         if token in self._ends:
             self._ended = self.complete
             return self._ended
-        return bool(self._matcher.validate_tokens([token]) == 1 and self._matcher.consume_token(token))
+        if self._matcher.validate_tokens([token]) == 1 and self._matcher.consume_token(token):
+            return True
+        if self._matcher.is_error():
+            raise GrammarFailedError(_reason(self._matcher))
+        return False
 
     def rollback(self, count: int) -> None:
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
         if count and self._ended:
             self._ended, count = False, count - 1
         if count and not self._matcher.rollback(count):
-            raise GrammarFailedError(one_line(self._matcher.get_error()))
+            raise GrammarFailedError(_reason(self._matcher))
 
     @property
     def complete(self) -> bool:
@@ -199,6 +258,11 @@ class LLMatcher(Matcher):
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
         return self._ended
 
-    def forced(self) -> list[int]:
+    def forced(self, room: int) -> list[int]:
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
-        return [] if self._ended else list(self._matcher.compute_ff_tokens())
+        if self._ended:
+            return []
+        text = self._matcher.compute_ff_bytes()
+        if len(text) > forced_bytes(room):  # of which the library would tokenise all
+            return self._vocabulary.begun(text, room)
+        return list(self._matcher.compute_ff_tokens())[:room]

@@ -7,7 +7,11 @@ the input (objects with properties are closed, as in its strict mode), never wid
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from importlib import import_module
 from typing import Any, NoReturn
 
 from specdec_hal.errors import RequestError
@@ -34,6 +38,9 @@ _FORMATS = frozenset((
     "uri-template", "json-pointer", "relative-json-pointer", "uuid",
 ))  # fmt: skip
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+_DECIMALS = 6
+"""xgrammar writes bounded numbers with at most so many."""
+_patterns: Any = import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 _MAX_DEPTH = 200
 
 
@@ -80,6 +87,7 @@ class _Schema:
         if "const" in own:
             if "type" in own and not _fits(own["const"], _types(own["type"], at)):
                 _refuse(at, "const", "of another type")
+            _exact(own["const"], at, "const")
             return result | {"const": own["const"]}
         if "enum" in own:
             return result | self._enum(own, at)
@@ -114,6 +122,7 @@ class _Schema:
             values = [value for value in values if _fits(value, _types(own["type"], at))]
         if not values:
             _refuse(at, "enum", "without a value of its type")
+        _exact(values, at, "enum")
         return {"enum": values}
 
     def _alternatives(self, name: str, branches: Any, at: str) -> dict[str, Any]:
@@ -194,6 +203,8 @@ class _Schema:
                     _refuse(at, "required", f"of {short(name)}, which is none of the properties")
                 properties[name] = {} if rest is None else rest
         patterns = _object(known.get("patternProperties", {}), f"{at}/patternProperties")
+        if not properties and known.get("minProperties", 0) > 1:  # it would count a key again if it repeats
+            _refuse(at, "minProperties", "without properties")
         if "propertyNames" in known:
             if properties or patterns:
                 _refuse(at, "propertyNames", "beside other keys' schemas")
@@ -201,6 +212,8 @@ class _Schema:
         if patterns:
             if properties or len(patterns) > 1 or rest not in (None, False):
                 _refuse(at, "patternProperties", "beside other keys' schemas")
+            for pattern in patterns:
+                _pattern(pattern, at, "patternProperties")
             result["patternProperties"] = self._each(patterns, f"{at}/patternProperties")
             result["additionalProperties"] = False
         if properties:
@@ -262,6 +275,7 @@ def _number(name: str, known: dict[str, Any], at: str) -> dict[str, Any]:
     if factor != int(factor) or ("multipleOf" in known and (name != "integer" or len(known) > 1)):
         _refuse(at, "multipleOf", "but of integers without bounds")
     if name == "number":
+        _between(known, at)
         return known
     least = [math.ceil(known["minimum"])] if "minimum" in known else []
     least += [math.floor(known["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in known else []
@@ -282,11 +296,75 @@ def _string(known: dict[str, Any], at: str) -> dict[str, Any]:
     given = [key for key in ("pattern", "format") if key in known]
     if given and len(known) > 1:
         _refuse(at, given[0], f"beside {next(key for key in known if key != given[0])}")
+    if pattern is not None:
+        _pattern(pattern, at, "pattern")
     if given or not known:
         return known
     # Where it counts characters, it would allow those that JSON escapes.
     most = int(known["maxLength"]) if "maxLength" in known else ""
     return {"pattern": rf'^[^"\\\x00-\x1f]{{{int(known.get("minLength", 0))},{most}}}$'}
+
+
+def _between(known: Mapping[str, Any], at: str) -> None:
+    """Refuse bounds without a number of xgrammar between them, for which it would write an empty text."""
+    scaled = {key: Fraction(str(value)) * 10**_DECIMALS for key, value in known.items()}
+    least = [math.ceil(scaled["minimum"])] if "minimum" in scaled else []
+    least += [math.floor(scaled["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in scaled else []
+    most = [math.floor(scaled["maximum"])] if "maximum" in scaled else []
+    most += [math.ceil(scaled["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in scaled else []
+    if least and most and max(least) > min(most):
+        _refuse(at, next(iter(known)), f"with no number of {_DECIMALS} decimals within the bounds")
+
+
+def _exact(value: Any, at: str, key: str) -> None:
+    """Refuse integers beyond 64 bits, which xgrammar rounds."""
+    rest = [value]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, int) and not -(1 << 63) <= part < 1 << 63:
+            _refuse(at, key, f"of {short(part)}, an integer beyond 64 bits")
+        rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+
+
+def _pattern(pattern: str, at: str, key: str) -> None:
+    """Refuse what xgrammar ignores in a pattern, and characters that it would write into JSON without their escape.
+
+    Of a class with other characters it leaves these out.
+    """
+    try:
+        parsed = _patterns.parse(pattern)
+    except (re.error, ValueError, OverflowError, RecursionError):
+        _refuse(at, key, f"{short(pattern)}, of another syntax")
+
+    def check(items: Any, begins: bool, ends: bool) -> None:
+        """`begins` and `ends`: whether nothing may come before or after."""
+        for number, (code, value) in enumerate(items):
+            name, first, last = str(code), begins and number == 0, ends and number == len(items) - 1
+            if name == "AT":
+                if str(value) not in ("AT_BEGINNING",) * first + ("AT_END",) * last:
+                    _refuse(at, key, f"{short(pattern)} with an anchor inside")
+            elif name == "BRANCH":
+                for branch in value[1]:
+                    check(branch, first, last)
+            elif name == "SUBPATTERN":
+                check(value[3], first, last)
+            elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+                check(value[2], False, False)
+            elif name == "IN":
+                check(value if str(value[0][0]) != "NEGATE" else (), False, False)
+            elif name in ("LITERAL", "RANGE"):
+                low, high = value if name == "RANGE" else (value, value)
+                if high < 0x20 or low == high in (0x22, 0x5C):
+                    _refuse(at, key, f"{short(pattern)} with {chr(low)!r}, which JSON escapes")
+            elif name in ("ASSERT", "ASSERT_NOT"):
+                _refuse(at, key, f"{short(pattern)} with look-around")
+            elif name not in ("NOT_LITERAL", "CATEGORY", "ANY"):
+                _refuse(at, key, f"{short(pattern)} with {name.lower()}")
+
+    try:
+        check(parsed, True, True)
+    except RecursionError:
+        _refuse(at, key, "of too many levels")
 
 
 def _counts(known: Mapping[str, Any], names: Iterable[str], at: str) -> None:

@@ -123,7 +123,7 @@ class GrammarState:
             return []
         wanted, position = list(drafts[:room]), self._seen
         if forced and self._start is not None:
-            certain = self._matcher.forced()[:room]
+            certain = self._matcher.forced(room)
             if wanted[: len(certain)] != certain:
                 wanted = certain
         taken = list[int]()
@@ -133,9 +133,9 @@ class GrammarState:
                     break
                 taken.append(token)
             if forced:
-                while len(taken) < room and steps.answers and (more := self._matcher.forced()):
+                while len(taken) < room and steps.answers and (more := self._matcher.forced(room - len(taken))):
                     before = len(taken)
-                    for token in more[: room - len(taken)]:
+                    for token in more:
                         if not steps.take(token):
                             break
                         taken.append(token)

@@ -14,11 +14,19 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.config.schema import StructuredOutput
 from specdec_hal.errors import RequestError
-from specdec_hal.structured.backend import MAX_WHITESPACE, Grammar, GrammarBackend, Matcher, Vocabulary
+from specdec_hal.structured.backend import (
+    MAX_WHITESPACE,
+    Grammar,
+    GrammarBackend,
+    Matcher,
+    Vocabulary,
+    forced_bytes,
+)
 from specdec_hal.structured.schema import enforceable
 from specdec_hal.structured.worker import Worker
 from specdec_hal.text import clip
@@ -34,7 +42,7 @@ class XGrammar(GrammarBackend):
 
     def __init__(self, vocabulary: Vocabulary, compile_s: float) -> None:
         self._library: Any = import_module("xgrammar")
-        self._vocabulary = vocabulary
+        self._vocabulary, self._others = vocabulary, _others(vocabulary)
         # Structural tags may hold special tokens by their text, such as <tool_call>; no other text may.
         self._info = {tags: self._tokenizer_info(tags) for tags in (False, True)}
         setup = json.dumps([self._info[tags].serialize_json() for tags in (False, True)]).encode()
@@ -67,7 +75,7 @@ class XGrammar(GrammarBackend):
         """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
         tags, text = exported
         compiled = self._library.CompiledGrammar.deserialize_json(text, self._info[tags])
-        return XGrammarGrammar(self._library, compiled, self._vocabulary, tags)
+        return XGrammarGrammar(self._library, compiled, self._vocabulary, self._others, tags)
 
 
 def _enforceable_parts(tag: Any) -> Any:
@@ -85,6 +93,15 @@ def _enforceable_parts(tag: Any) -> Any:
     return {key: _enforceable_parts(value) for key, value in tag.items()}
 
 
+def _others(vocabulary: Vocabulary) -> NDArray[np.int32]:
+    """For each byte, a mask of the tokens that do not begin with it; end tokens begin with none."""
+    begin = np.full(-(-vocabulary.size // 32) * 32, -1, np.int16)
+    for token, text in enumerate(vocabulary.tokens):
+        if text and token not in vocabulary.end_ids:
+            begin[token] = text[0]
+    return np.stack([np.packbits(begin != byte, bitorder="little").view(np.int32) for byte in range(256)])
+
+
 def _has_tags(kind: str) -> bool:
     return kind == "structural_tag"
 
@@ -96,6 +113,7 @@ class XGrammarGrammar(Grammar):
     _library: Any
     _compiled: Any
     _vocabulary: Vocabulary
+    _others: NDArray[np.int32]
     _tags: bool
     backend = XGrammar.name
 
@@ -111,16 +129,23 @@ class XGrammarGrammar(Grammar):
 
     def matcher(self) -> Matcher:
         """See :class:`~specdec_hal.structured.backend.Grammar`."""
-        return XGrammarMatcher(self._library.GrammarMatcher(self._compiled), self._vocabulary)
+        return XGrammarMatcher(self._library.GrammarMatcher(self._compiled), self._vocabulary, self._others)
 
 
 class XGrammarMatcher(Matcher):
     """See :class:`~specdec_hal.structured.backend.Matcher`. The library is not called after an end token, as it warns
     or raises.
+
+    Nor is its `find_jump_forward_string`, which has no limit: `a{1000000}` takes it 0.1 s each time, and a schema that
+    requires itself an endless loop. It also raises for a text that ends inside a character.
     """
 
-    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
-        self._matcher, self._vocabulary = matcher, vocabulary
+    def __init__(self, matcher: Any, vocabulary: Vocabulary, others: NDArray[np.int32]) -> None:
+        self._matcher, self._vocabulary, self._others = matcher, vocabulary, others
+        self._ends = [0]
+        """The number of bytes up to each token."""
+        self._text, self._begin = bytearray(), 0
+        """What was found to be forced from byte `_begin` on, kept for the next steps."""
 
     def mask(self, row: NDArray[Any]) -> None:
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
@@ -131,12 +156,18 @@ class XGrammarMatcher(Matcher):
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
         if not 0 <= token < len(self._vocabulary.tokens) or self.finished:
             return False
-        return bool(self._matcher.accept_token(token))
+        if not self._matcher.accept_token(token):
+            return False
+        self._ends.append(self._ends[-1] + len(self._vocabulary.tokens[token]))
+        return True
 
     def rollback(self, count: int) -> None:
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
         if count:
             self._matcher.rollback(count)
+            del self._ends[-count:]
+            if self._ends[-1] < self._begin:  # other tokens may come before it
+                self._text, self._begin = bytearray(), self._ends[-1]
 
     @property
     def complete(self) -> bool:
@@ -148,12 +179,45 @@ class XGrammarMatcher(Matcher):
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
         return bool(self._matcher.is_terminated())
 
-    def forced(self) -> list[int]:
+    def forced(self, room: int) -> list[int]:
         """See :class:`~specdec_hal.structured.backend.Matcher`."""
         if self.finished:
             return []
-        text = self._matcher.find_jump_forward_string()
-        return self._vocabulary.spelled(text) if text else []
+        at, most = self._ends[-1] - self._begin, forced_bytes(room)
+        if at >= len(self._text):
+            self._text, self._begin, at = bytearray(), self._ends[-1], 0
+        if len(self._text) - at < most:
+            self._text += self._forced_after(bytes(self._text[at:]), most)
+        return self._vocabulary.begun(bytes(self._text[at : at + most]), room)
+
+    def _forced_after(self, text: bytes, most: int) -> bytes:
+        """The bytes forced after `text`, up to `most` with it."""
+        matcher, found = self._matcher, bytearray()
+        row, rest = np.empty((2, self._others.shape[1]), np.int32)
+        if text:
+            matcher.accept_string(text)
+        while len(text) + len(found) < most and not self._free():
+            if not matcher.fill_next_token_bitmask(row[None]) or not row.any():
+                break
+            word = int((row != 0).argmax())
+            token = 32 * word + (int(row[word]) & -int(row[word])).bit_length() - 1
+            byte = self._vocabulary.tokens[token][:1] if token < len(self._vocabulary.tokens) else b""
+            if not byte or np.bitwise_and(row, self._others[byte[0]], out=rest).any():
+                break
+            if not matcher.accept_string(byte):  # the token is special, and the grammar asks for it as such
+                break
+            found += byte
+        if steps := bool(text) + len(found):
+            matcher.rollback(steps)
+        return bytes(found)
+
+    def _free(self) -> bool:
+        """Whether two letters may follow; it saves the mask of free text, which takes long."""
+        for letter in (b"a", b"e"):
+            if not self._matcher.accept_string(letter):
+                return False
+            self._matcher.rollback(1)
+        return True
 
 
 # ---- the process that compiles

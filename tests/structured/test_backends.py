@@ -55,7 +55,7 @@ def test_every_end_token_ends_a_complete_text_and_is_rolled_back(backend: Gramma
     before = allowed(matcher)
     assert takes(matcher, "}") and matcher.complete and allowed(matcher) == {END, OTHER_END}
     for end in (END, OTHER_END):
-        assert matcher.advance(end) and matcher.finished and not matcher.advance(end) and matcher.forced() == []
+        assert matcher.advance(end) and matcher.finished and not matcher.advance(end) and matcher.forced(8) == []
         matcher.rollback(1)
         assert matcher.complete and not matcher.finished and allowed(matcher) == {END, OTHER_END}
     assert matcher.advance(END)
@@ -67,7 +67,7 @@ def test_every_end_token_ends_a_complete_text_and_is_rolled_back(backend: Gramma
 def test_what_is_forced_is_drafted(backend: GrammarBackend) -> None:
     grammar = compiled(backend, json_schema=PERSON)
     matcher, other = grammar.matcher(), grammar.matcher()
-    text = b"".join(BYTES.tokens[token] for token in matcher.forced())
+    text = b"".join(BYTES.tokens[token] for token in matcher.forced(16))
     assert text.startswith(b'{"name":') and takes(matcher, text.decode())
     assert allowed(other) != allowed(matcher)  # one text does not move another
 
@@ -166,7 +166,7 @@ def test_what_takes_too_long_is_ended_alone() -> None:
     with pytest.raises(RequestError, match=r"compiling the grammar has taken more than 0.001 s"):
         compiled(backend, json_schema=slow)
     backend.compile_s = 60.0  # type: ignore[attr-defined]
-    assert compiled(backend, regex="a").matcher().forced() == [ord("a")]
+    assert compiled(backend, regex="a").matcher().forced(8) == [ord("a")]
 
 
 class Counting(LLGuidance):

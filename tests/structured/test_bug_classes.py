@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +19,15 @@ import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.config.schema import ServeSettings, StructuredOutput
 from specdec_hal.engine import AsyncEngine
+from specdec_hal.errors import RequestError
 from specdec_hal.runner import Request, SamplingParams
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
-from specdec_hal.structured.backend import GrammarBackend, GrammarFailedError
+from specdec_hal.structured.backend import GrammarBackend, GrammarFailedError, Vocabulary
+from specdec_hal.structured.llguidance import LLGuidance
 from specdec_hal.structured.state import GrammarState
 from tests.runner.conftest import make_runner
-from tests.structured.conftest import BYTES, END, PADDED, PERSON, SPECIAL
+from tests.structured.conftest import BYTES, END, PADDED, PERSON, SPECIAL, xgrammar
 from tests.support.decoding import plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
 from tests.support.sessions import params
@@ -30,9 +35,10 @@ from tests.support.sessions import params
 ROOT = Path(__file__).parents[2]
 
 
-def state_of(backend: GrammarBackend, text: str) -> GrammarState:
+def state_of(backend: GrammarBackend, text: str, **wanted: Any) -> GrammarState:
     """After a text."""
-    matcher, words = backend.compile(StructuredOutput(json_schema=PERSON)).matcher(), -(-BYTES.size // 32)
+    wanted = wanted or {"json_schema": PERSON}
+    matcher, words = backend.compile(StructuredOutput(**wanted)).matcher(), -(-BYTES.size // 32)
     state = GrammarState(matcher, None, words, frozenset(BYTES.end_ids), lambda position: True)
     assert state.commit(list(text.encode()))
     return state
@@ -76,6 +82,65 @@ def test_drafts_are_cut_at_the_first_that_is_refused(backend: GrammarBackend, wr
         assert state.plan(drafts, 8, forced=False) == right
         assert len(masks_of(state, drafts)) == 1 + len(right), "no mask after the one that refuses it"
     assert masks_of(state, []) == before
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"choice": ["😀", "🎉", "👍"]}, "🎉"),
+        ({"json_schema": {"enum": ["日本語", "日曜"]}}, '"日曜"'),
+        ({"regex": "é+🎉"}, "éé🎉"),
+    ],
+)
+def test_what_is_forced_may_be_a_part_of_a_character(backend: GrammarBackend, wanted: Any, text: str) -> None:
+    state, count = state_of(backend, "", **wanted), 0
+    for at in range(len(text.encode())):
+        assert state.commit(list(text.encode()[:at]))
+        drafts = state.plan([], 8, forced=True)
+        allowed = masks_of(state, drafts)
+        assert [{draft} for draft in drafts] == allowed[: len(drafts)], "nothing else is allowed"
+        count += len(drafts)
+    assert count or backend.name == "xgrammar"
+
+
+@pytest.mark.parametrize("make", [LLGuidance, pytest.param(xgrammar, marks=pytest.mark.torch)])
+def test_a_step_costs_the_same_however_long_the_forced_text_is(make: Callable[[Vocabulary], GrammarBackend]) -> None:
+    asked = list[str]()
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return list(text.encode())
+
+    backend = make(replace(BYTES, encode=encode))
+    state = state_of(backend, "", regex="a{200000}")
+    for at in range(20):
+        assert state.commit([ord("a")] * at) and state.plan([ord("b")], 4, forced=True) == [ord("a")] * 4
+    assert max(map(len, asked)) < 100
+    itself = {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}}
+    if backend.name == "llguidance":
+        for wanted in ({"regex": "a{1000000}"}, itself):
+            with pytest.raises(RequestError, match=r"refuses it: .*[Tt]oo many [^<]*$"):
+                state_of(backend, "", **wanted)
+    else:
+        assert state_of(backend, "", **itself).plan([], 9, forced=True) == [*b'{"a": {"a']
+
+
+def test_what_is_forced_does_not_depend_on_earlier_drafts(backend: GrammarBackend) -> None:
+    grammar, choose = backend.compile(StructuredOutput(regex="((ab|ac)d{30}(x|y)z{20})*")), random.Random(1)
+    matcher, tokens, most = grammar.matcher(), list[int](), 0
+    for _ in range(300):
+        fresh = grammar.matcher()
+        assert all(map(fresh.advance, tokens))
+        room = choose.randrange(1, 9)
+        assert matcher.forced(room) == fresh.forced(room)
+        back = choose.randrange(1 + min(len(tokens), choose.choice([0, 0, 3, 40])))
+        matcher.rollback(back)
+        del tokens[len(tokens) - back :]
+        for token in [*matcher.forced(8)][: choose.randrange(9)] or choose.choices(b"abcdxyz", k=20):
+            if matcher.advance(token):
+                tokens.append(token)
+        most = max(most, len(tokens))
+    assert most > 60
 
 
 @pytest.mark.parametrize("device", [False, True])

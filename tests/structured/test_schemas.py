@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_hal.config.schema import StructuredOutput
+from specdec_hal.config.schema import StructuredOutput, StructuredSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.structured.backend import GrammarBackend, Matcher, UnsupportedGrammarError
+from specdec_hal.structured.compiler import Grammars
 from specdec_hal.structured.llguidance import LLGuidance
 from specdec_hal.structured.schema import enforceable
 from tests.structured.conftest import BYTES, END, xgrammar
@@ -125,6 +126,44 @@ def test_texts_of_xgrammar_are_valid() -> None:
     hold()
 
 
+@pytest.mark.torch
+def test_texts_of_patterns_and_narrow_bounds_are_valid() -> None:
+    grammars = Grammars(StructuredSettings(), lambda: BYTES)
+    patterns = [
+        '^"a"$',
+        r"^\\x$",
+        r"^\n$",
+        "^[\"'] $",
+        "^(日|é)$",
+        r"^[ -~]$",
+        r"^\w\s\w$",
+        "^a$|^b$",
+        "^[^a]$",
+        '^[a"]$',
+    ]
+    numbers = [{"minimum": 1e-7, "maximum": 2e-7}, {"exclusiveMinimum": 28, "maximum": 28.5}, {"minimum": 0.1234567}]
+    schemas: list[dict[str, Any]] = [{"type": "string", "pattern": pattern} for pattern in patterns]
+    for schema in [*schemas, *({"type": "number", **bounds} for bounds in numbers)]:
+        grammar = grammars.get(StructuredOutput(json_schema=schema))
+        text = next(text for seed in range(20) if (text := drawn(grammar.matcher(), seed)) is not None)
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        ({"properties": {"a": {"const": -(1 << 63)}}}, "#/properties/a/const: llguidance rounds"),
+        ({"enum": [[(1 << 53) + 1]]}, "#/enum/0/0: llguidance rounds 9007199254740993"),
+        ({"type": "number", "exclusiveMinimum": 28, "maximum": 28.5}, "does not enforce exclusiveMinimum"),
+        ({"type": "number", "minimum": -28.5, "exclusiveMaximum": -28}, "does not enforce exclusiveMaximum"),
+        ({"type": "object", "minProperties": 2}, "does not enforce minProperties"),
+    ],
+)
+def test_what_llguidance_gets_wrong(schema: dict[str, Any], what: str) -> None:
+    with pytest.raises(UnsupportedGrammarError, match=what):
+        FAST.compile(StructuredOutput(json_schema=schema))
+
+
 @pytest.mark.parametrize(
     ("schema", "rewritten"),
     [
@@ -154,6 +193,22 @@ def test_what_xgrammar_knows_in_another_form(schema: dict[str, Any], rewritten: 
         ({"$ref": "other.json"}, "$ref to 'other.json'"),
         ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
         ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"pattern": '^"a"$'}, "pattern '^\"a\"$' with '\"', which JSON escapes"),
+        ({"pattern": r"^(?:a|[x\n])$"}, "which JSON escapes"),
+        ({"pattern": r"^[\x00-\x1f]$"}, "which JSON escapes"),
+        ({"items": {"pattern": r"\\d"}}, "#/items: pattern"),
+        ({"patternProperties": {'^"': {}}}, "patternProperties '^\"' with"),
+        ({"pattern": "(?=a)b"}, "pattern '(?=a)b' with look-around"),
+        ({"propertyNames": {"pattern": "(a(?!b))+"}}, "#/propertyNames: pattern '(a(?!b))+' with look-around"),
+        ({"pattern": "a$b"}, "pattern 'a$b' with an anchor inside"),
+        ({"pattern": "(^a|^b^)$"}, "with an anchor inside"),
+        ({"pattern": "[^]"}, "pattern '[^]', of another syntax"),
+        ({"type": "number", "minimum": 1e-7, "maximum": 2e-7}, "minimum with no number of 6 decimals"),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-6}, "exclusiveMinimum with no number"),
+        ({"const": {"a": [1 << 63]}}, "const of 9223372036854775808, an integer beyond 64 bits"),
+        ({"enum": [1, -1 - (1 << 63)]}, "enum of -9223372036854775809"),
+        ({"patternProperties": {"^a$": {}}, "minProperties": 2}, "minProperties without properties"),
+        ({"propertyNames": {"pattern": "^[ab]$"}, "minProperties": 2}, "minProperties without properties"),
     ],
 )
 def test_what_xgrammar_would_ignore(schema: dict[str, Any], what: str) -> None:
