@@ -63,6 +63,13 @@ class RequestRules:
         if unsigned[unsigned.argmax()] >= self.vocab_size:
             raise self._outside(name, "prompt", prompt[(prompt < 0) | (prompt >= self.vocab_size)][0])
         self._check_ids(name, params)
+        if params.allowed_token_ids is not None:
+            ends = self.end_tokens if params.min_new_tokens else ()
+            if not {*params.allowed_token_ids}.difference(params.bad_token_ids, params.forbidden_token_ids, ends):
+                raise RequestError(
+                    f"{name}: allowed_token_ids: bad_token_ids, bad_sequences, ignore_eos or min_new_tokens forbid all "
+                    "of them; allow others"
+                )
         if params.stop and tokenizer is None:
             raise RequestError(f"{name}: stop strings need a tokenizer; give the runner one, or use stop_token_ids")
         if params.temperature > 0 and self.speculative.verify_strategy is Strategy.GREEDY:

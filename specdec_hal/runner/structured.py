@@ -89,10 +89,13 @@ class StructuredRequests:
         matcher = self.grammars.get(wanted).matcher()
         first = np.zeros(-(-self._vocab_size // 32), np.int32)
         matcher.mask(first)
-        if not np.unpackbits(first.view(np.uint8), bitorder="little")[: self._vocab_size].any():
+        begins = np.unpackbits(first.view(np.uint8), bitorder="little")[: self._vocab_size]
+        if not begins.any():
             raise RequestError(
                 f"{name}: structured.{wanted.kind[0]}: the tokenizer has no token that begins such a text"
             )
+        if thought is None and params.allowed_token_ids is not None and not begins[params.allowed_token_ids].any():
+            raise RequestError(f"{name}: structured.{wanted.kind[0]}: no allowed_token_ids begin such a text")
         ends = self._ends.difference(params.bad_token_ids, *(one for one in params.bad_sequences if len(one) == 1))
         if params.allowed_token_ids is not None:
             ends &= set(params.allowed_token_ids)

@@ -26,6 +26,7 @@ from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel
         ("a", [1], {"bad_token_ids": [1] * 65}, "at most 64 bad_token_ids, got 65"),
         ("a", [1], {"logit_bias": {VOCABULARY: 1.0}}, f"logit_bias: token {VOCABULARY} is outside the vocabulary"),
         ("a", [1], {"allowed_token_ids": [1, 99]}, "allowed_token_ids: token 99 is outside the vocabulary"),
+        ("a", [1], {"allowed_token_ids": [1, 2], "bad_token_ids": [1], "bad_sequences": [[2]]}, "forbid all of them"),
         ("a", [1], {"bad_sequences": [[1, 2], [3, 99]]}, "bad_sequences: token 99 is outside the vocabulary"),
         ("a", [1], {"bad_words": [" "]}, "bad_words: expected words of at least a token, got [' ']"),
         ("a", [1], {"logit_bias": dict.fromkeys(range(301), 1.0)}, "at most 300 tokens in logit_bias, got 301"),

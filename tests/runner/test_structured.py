@@ -69,6 +69,7 @@ def test_thoughts_are_free_up_to_their_end_inside_a_step() -> None:
         ({"structured": {"regex": "(b"}}, "structured.regex: llguidance refuses it"),
         ({"structured": {"json_object": True}}, "structured.json_object: the tokenizer has no token that begins"),
         ({"structured": {"choice": ["b"], "after_thinking": True}}, "set model.think_end_id"),
+        ({"structured": {"choice": ["b"]}, "allowed_token_ids": [END]}, "no allowed_token_ids begin such a text"),
     ],
 )
 def test_what_cannot_be_served_is_refused(keys: dict[str, Any], message: str) -> None:
