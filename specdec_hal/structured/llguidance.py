@@ -263,6 +263,6 @@ class LLMatcher(Matcher):
         if self._ended:
             return []
         text = self._matcher.compute_ff_bytes()
-        if len(text) > forced_bytes(room):  # of which the library would tokenise all
+        if len(text) > forced_bytes(room):  # the library would tokenise all of it
             return self._vocabulary.begun(text, room)
         return list(self._matcher.compute_ff_tokens())[:room]

@@ -275,15 +275,23 @@ def _number(name: str, known: dict[str, Any], at: str) -> dict[str, Any]:
     if factor != int(factor) or ("multipleOf" in known and (name != "integer" or len(known) > 1)):
         _refuse(at, "multipleOf", "but of integers without bounds")
     if name == "number":
-        _between(known, at)
+        least, most = _bounds({key: Fraction(str(value)) * 10**_DECIMALS for key, value in known.items()})
+        if least is not None and most is not None and least > most:  # xgrammar would write an empty text
+            _refuse(at, next(iter(known)), f"with no number of {_DECIMALS} decimals within the bounds")
         return known
+    least, most = _bounds(known)
+    result = {"multipleOf": int(factor)} if "multipleOf" in known else {}
+    result |= {} if least is None else {"minimum": least}
+    return result | ({} if most is None else {"maximum": most})
+
+
+def _bounds(known: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The least and the largest integer within bounds."""
     least = [math.ceil(known["minimum"])] if "minimum" in known else []
     least += [math.floor(known["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in known else []
     most = [math.floor(known["maximum"])] if "maximum" in known else []
     most += [math.ceil(known["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in known else []
-    result = {"multipleOf": int(factor)} if "multipleOf" in known else {}
-    result |= {"minimum": max(least)} if least else {}
-    return result | ({"maximum": min(most)} if most else {})
+    return max(least, default=None), min(most, default=None)
 
 
 def _string(known: dict[str, Any], at: str) -> dict[str, Any]:
@@ -303,17 +311,6 @@ def _string(known: dict[str, Any], at: str) -> dict[str, Any]:
     # Where it counts characters, it would allow those that JSON escapes.
     most = int(known["maxLength"]) if "maxLength" in known else ""
     return {"pattern": rf'^[^"\\\x00-\x1f]{{{int(known.get("minLength", 0))},{most}}}$'}
-
-
-def _between(known: Mapping[str, Any], at: str) -> None:
-    """Refuse bounds without a number of xgrammar between them, for which it would write an empty text."""
-    scaled = {key: Fraction(str(value)) * 10**_DECIMALS for key, value in known.items()}
-    least = [math.ceil(scaled["minimum"])] if "minimum" in scaled else []
-    least += [math.floor(scaled["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in scaled else []
-    most = [math.floor(scaled["maximum"])] if "maximum" in scaled else []
-    most += [math.ceil(scaled["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in scaled else []
-    if least and most and max(least) > min(most):
-        _refuse(at, next(iter(known)), f"with no number of {_DECIMALS} decimals within the bounds")
 
 
 def _exact(value: Any, at: str, key: str) -> None:

@@ -150,7 +150,7 @@ def test_layers_that_compute_something_else_stay_the_library_s(
 
 
 def test_a_limit_that_few_values_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as of gpt-oss' activations: layers with one stay the library's, whatever the trial's text reaches."""
+    """Layers that limit activations stay the library's, also if the text of the trial does not reach the limit."""
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     def forward(self: Any, x: Any) -> Any:

@@ -14,8 +14,9 @@ import pytest
 
 from specdec_hal.errors import FrameError
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.serve.frame_codes import FrameKind
 from specdec_hal.serve.stream import FrameReader, FrameWriter, OutputDelta, OutputFrame, TokenProcessor
-from specdec_hal.serve.stream.frame import FrameKind, PromptScores, StreamEnd, StreamStart
+from specdec_hal.serve.stream.frame import PromptScores, StreamEnd, StreamStart
 from specdec_hal.serve.stream.writer import TOO_SLOW
 from tests.runner.conftest import make_runner
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer

@@ -207,9 +207,9 @@ def test_a_body_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_validator_that_fails_does_not_end_the_process() -> None:
     found = Bodies(None, 0)
-    told = list[str]()
+    messages = list[str]()
     for spaces in (0, LONG):
         with pytest.raises(bodies.BodyError) as failed:
             asyncio.run(found.read(Failing, b"{}" + b" " * spaces))
-        told.append(failed.value.detail)
-    assert told == ["body: expected one that can be read, got StopIteration"] * 2
+        messages.append(failed.value.detail)
+    assert messages == ["body: expected one that can be read, got StopIteration"] * 2

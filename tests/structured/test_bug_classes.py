@@ -125,6 +125,19 @@ def test_a_step_costs_the_same_however_long_the_forced_text_is(make: Callable[[V
         assert state_of(backend, "", **itself).plan([], 9, forced=True) == [*b'{"a": {"a']
 
 
+def test_the_last_token_of_a_cut_text_is_not_drafted() -> None:
+    """The rest of the text may belong to it."""
+    long, short = len(BYTES.tokens), len(BYTES.tokens) + 1
+
+    def encode(text: str) -> list[int]:
+        return [long] * (len(text) // 20) + [short] * (len(text) % 20 // 12)
+
+    vocabulary = replace(BYTES, tokens=[*BYTES.tokens, b"a" * 20, b"a" * 12], encode=encode)
+    assert vocabulary.begun(b"a" * 20, 2) == [long]
+    assert vocabulary.begun(b"a" * 12, 2) == [short]
+    assert vocabulary.begun(b"a" * 32, 2) == vocabulary.begun(b"a" * 40, 2) == [long]
+
+
 def test_what_is_forced_does_not_depend_on_earlier_drafts(backend: GrammarBackend) -> None:
     grammar, choose = backend.compile(StructuredOutput(regex="((ab|ac)d{30}(x|y)z{20})*")), random.Random(1)
     matcher, tokens, most = grammar.matcher(), list[int](), 0

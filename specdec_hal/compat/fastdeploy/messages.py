@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.errors import FrameError
-from specdec_hal.serve.stream.frame import PREEMPTED, FrameKind
+from specdec_hal.serve.frame_codes import PREEMPTED, FrameKind
 
 Array = NDArray[Any]
 

@@ -257,7 +257,7 @@ def _layers(config: Any) -> Sequence[Any]:
 
 
 def _key_width(layer: Any) -> int:
-    """Elements of a position's keys. Its values have as many."""
+    """Elements of the keys of one position; the values have the same number."""
     query_heads = getattr(layer, "num_attention_heads", 0)  # none in models that are refused
     heads = getattr(layer, "num_key_value_heads", None) or query_heads
     width = getattr(layer, "head_dim", None) or layer.hidden_size // max(query_heads, 1)

@@ -6,7 +6,8 @@ and `channel` transports them.
 
 from __future__ import annotations
 
-from specdec_hal.serve.stream.frame import FrameKind, FrameReader, OutputFrame
+from specdec_hal.serve.frame_codes import FrameKind
+from specdec_hal.serve.stream.frame import FrameReader, OutputFrame
 from specdec_hal.serve.stream.processor import OutputDelta, TokenProcessor
 from specdec_hal.serve.stream.writer import FrameWriter
 

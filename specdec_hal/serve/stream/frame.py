@@ -7,7 +7,6 @@ score. A frame is accepted whole or not at all.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,21 +14,12 @@ import numpy as np
 
 from specdec_hal.errors import FrameError
 from specdec_hal.runner.request import Drafts, FinishReason, TokenLogprobs
+from specdec_hal.serve.frame_codes import PREEMPTED, RECOVERY
 
 VERSION = 4
-RECOVERY, PREEMPTED = -3, -9
-"""Special counts: the request's step failed and is repeated, or it lost its slot."""
-
 NOTHING = memoryview(b"")
 MAX_FRAME_BYTES = 1 << 28
 """Most bytes of a frame: 8,192 slots of 32 tokens with 20 alternatives each take a quarter of it."""
-
-
-class FrameKind(IntEnum):
-    """The `flags` of a frame: tokens of the target model, or drafts."""
-
-    TARGET = 3
-    DRAFT = 4
 
 
 class StreamStart(msgspec.Struct, array_like=True, frozen=True):

@@ -10,7 +10,8 @@ from specdec_hal.errors import FrameError
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.request import Drafts, Request, SamplingParams, StreamDelta
 from specdec_hal.runner.stream import Detokenizer, OutputStream, detokenizer_for
-from specdec_hal.serve.stream.frame import PREEMPTED, FrameKind, OutputFrame, PromptScores, StreamStart
+from specdec_hal.serve.frame_codes import PREEMPTED, FrameKind
+from specdec_hal.serve.stream.frame import OutputFrame, PromptScores, StreamStart
 
 
 class RequestSummary(NamedTuple):

@@ -15,11 +15,9 @@ from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints
 from specdec_hal.runner.stream import PROMPT_TAIL
+from specdec_hal.serve.frame_codes import PREEMPTED, RECOVERY, FrameKind
 from specdec_hal.serve.stream.frame import (
     NOTHING,
-    PREEMPTED,
-    RECOVERY,
-    FrameKind,
     OutputFrame,
     PromptScores,
     StreamEnd,

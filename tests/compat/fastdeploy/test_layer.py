@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -328,3 +329,10 @@ def test_a_column_without_elements_is_taken(gpu: Any) -> None:
         tokens, *state, counts, tensor(np.array([[False]])), ends, inject, 3, False
     )
     equal(tokens, [[7, 8]])
+
+
+def test_the_layer_needs_no_package_of_the_server() -> None:
+    """FastDeploy has a server of its own."""
+    missing = ("fastapi", "httptools", "jinja2", "msgspec", "prometheus_client", "starlette", "uvicorn", "zmq")
+    code = f"import sys; sys.modules |= dict.fromkeys({missing}); import specdec_hal.compat.fastdeploy as layer"
+    subprocess.run([sys.executable, "-c", f"{code}; layer.install('reference')"], check=True, timeout=60)
