@@ -11,6 +11,7 @@ from specdec_hal.conformance.edges.modes import in_other_modes
 
 _MODULES = (
     "near_misses",  # first: they fail quickly
+    "bounds",
     "batch",
     "gather",
     "sampling",

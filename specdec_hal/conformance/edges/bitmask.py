@@ -107,7 +107,7 @@ DRAFTS = [7, 3, 40, 5]
 """After the base token, which no mask is asked about."""
 
 
-def _truncated(name: str, rules: str, slt: int, then: int, masks: Sequence[int | None], **given: Any) -> Case:
+def truncated(name: str, rules: str, slt: int, then: int, masks: Sequence[int | None], **given: Any) -> Case:
     """A slot of `slt` tokens; masks allow the numbers given for rows 0, 1, ...; None: a row without a mask."""
     numbers = [-1 if mask is None else i for i, mask in enumerate(masks)]
     return edge(
@@ -121,45 +121,45 @@ def _truncated(name: str, rules: str, slt: int, then: int, masks: Sequence[int |
 
 def _drafts() -> Iterator[Case]:
     right: list[int | None] = [*DRAFTS, 0]
-    yield _truncated("all drafts are allowed", "kept bit", 5, 5, right)
+    yield truncated("all drafts are allowed", "kept bit", 5, 5, right)
     for i in range(4):
         wrong = [*right]
         wrong[i] = 8
-        yield _truncated(f"draft {i} is forbidden", "first cut", 5, i + 1, wrong)
-    yield _truncated("two drafts are forbidden", "first", 5, 3, [7, 3, 8, 8, 0])
-    yield _truncated("allowed drafts after one that is not", "first cut", 5, 2, [7, 8, 40, 5, 0])
-    yield _truncated("a forbidden token after the drafts", "kept", 3, 3, [7, 3, 8, 8, 0])
-    yield _truncated("the row of the last token asks about no draft", "kept", 5, 5, [7, 3, 40, 5, 8])
-    yield _truncated("no drafts", "kept", 1, 1, [8, 8, 8, 8, 8])
-    yield _truncated("rows without masks", "unconstrained kept", 5, 5, [None] * 5)
-    yield _truncated("a mask after rows without", "unconstrained first", 5, 4, [None, None, None, 8, 8])
-    yield _truncated("a mask before rows without", "unconstrained first", 5, 1, [8, None, None, None, None])
+        yield truncated(f"draft {i} is forbidden", "first cut", 5, i + 1, wrong)
+    yield truncated("two drafts are forbidden", "first", 5, 3, [7, 3, 8, 8, 0])
+    yield truncated("allowed drafts after one that is not", "first cut", 5, 2, [7, 8, 40, 5, 0])
+    yield truncated("a forbidden token after the drafts", "kept", 3, 3, [7, 3, 8, 8, 0])
+    yield truncated("the row of the last token asks about no draft", "kept", 5, 5, [7, 3, 40, 5, 8])
+    yield truncated("no drafts", "kept", 1, 1, [8, 8, 8, 8, 8])
+    yield truncated("rows without masks", "unconstrained kept", 5, 5, [None] * 5)
+    yield truncated("a mask after rows without", "unconstrained first", 5, 4, [None, None, None, 8, 8])
+    yield truncated("a mask before rows without", "unconstrained first", 5, 1, [8, None, None, None, None])
     for number in (5, 2**31 - 1, -(2**31)):
-        yield _truncated(
+        yield truncated(
             f"a row's mask is number {number}", "unconstrained", 5, 3, [7, 8, 8, 8, 8],
             bitmask_rows=[0, number, 2, 3, 4],
         )  # fmt: skip
     for slt, then in ((0, 0), (-(2**31), -(2**31)), (9, 2)):
-        yield _truncated(
+        yield truncated(
             f"{slt} tokens", "kept" if slt < 1 else "first", slt, then, [7, 8, 8, 8, 8], cu_seqlens_q_output=[0, 5]
         )
-    yield _truncated("more tokens than there are columns", "kept", 9, 9, right, cu_seqlens_q_output=[0, 5])
+    yield truncated("more tokens than there are columns", "kept", 9, 9, right, cu_seqlens_q_output=[0, 5])
     for token in (-1, -(2**63), 64, 2**32 + 7, 2**63 - 1):
-        yield _truncated(
+        yield truncated(
             f"token {token}", "no-token beyond-words", 5, 1, [7] * 5, draft_tokens=[[9, token, *DRAFTS[1:]]],
             bitmask=[[-1, -1]] * 5,
         )  # fmt: skip
-    yield _truncated("a token without a mask", "no-token unconstrained", 5, 5, [None] * 5, draft_tokens=[[-1] * 5])
+    yield truncated("a token without a mask", "no-token unconstrained", 5, 5, [None] * 5, draft_tokens=[[-1] * 5])
     for vocab_size, then in ((41, 5), (40, 3), (7, 1), (0, 1)):
-        yield _truncated(f"a vocabulary of {vocab_size}", "beyond-vocabulary", 5, then, right, vocab_size=vocab_size)
-    yield _truncated("a prompt", "prefill", 5, 5, [8] * 5, seq_lens_encoder=[5])
+        yield truncated(f"a vocabulary of {vocab_size}", "beyond-vocabulary", 5, then, right, vocab_size=vocab_size)
+    yield truncated("a prompt", "prefill", 5, 5, [8] * 5, seq_lens_encoder=[5])
     for first, masks, then in (
         (2, [8, 8, 7, 3, 8], 3),
         (-2, [40, 8, 8, 8, 8], 4),
         (7, [8] * 5, 9),
         (2**31 - 1, [8], 9),
     ):
-        yield _truncated(
+        yield truncated(
             f"rows from {first} on", "row-range", 9, then, masks, cu_seqlens_q_output=[first, first]
         )  # fmt: skip
     yield edge(

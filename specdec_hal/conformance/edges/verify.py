@@ -150,16 +150,18 @@ def _silent() -> Iterator[Case]:
 IDS = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 9]]
 
 
-def _topp() -> Iterator[Case]:
-    def topp(name: str, rules: str, drafts: list[int], wanted: list[int], lens: Any, **given: Any) -> Case:
-        common: dict[str, Any] = {
-            "candidate_scores": [[1.0, 1e-6]] * 5,  # top_p's mass on the best, so that phase 2 is no draw
-            "top_p": [1.0],
-            "candidate_ids": IDS,
-            "candidate_lens": lens,
-        }
-        return emits(name, rules, [drafts], [wanted], Strategy.TOPP, **{**common, **given})
+def topp(name: str, rules: str, drafts: list[int], wanted: list[int], lens: Any, **given: Any) -> Case:
+    """One slot under TOPP; the first candidate of a row is drawn, of which `lens` says how many count."""
+    common: dict[str, Any] = {
+        "candidate_scores": [[1.0, 1e-6]] * 5,  # top_p's mass on the best, so that phase 2 is no draw
+        "top_p": [1.0],
+        "candidate_ids": IDS,
+        "candidate_lens": lens,
+    }
+    return emits(name, rules, [drafts], [wanted], Strategy.TOPP, **{**common, **given})
 
+
+def _topp() -> Iterator[Case]:
     one = [1, 1, 1, 1, 1]
     yield topp("any of the first candidates", "among-candidates", [0, 2, 3, 6, 8], [2, 3, 6, 8, 9], [2, 1, 2, 2, 2])
     yield topp("second, and only one counts", "among-candidates", [0, 2, 4, 6, 8], [2, 3], [2, 1, 2, 2, 2])

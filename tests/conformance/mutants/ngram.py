@@ -106,6 +106,9 @@ _COUNT = (
            _edit("step_idx[b] if pre_ids is None else 0", "step_idx[b]")),
 )  # fmt: skip
 _INDEX = (
+    edited("drafts-never-continue-the-first-token", "hybrid_mtp_ngram",
+           "> for >=: with an index, LEFTMOST overlooks that the MTP drafts follow an n-gram at the prompt's end",
+           _index("after - n >= prompt_len", "after - n > prompt_len")),
     edited("index-stale-after-reset", f"{_RESET} {_UPDATE} ngram_match",
            "entries from before a reset (a rollback, the slot's last request) stay: drafts from a stranger's text",
            _FORGET("index[reset_slots, :4] = 0")),

@@ -42,6 +42,9 @@ MUTANTS = (
            _edit("first_of_order(row, np.partition(row, -top)[-top])[:top]",
                  '(order := np.argsort(-row, kind="stable"))[order != token][:top]',
                  given="np.count_nonzero(row >= row[token])")),
+    edited("logit-row-after-the-last", _LOGPROBS, "<= for <: the row after the last is read as the last",
+           _edit("0 <= r < logits.shape[0]", "0 <= r <= logits.shape[0]"),
+           _edit("logits[r]", "logits[min(r, len(logits) - 1)]", _LOGPROBS)),
     edited("nan-logprobs", _LOGPROBS, "a NaN row gives NaN log-probabilities",
            _edit("logprobs[a] = LOWEST", "logprobs[a] = np.nan")),
     *(

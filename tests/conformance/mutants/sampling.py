@@ -119,6 +119,8 @@ _DRAW = partial(_edit, "philox_u64(row_seed, position, purpose)", within="sample
 _RANDOM = (
     edited("seed-cut-to-32-bits", "sample_target", "seeds that differ in the upper half only give one stream",
            _DRAW("philox_u64(row_seed & 0xFFFFFFFF, position, purpose)")),
+    edited("position-cut-to-32-bits", "sample_target", "positions that differ in the upper half only draw alike",
+           _DRAW("philox_u64(row_seed, position & 0xFFFFFFFF, purpose)")),
     edited("drafts-drawn-as-samples", "sample_target",
            "drafts are drawn with the target model's random numbers, whatever they are drawn for",
            _DRAW("philox_u64(row_seed, position, Purpose.SAMPLE)")),
