@@ -17,7 +17,10 @@ from specdec_hal.conformance.edges.bitmask import truncated
 from specdec_hal.conformance.edges.edge import edge
 from specdec_hal.conformance.edges.gather import rows_of
 from specdec_hal.conformance.edges.kept import draws
+from specdec_hal.conformance.edges.near_misses import update_of
 from specdec_hal.conformance.edges.ngram import LEFTMOST, proposes
+from specdec_hal.conformance.edges.phases import END, NL, constrains, limits
+from specdec_hal.conformance.edges.schedule import stops, writes
 from specdec_hal.conformance.edges.verify import OP as VERIFY
 from specdec_hal.conformance.edges.verify import emits, slots, topp
 from specdec_hal.conformance.edges.verify_random import drawn
@@ -34,9 +37,12 @@ def edges() -> Iterator[Case]:
     yield from _windows()
     yield from _rejected()
     yield from _positions()
-    yield from _limits()
+    yield from _verified()
+    yield from _status()
     yield from _ngram()
+    yield from _index()
     yield from _drafts()
+    yield from _thinking()
     yield from _rows()
 
 
@@ -112,8 +118,27 @@ def _positions() -> Iterator[Case]:
     )  # fmt: skip
 
 
-def _limits() -> Iterator[Case]:
-    """Limits of 64 bits."""
+def _verified() -> Iterator[Case]:
+    """Tokens and limits of 64 bits."""
+    greedy = Strategy.GREEDY
+    yield emits("a draft that agrees in 32 bits", "by-token", [[0, WRAP + 1]], [[1]], greedy, target_tokens=[1, 2])
+    yield emits("a draft of 64 bits", "by-token", [[0, WRAP + 1]], [[WRAP + 1, 2]], greedy, target_tokens=[WRAP + 1, 2])
+    yield emits(
+        "a draft that agrees with a probable token in 32 bits", "no-token", [[0, WRAP + 1]], [[1]], Strategy.REJECTION,
+        target_probs=[[0.0, 1.0], [1.0, 0.0]],
+    )  # fmt: skip
+    yield topp(
+        "candidates that agree in 32 bits", "among-candidates window", [0, 1, 3, 5, 7], [WRAP + 1], [2] * 5,
+        candidate_ids=[[WRAP + 1, WRAP + 1], [3, 4], [5, 6], [7, 8], [9, 9]],
+    )  # fmt: skip
+    yield emits(
+        "end tokens that agree in 32 bits", "end-token", [[0, 1, 2, 3]], [[1, 2, 3, 4]], target_tokens=[1, 2, 3, 4],
+        end_tokens=[WRAP + 2, WRAP + 4],
+    )  # fmt: skip
+    yield emits(
+        "an end token of 64 bits", "end-token", [[0, 1, WRAP + 2, 3]], [[1, WRAP + 2]],
+        target_tokens=[1, WRAP + 2, 3, 4], end_tokens=[WRAP + 2],
+    )  # fmt: skip
     targets = [1, 2, 3, 4]
     for name, step, limit, count in (
         ("a limit of 64 bits is far away", 6, WRAP + 7, 4),
@@ -127,12 +152,72 @@ def _limits() -> Iterator[Case]:
         )  # fmt: skip
 
 
+def _status() -> Iterator[Case]:
+    """Limits, end tokens and prompts of 64 bits."""
+    yield edge(
+        "update_model_status", "limits and end tokens that agree in 32 bits", "stop has-running",
+        {"stop_flags": [False, False, True], "has_running": [True], "step_idx": [4, 4, WRAP + 4]}, {"L": 9},
+        seq_lens_this_time=[1] * 3, seq_lens_decoder=[3] * 3, step_idx=[3, 3, WRAP + 3], accept_tokens=[[5]] * 3,
+        accept_num=[1] * 3, max_dec_len=[WRAP + 2, 99, WRAP + 4], end_tokens=[WRAP + 5],
+    )  # fmt: skip
+    yield edge(
+        "apply_penalties", "end tokens that agree in 32 bits", "min-length out-of-vocabulary", {"logits": [[6, 6]]},
+        {"W": 0}, logits=logits([[6, 6]]), token_ids_all=[[0]], prompt_lens=[1], draft_tokens=[[0]],
+        cu_seqlens_q_output=[0, 1], batch_id_per_token_output=[0], end_tokens=[WRAP, WRAP + 1], min_dec_len=[9],
+    )  # fmt: skip
+    # Of 1 2 | 3 4, a prompt beyond the row leaves no generated tokens.
+    yield stops(
+        "a prompt of 64 bits", "prompt history", ([5, 6], 2, 99), [5, 6], sequences=[[4, 5]],
+        token_ids_all=[[1, 2, 3, 4, 5, 9]], prompt_lens=[WRAP + 2], step_idx=[2],
+    )  # fmt: skip
+    yield writes(
+        "tokens of 64 bits", "columns", [1, 2, WRAP + 5, 6, 0, 0, 0], accept_tokens=[[WRAP + 5, 6, 7]], count=2,
+        step_idx=[2],
+    )  # fmt: skip
+    yield writes("after the row, at steps of 64 bits", "clamp", [1, 2, 0, 0, 0, 0, 0], step_idx=[WRAP + 3])
+    yield edge(
+        "insert_first_token", "a first token of 64 bits", "prefill", {"draft_token_ids": [WRAP + 90, 1, -1]},
+        accept_tokens=[[WRAP + 90, 80]], next_tokens=[1, 2], draft_token_ids=[-1] * 3, seq_lens_this_time=[5],
+        seq_lens_encoder=[5],
+    )  # fmt: skip
+
+
 def _ngram() -> Iterator[Case]:
+    # In the whole row, 1 2 is followed by 3; in the three tokens that 32 bits leave, 1 is followed by 2.
+    row = [1, 2, 1, 2, 3, 1, 2]
+    own: dict[str, Any] = {
+        "token_ids_all": [[9, 2, 3, 4, 5, 9, 1, 2, 3, 7]], "prompt_lens": [6], "seq_lens_decoder": [8],
+        "pre_ids": [[1, 2, WRAP + 3, 8]], "step_idx": [2], "match_policy": LEFTMOST,
+    }  # fmt: skip
+    for op, mtp, in_row, in_prompt in (
+        ("ngram_match", [], [3, 1, 2], []), ("hybrid_mtp_ngram", [3], [3, 1, 2, 3], [3, 1, 2])
+    ):  # fmt: skip
+        given: dict[str, Any] = {"op": op, "mtp": tuple(mtp), "max_dec_len": [2**40]}
+        yield from proposes("steps of 64 bits", "query", row, 2, in_row, **given, step_idx=[WRAP + 1])
+        yield from proposes("a prompt of 64 bits", "query", row, 2, in_prompt, **given, prompt_lens=[WRAP + 2],
+                            max_ngram_size=1, match_policy=LEFTMOST)  # fmt: skip
+        given = {"op": op, "mtp": tuple(mtp), **own}
+        yield from proposes("a history of its own that agrees in 32 bits", "pre-ids query", [1], 0, mtp, **given)
+    long = [1, 2, 3, 4, 5, 6, 7, 8, 1]
+    for limit in (WRAP, WRAP + 2):
+        for op, mtp in (("ngram_match", ()), ("hybrid_mtp_ngram", (2,))):
+            yield from proposes(f"a limit of {limit}", "wanted", long, 8, [2, 3, 4, 5, 6], op=op, mtp=mtp,
+                                max_dec_len=[limit])  # fmt: skip
     # Prompt 9, generated 5, drafts 7 5: "5" is the first generated token, and what follows it are the drafts.
     yield from proposes(
         "leftmost, the first generated token before the drafts", "text query", [9, 5], 1, [7, 5, 7, 5],
         op="hybrid_mtp_ngram", mtp=(7, 5), match_policy=LEFTMOST,
     )  # fmt: skip
+
+
+def _index() -> Iterator[Case]:
+    """What the index keeps of values of 64 bits."""
+    for name, tokens, given in (
+        ("ids of 64 bits", [WRAP + 1, 2, 9, WRAP + 1], {}),
+        ("ids that agree in 32 bits", [9, WRAP + 1, 2, 9, 1], {}),
+        ("steps of 64 bits", [1, 2, 3, 1, 2, 9, 1, 2], {"step_idx": [2 * WRAP + 2]}),
+    ):
+        yield Case("ngram_index_update", f"edge:{name}", update_of(tokens, 1, **given), ("append",))
 
 
 def _drafts() -> Iterator[Case]:
@@ -170,6 +255,38 @@ def _drafts() -> Iterator[Case]:
         },
         inter_next_tokens=[31], substep=3, pre_ids=[ids], **state,
     )  # fmt: skip
+
+
+def _thinking() -> Iterator[Case]:
+    yield limits(
+        "fewer tokens than columns", "think-limit thinking", ([5], 0), [5, 6, 7], think=1, keep_tail=True,
+        accept_num=[1],
+    )  # fmt: skip
+    yield limits(
+        "end tokens that agree in 32 bits", "end-token thinking", ([5, 6], 0), [5, 6], think=9, end_tokens=[WRAP + 5]
+    )  # fmt: skip
+    yield constrains(
+        "steps of 64 bits at the border", "boundary mask", {"reasoning_status": [2], "logits": [[-1e10, 2, -1e10]]},
+        token_ids_all=[[NL, END, NL, NL]], step_idx=[WRAP + 3], reasoning_status=[1],
+    )  # fmt: skip
+    border: dict[str, Any] = {
+        "token_ids_all": [[7, NL, END, 0, 0, 0]], "step_idx": [3], "reasoning_status": [0],
+    }  # fmt: skip
+    rows = [[1.0, 2, 3]] * 6
+    masked = [-1e10, 2.0, -1e10]
+    # Row 2 stands after the drafts that complete the border, NL and NL.
+    for name, rules, drafts, end, at in (
+        ("the last row of a slot", "every-row", [END, NL, NL, 9, 9], 3, 2),
+        ("the row after a slot's last", "every-row untouched", [END, NL, NL, 9, 9], 2, None),
+        ("the row of the last draft", "every-row", [END, NL, NL], 3, 2),
+        ("more rows than drafts", "every-row", [END, NL, NL], 6, 2),
+        ("a line break that agrees in 32 bits", "every-row", [END, WRAP + NL, NL], 3, None),
+    ):
+        yield constrains(
+            name, rules,
+            {"reasoning_status": [1], "logits": [masked if i == at else row for i, row in enumerate(rows)]},
+            cu_seqlens_q_output=[0, end], logits=logits(rows), draft_tokens=[drafts], **border,
+        )  # fmt: skip
 
 
 def _rows() -> Iterator[Case]:

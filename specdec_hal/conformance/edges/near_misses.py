@@ -189,17 +189,21 @@ def _index() -> Iterator[Case]:
         ("a query that ended where an update did", [1, 2, 3, 4, 5, 9, 6, 9], 4),
         ("a query at the prompt's end", [9, 4, 1, 9, 1, 9], 4),
     ):
-        yield Case("ngram_index_update", f"edge:{name}", _update(text, prompt_len), ("append",))
+        yield Case("ngram_index_update", f"edge:{name}", update_of(text, prompt_len), ("append",))
 
 
-def _update(text: list[int], prompt_len: int) -> Callable[[Workspace], Inputs]:
+def update_of(text: list[int], prompt_len: int, **given: Any) -> Callable[[Workspace], Inputs]:
+    """Inputs of `ngram_index_update` for one decoding slot, `given` instead of what follows from its text."""
     sizes: dict[str, Any] = {"max_ngram_size": 2, "min_ngram_size": 1}
 
     def make(workspace: Workspace) -> Inputs:
         layout = workspace("ngram_index_update", M=1, L=len(text), **sizes)["index"]
         return build(
             "ngram_index_update", index=np.full(layout.shape, 0xA5, layout.dtype), token_ids_all=[text],
-            prompt_lens=[prompt_len], step_idx=[len(text) - prompt_len], seq_lens_decoder=[len(text) - 1], **sizes,
+            **{
+                "prompt_lens": [prompt_len], "step_idx": [len(text) - prompt_len],
+                "seq_lens_decoder": [len(text) - 1], **sizes, **given,
+            },
         )  # fmt: skip
 
     return make

@@ -31,7 +31,7 @@ def edges() -> Iterator[Case]:
     yield from _masks()
 
 
-def _limits(
+def limits(
     name: str,
     rules: str,
     expected: tuple[Sequence[int], int] | tuple[Sequence[int], int, int],
@@ -60,87 +60,85 @@ def _limits(
 
 
 def _thinking() -> Iterator[Case]:
-    yield _limits("below the limit", "thinking", ([5, 6, 7], 0), [5, 6, 7], think=3)
-    yield _limits("the text begins at the limit", "think-limit inject cut", ([5, 6, 40], 2), [5, 6, 7, 8], think=2)
-    yield _limits("steps before count", "think-limit", ([5, 40], 2), [5, 6, 7], think=10, step_idx=[9])
-    yield _limits("a limit that is long past", "think-limit", ([40], 2), [5, 6], think=10, step_idx=[99])
-    yield _limits("no thinking at all", "think-limit", ([40], 2), [5, 6], think=0)
-    yield _limits(
+    yield limits("below the limit", "thinking", ([5, 6, 7], 0), [5, 6, 7], think=3)
+    yield limits("the text begins at the limit", "think-limit inject cut", ([5, 6, 40], 2), [5, 6, 7, 8], think=2)
+    yield limits("steps before count", "think-limit", ([5, 40], 2), [5, 6, 7], think=10, step_idx=[9])
+    yield limits("a limit that is long past", "think-limit", ([40], 2), [5, 6], think=10, step_idx=[99])
+    yield limits("no thinking at all", "think-limit", ([40], 2), [5, 6], think=0)
+    yield limits(
         "any number of steps", "think-limit", ([40], 2), [5, 6], think=2**31 - 1, step_idx=[2**63 - 1]
     )  # fmt: skip
-    yield _limits("steps before the first", "thinking", ([5, 6], 0), [5, 6], think=0, step_idx=[-(2**63)])
-    yield _limits("thinking ends by itself", "end reply", ([5, END, 6, 7], ANSWER + 2), [5, END, 6, 7], think=9)
-    yield _limits("thinking ends by itself at the limit", "end", ([5, END, 6], ANSWER + 1), [5, END, 6], think=1)
-    yield _limits("thinking ends by itself without a limit", "end", ([END], ANSWER), [END], reply=9)
-    yield _limits("an end token in thought", "end-token cut", ([5, 40], 2), [5, 3], think=9)
-    yield _limits("an end token in thought without a limit", "thinking", ([5, STOP], 0), [5, STOP], reply=9)
+    yield limits("steps before the first", "thinking", ([5, 6], 0), [5, 6], think=0, step_idx=[-(2**63)])
+    yield limits("thinking ends by itself", "end reply", ([5, END, 6, 7], ANSWER + 2), [5, END, 6, 7], think=9)
+    yield limits("thinking ends by itself at the limit", "end", ([5, END, 6], ANSWER + 1), [5, END, 6], think=1)
+    yield limits("thinking ends by itself without a limit", "end", ([END], ANSWER), [END], reply=9)
+    yield limits("an end token in thought", "end-token cut", ([5, 40], 2), [5, 3], think=9)
+    yield limits("an end token in thought without a limit", "thinking", ([5, STOP], 0), [5, STOP], reply=9)
     for status, then in ((1, [40]), (2, [END]), (3, [41])):
-        yield _limits(f"token {status} of the text", "inject cut", (then, status + 1), [5, 6], status=status, think=0)
-    yield _limits("the text as it was drawn", "same inject", ([40, END, 41, 6], ANSWER + 1), [40, END, 41, 6], think=0)
-    yield _limits("a part of the text as drawn", "same cut", ([40, END, 41], ANSWER), [40, END, 6, 7], think=0)
-    yield _limits("a text of 64-bit ids", "inject", ([2**40 + 1], 2), [1], think=0, inject_token_ids=[2**40 + 1])
-    yield _limits("without a text", "text inject", ([5, END], 2), [5, 6, 7], think=1, inject_token_ids=[])
-    yield _limits(
-        "after a text of no tokens", "text reply", ([5, 6], 4), [5, 6], status=2, think=1, inject_token_ids=[]
-    )
-    yield _limits("a text runs on without limits of thinking", "inject", ([END], 3), [5], status=2, reply=9)
-    yield _limits("a status below all", "status", ([40], 2), [5], status=-7, think=0)
-    yield _limits("a status above all", "status", ([5, 6], 2**31 - 1), [5, 6], status=2**31 - 1, think=0)
+        yield limits(f"token {status} of the text", "inject cut", (then, status + 1), [5, 6], status=status, think=0)
+    yield limits("the text as it was drawn", "same inject", ([40, END, 41, 6], ANSWER + 1), [40, END, 41, 6], think=0)
+    yield limits("a part of the text as drawn", "same cut", ([40, END, 41], ANSWER), [40, END, 6, 7], think=0)
+    yield limits("a text of 64-bit ids", "inject", ([2**40 + 1], 2), [1], think=0, inject_token_ids=[2**40 + 1])
+    yield limits("without a text", "text inject", ([5, END], 2), [5, 6, 7], think=1, inject_token_ids=[])
+    yield limits("after a text of no tokens", "text reply", ([5, 6], 4), [5, 6], status=2, think=1, inject_token_ids=[])
+    yield limits("a text runs on without limits of thinking", "inject", ([END], 3), [5], status=2, reply=9)
+    yield limits("a status below all", "status", ([40], 2), [5], status=-7, think=0)
+    yield limits("a status above all", "status", ([5, 6], 2**31 - 1), [5, 6], status=2**31 - 1, think=0)
 
 
 def _fastdeploy() -> Iterator[Case]:
     theirs: dict[str, Any] = {"fastdeploy": True}
-    yield _limits("exactly at the limit", "exact inject cut", ([5, 40], 2), [5, 6], think=10, step_idx=[9], **theirs)
-    yield _limits("past the limit", "exact", ([5, 6], 0), [5, 6], think=10, step_idx=[11], **theirs)
-    yield _limits(
+    yield limits("exactly at the limit", "exact inject cut", ([5, 40], 2), [5, 6], think=10, step_idx=[9], **theirs)
+    yield limits("past the limit", "exact", ([5, 6], 0), [5, 6], think=10, step_idx=[11], **theirs)
+    yield limits(
         "no step is past an int32", "exact", ([5, 6], 0), [5, 6], think=2**31 - 1, step_idx=[2**63 - 1], **theirs
     )
-    yield _limits("no thinking at all, at any step", "exact", ([40], 2), [5, 6], think=0, step_idx=[7], **theirs)
-    yield _limits(
+    yield limits("no thinking at all, at any step", "exact", ([40], 2), [5, 6], think=0, step_idx=[7], **theirs)
+    yield limits(
         "thought ends by itself", "allowance end reply", ([5, END, 6, 7], ANSWER + 2, 7), [5, END, 6, 7], think=9,
         reply=5, **theirs,
     )  # fmt: skip
-    yield _limits(
+    yield limits(
         "the answer is as much longer", "allowance reply-limit", ([END, 5, 6, STOP], ANSWER + 2, 2), [END, 5, 6, 7, 8],
         reply=0, **theirs,
     )  # fmt: skip
-    yield _limits(
+    yield limits(
         "as much as an int32 holds", "allowance", ([END], ANSWER, 2**31 - 1), [END], reply=2**31 - 2, **theirs
     )  # fmt: skip
-    yield _limits("no limit does not grow", "allowance", ([END, 5], ANSWER + 1), [END, 5], think=3, **theirs)
-    yield _limits("the text adds nothing", "allowance inject", ([40], 2), [5, 6], think=0, reply=5, **theirs)
+    yield limits("no limit does not grow", "allowance", ([END, 5], ANSWER + 1), [END, 5], think=3, **theirs)
+    yield limits("the text adds nothing", "allowance inject", ([40], 2), [5, 6], think=0, reply=5, **theirs)
     without: dict[str, Any] = {**theirs, "inject_token_ids": []}
-    yield _limits("the limit without a text", "no-text", ([5, 6], 1), [5, 6], think=1, **without)
-    yield _limits(
+    yield limits("the limit without a text", "no-text", ([5, 6], 1), [5, 6], think=1, **without)
+    yield limits(
         "the answer after no text", "no-text reply-limit", ([5, 6, 7, STOP], 2), [5, 6, 7, 8, 9], think=1, reply=1,
         **without,
     )  # fmt: skip
-    yield _limits("an end token without a text", "no-text", ([5, 3, 6], 0), [5, 3, 6], think=9, **without)
-    yield _limits("the end of thought without a text", "no-text end", ([5, END, 6], 2), [5, END, 6], think=9, **without)
-    yield _limits("what follows the text stays", "tail inject", ([5, 40], 2), [5, 6, 7], think=1, keep_tail=True)
+    yield limits("an end token without a text", "no-text", ([5, 3, 6], 0), [5, 3, 6], think=9, **without)
+    yield limits("the end of thought without a text", "no-text end", ([5, END, 6], 2), [5, END, 6], think=9, **without)
+    yield limits("what follows the text stays", "tail inject", ([5, 40], 2), [5, 6, 7], think=1, keep_tail=True)
 
 
 def _answers() -> Iterator[Case]:
-    yield _limits("an answer within its limit", "reply", ([5, 6], ANSWER + 2), [5, 6], status=ANSWER, reply=2)
-    yield _limits(
+    yield limits("an answer within its limit", "reply", ([5, 6], ANSWER + 2), [5, 6], status=ANSWER, reply=2)
+    yield limits(
         "an answer ends at its limit", "reply-limit cut", ([5, 6, STOP], ANSWER + 2), [5, 6, 7, 8], status=ANSWER,
         reply=2,
     )  # fmt: skip
-    yield _limits("an answer that is too long", "reply-limit", ([STOP], ANSWER + 9), [5], status=ANSWER + 9, reply=2)
-    yield _limits("no answer at all", "reply-limit end", ([END, STOP], ANSWER), [END, 5, 6], reply=0)
-    yield _limits(
+    yield limits("an answer that is too long", "reply-limit", ([STOP], ANSWER + 9), [5], status=ANSWER + 9, reply=2)
+    yield limits("no answer at all", "reply-limit end", ([END, STOP], ANSWER), [END, 5, 6], reply=0)
+    yield limits(
         "an answer that ends by itself at its limit", "reply same", ([5, 3], ANSWER + 2), [5, 3], status=ANSWER, reply=1
     )  # fmt: skip
-    yield _limits(
+    yield limits(
         "no end token to end an answer with", "reply-limit", ([5, 6], ANSWER + 2), [5, 6], status=ANSWER, reply=0,
         end_tokens=[],
     )  # fmt: skip
-    yield _limits("an answer without a limit", "reply", ([5, END], ANSWER + 2), [5, END], status=ANSWER, think=0)
+    yield limits("an answer without a limit", "reply", ([5, END], ANSWER + 2), [5, END], status=ANSWER, think=0)
 
 
 def _slots() -> Iterator[Case]:
-    yield _limits("without limits", "off", ([5, END, STOP], 0), [5, END, STOP])
-    yield _limits("a stopped slot", "stopped", ([5, 6], 0), [5, 6], think=0, stop_flags=[True])
+    yield limits("without limits", "off", ([5, END, STOP], 0), [5, END, STOP])
+    yield limits("a stopped slot", "stopped", ([5, 6], 0), [5, 6], think=0, stop_flags=[True])
     for count in (0, -3):
         yield edge(
             LIMIT, f"{count} tokens emitted", "nothing",
@@ -180,10 +178,11 @@ def _reason(name: str, rules: str, status: int, then: int, text: list[int], **gi
     """One decoding slot that has generated `text`, and whose row is [1, 2, 3]."""
     row = [-1e10, 2, -1e10] if then == 2 else [1, 2, 3]
     given = {"token_ids_all": [[*text, *BORDER, 0, 0]], "step_idx": [len(text)], "reasoning_status": [status], **given}
-    return _reason_edge(name, rules, {"reasoning_status": [then], "logits": [row]}, **given)
+    return constrains(name, rules, {"reasoning_status": [then], "logits": [row]}, **given)
 
 
-def _reason_edge(name: str, rules: str, expected: dict[str, Any], **given: Any) -> Case:
+def constrains(name: str, rules: str, expected: dict[str, Any], **given: Any) -> Case:
+    """`reasoning_constraint` of one slot with one row, and one allowed token, 1, unless `given` says otherwise."""
     return edge(
         REASON, name, rules, expected,
         **{
@@ -226,9 +225,7 @@ def _status() -> Iterator[Case]:
     for seen, then in ((-1, 3), (1, 3), (4, 3), (99, 0), (-(2**63), 3)):
         expected = {"reasoning_status": [then], "reasoning_seen": [6], "logits": [[1, 2, 3]]}
         given = {"reasoning_seen": [seen], "token_ids_all": [[*passed, 0, 0]], "step_idx": [6]}
-        yield _reason_edge(
-            f"a step over the border, {seen} seen", "every-token", expected, reasoning_status=[0], **given
-        )
+        yield constrains(f"a step over the border, {seen} seen", "every-token", expected, reasoning_status=[0], **given)
     for status, then in ((2, 2), (1, 1)):
         yield _reason(
             f"no new token, status {status}", "same-token mask", status, then, [7, *BORDER], reasoning_seen=[5]
@@ -242,16 +239,16 @@ def _status() -> Iterator[Case]:
         "token_ids_all": [[7, NL, END, 0, 0, 0]], "step_idx": [3], "cu_seqlens_q_output": [0, 4],
         "logits": logits(rows), "draft_tokens": [[END, NL, NL, 9, 9]],
     }  # fmt: skip
-    yield _reason_edge(
+    yield constrains(
         "drafts over the border", "every-row", {"reasoning_status": [1], "logits": masked}, reasoning_status=[0],
         **drafts,
     )  # fmt: skip
-    yield _reason_edge(
+    yield constrains(
         "a prompt has one row", "every-row", {"reasoning_status": [1], "logits": rows}, reasoning_status=[0],
         seq_lens_encoder=[4], **drafts,
     )  # fmt: skip
     drafts["cu_seqlens_q_output"] = [2, 6]
-    yield _reason_edge(
+    yield constrains(
         "drafts over the border, rows beyond the last", "every-row capacity",
         {"reasoning_status": [1], "logits": rows}, reasoning_status=[0], **drafts,
     )  # fmt: skip

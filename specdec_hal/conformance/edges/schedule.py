@@ -108,7 +108,7 @@ def _schedule() -> Iterator[Case]:
     )  # fmt: skip
 
 
-def _stops(name: str, rules: str, expected: tuple[list[int], int, int], accepted: list[int], **given: Any) -> Case:
+def stops(name: str, rules: str, expected: tuple[list[int], int, int], accepted: list[int], **given: Any) -> Case:
     """One slot that emitted `accepted`, but for -1; `expected`: its accept_tokens, accept_num and max_dec_len."""
     tokens, count, limit = expected
     sequences = given.pop("sequences")
@@ -126,79 +126,79 @@ def _stops(name: str, rules: str, expected: tuple[list[int], int, int], accepted
 
 
 def _stop() -> Iterator[Case]:
-    yield _stops("cut after the sequence", "match cut limit", ([5, 6, -1, -1], 2, 2), [5, 6, 7, 8], sequences=[[6]])
-    yield _stops("the last token keeps the count", "match limit", ([5, 6, -1], 2, 2), [5, 6, -1], sequences=[[5, 6]])
-    yield _stops(
+    yield stops("cut after the sequence", "match cut limit", ([5, 6, -1, -1], 2, 2), [5, 6, 7, 8], sequences=[[6]])
+    yield stops("the last token keeps the count", "match limit", ([5, 6, -1], 2, 2), [5, 6, -1], sequences=[[5, 6]])
+    yield stops(
         "the first token that ends a sequence", "first cut", ([5, -1, -1, -1], 1, 1), [5, 6, 5, 6],
         sequences=[[6], [5, 6], [5]],
     )  # fmt: skip
-    yield _stops("a repeated sequence ends once", "first", ([5, 5, -1, -1], 2, 2), [5, 5, 5, 5], sequences=[[5, 5]])
+    yield stops("a repeated sequence ends once", "first", ([5, 5, -1, -1], 2, 2), [5, 5, 5, 5], sequences=[[5, 5]])
     no_match = ([5, 6, 7], 3, 99)
-    yield _stops(
+    yield stops(
         "no sequence ends here", "untouched match", no_match, [5, 6, 7],
         sequences=[[5, 7], [6, 6], [4, 5, 6], [8], [7, 6], [5, 6, 8], [2**40 + 6]],
     )  # fmt: skip
-    yield _stops(
+    yield stops(
         "lengths of 0 and less are no sequences", "match untouched", no_match, [5, 6, 7], sequences=[[5], [6]],
         stop_seqs_lens=[[0, -1]],
     )  # fmt: skip
-    yield _stops(
+    yield stops(
         "lengths end with the width", "match", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[5, 6]], stop_seqs_lens=[[9]]
     )
     ended: dict[str, Any] = {"end_tokens": [2, 3], "end_after_stop": True}
-    yield _stops(
+    yield stops(
         "an end token after it", "end-token cut limit", ([5, 6, 2, -1], 3, 3), [5, 6, 7, 8], sequences=[[5, 6]], **ended
     )  # fmt: skip
-    yield _stops("the newest token waits", "wait untouched", no_match, [5, 6, 7], sequences=[[7], [6, 7]], **ended)
-    yield _stops("no end token without a match", "untouched end-token", no_match, [5, 6, 7], sequences=[[9]], **ended)
-    yield _stops(
+    yield stops("the newest token waits", "wait untouched", no_match, [5, 6, 7], sequences=[[7], [6, 7]], **ended)
+    yield stops("no end token without a match", "untouched end-token", no_match, [5, 6, 7], sequences=[[9]], **ended)
+    yield stops(
         "no end token after it", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_tokens=[2, 3]
     )  # fmt: skip
-    yield _stops(
+    yield stops(
         "there is no end token", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_tokens=[],
         end_after_stop=True,
     )  # fmt: skip
-    yield _stops(
+    yield stops(
         "end tokens left out", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_after_stop=True
     )  # fmt: skip
-    yield _stops(
+    yield stops(
         "what follows the cut stays", "tail", ([5, 6, 7], 2, 2), [5, 6, 7], sequences=[[6]], keep_tail=True
     )  # fmt: skip
-    yield _stops(
+    yield stops(
         "what follows the end token stays", "tail end-token", ([5, 2, 7], 2, 2), [5, 6, 7], sequences=[[5]],
         keep_tail=True, **ended,
     )  # fmt: skip
     # Prompt 1 2, generated 3 4.
     older: dict[str, Any] = {"token_ids_all": [[1, 2, 3, 4, 5, 9]], "prompt_lens": [2], "step_idx": [2]}
     for name, sequence in (("one", [4, 5]), ("all", [3, 4, 5])):
-        yield _stops(
+        yield stops(
             f"a sequence that began in earlier steps with {name} of their tokens", "history limit", ([5, -1], 1, 3),
             [5, 6], sequences=[sequence], **older,
         )  # fmt: skip
-    yield _stops(
+    yield stops(
         "a sequence across the step's border, not at its first token", "history", ([5, 6, -1], 2, 4), [5, 6, 7],
         sequences=[[4, 5, 6]], **older,
     )  # fmt: skip
-    yield _stops(
+    yield stops(
         "a sequence of earlier steps alone", "history untouched", ([5, 6], 2, 99), [5, 6], sequences=[[3, 4], [4]],
         **older,
     )  # fmt: skip
     for name, sequence in (("one token", [4]), ("all tokens", [3, 4])):
-        yield _stops(
+        yield stops(
             f"the newest token of the last step ended {name}", "wait end-token", ([2, -1], 1, 3), [5, 6],
             sequences=[sequence], **older, **ended,
         )  # fmt: skip
     for least, expected in ((2, ([2, -1], 1, 3)), (3, ([4, 2], 2, 4)), (4, ([4, 4], 2, 99))):
-        yield _stops(
+        yield stops(
             f"an end token after at least {least} generated tokens", "minimum end-token", expected, [4, 4],
             sequences=[[4]], **older, **ended, min_dec_len=[least],
         )  # fmt: skip
-    yield _stops(
+    yield stops(
         "no sequence ends in the prompt", "prompt end-token", ([5, 6], 2, 99), [5, 6], sequences=[[1, 2], [2]],
         token_ids_all=[[1, 2, 5, 6]], prompt_lens=[2], **ended,
     )  # fmt: skip
-    yield _stops("no part of the prompt counts", "prompt", ([5, 6], 2, 99), [5, 6], sequences=[[2, 3, 4, 5]], **older)
-    yield _stops(
+    yield stops("no part of the prompt counts", "prompt", ([5, 6], 2, 99), [5, 6], sequences=[[2, 3, 4, 5]], **older)
+    yield stops(
         "nothing was generated before", "prompt", ([5, -1], 1, 1), [5, 6], sequences=[[1, 2, 5], [5]],
         token_ids_all=[[1, 2, 5, 6]], prompt_lens=[2],
     )  # fmt: skip
@@ -206,16 +206,16 @@ def _stop() -> Iterator[Case]:
         (3, ([5, -1, -1], 1, 3)), (4, ([5, 5, -1], 2, 4)), (5, ([5, 5, 5], 3, 5)), (6, ([5, 5, 5], 3, 99)),
         (-(2**63), ([5, -1, -1], 1, 3)), (2**63 - 1, ([5, 5, 5], 3, 99)),
     ):  # fmt: skip
-        yield _stops(
+        yield stops(
             f"at least {least} generated tokens", "minimum", expected, [5, 5, 5], sequences=[[5]], **older,
             min_dec_len=[least],
         )  # fmt: skip
     for count, expected in ((0, ([5, 6], 0, 99)), (-1, ([5, 6], -1, 99)), (9, ([5, -1], 1, 1))):
-        yield _stops(
+        yield stops(
             f"{count} tokens emitted", "untouched" if count < 1 else "match", expected, [5, 6], sequences=[[5]],
             accept_num=[count],
         )  # fmt: skip
-    yield _stops(
+    yield stops(
         "a text longer than its row", "history limit", ([5, -1], 1, 3), [5, 6], sequences=[[2, 3, 5]],
         token_ids_all=[[1, 2, 3]], prompt_lens=[1], step_idx=[8],
     )  # fmt: skip
@@ -233,16 +233,16 @@ def _stop() -> Iterator[Case]:
             token_ids_all=[[0]], accept_tokens=[[5, 6]], accept_num=[2], max_dec_len=[10],
         )  # fmt: skip
     many = [[100 + q] for q in range(70)]
-    yield _stops("the last of many sequences", "match first", ([5, 169, -1], 2, 2), [5, 169, 100], sequences=many)
+    yield stops("the last of many sequences", "match first", ([5, 169, -1], 2, 2), [5, 169, 100], sequences=many)
     text = list(range(100, 200))
-    yield _stops(
+    yield stops(
         "a long sequence", "history limit", ([6, 7, -1], 2, 102), [6, 7, 8],
         sequences=[[*text[1:], 6, 7], [*text[:50], 1, *text[51:], 6]], token_ids_all=[[0, *text, 9]], prompt_lens=[1],
         step_idx=[100],
     )  # fmt: skip
 
 
-def _writes(name: str, rules: str, history: list[int], *, count: int = 3, **given: Any) -> Case:
+def writes(name: str, rules: str, history: list[int], *, count: int = 3, **given: Any) -> Case:
     """One decoding slot: prompt 1 2, accepted 5 6 7, of which `count` are said to be; `history`: its row then."""
     return edge(
         WRITE, name, rules, {"token_ids_all": [history]},
@@ -255,24 +255,24 @@ def _writes(name: str, rules: str, history: list[int], *, count: int = 3, **give
 
 def _write() -> Iterator[Case]:
     untouched = [1, 2, 0, 0, 0, 0, 0]
-    yield _writes("the first tokens", "columns untouched", [1, 2, 5, 6, 7, 0, 0])
-    yield _writes("later tokens", "columns", [1, 2, 0, 0, 5, 6, 0], count=2, step_idx=[4])
-    yield _writes("the place of the last token", "last-index", [1, 2, 0, 5, 6, 7, 0], last_index=True)
-    yield _writes("the first place is 0", "last-index", [1, 2, 5, 0, 0, 0, 0], count=1, step_idx=[0], last_index=True)
-    yield _writes("a prefilled slot", "idle", [1, 2, 5, 6, 7, 0, 0], seq_lens_encoder=[1], seq_lens_decoder=[0])
-    yield _writes("an idle slot", "idle", untouched, seq_lens_decoder=[0])
-    yield _writes("a stopped slot", "stopped", untouched, stop_flags=[True])
-    yield _writes("no step", "before", untouched, step_idx=[-1], last_index=True, count=1)
-    yield _writes("more tokens than steps", "clamp", [1, 2, 6, 7, 0, 0, 0], step_idx=[2])
-    yield _writes("up to the end of the row", "columns clamp", [1, 2, 0, 0, 5, 6, 7], step_idx=[5])
-    yield _writes("across the end of the row", "clamp", [1, 2, 0, 0, 0, 5, 6], step_idx=[6])
+    yield writes("the first tokens", "columns untouched", [1, 2, 5, 6, 7, 0, 0])
+    yield writes("later tokens", "columns", [1, 2, 0, 0, 5, 6, 0], count=2, step_idx=[4])
+    yield writes("the place of the last token", "last-index", [1, 2, 0, 5, 6, 7, 0], last_index=True)
+    yield writes("the first place is 0", "last-index", [1, 2, 5, 0, 0, 0, 0], count=1, step_idx=[0], last_index=True)
+    yield writes("a prefilled slot", "idle", [1, 2, 5, 6, 7, 0, 0], seq_lens_encoder=[1], seq_lens_decoder=[0])
+    yield writes("an idle slot", "idle", untouched, seq_lens_decoder=[0])
+    yield writes("a stopped slot", "stopped", untouched, stop_flags=[True])
+    yield writes("no step", "before", untouched, step_idx=[-1], last_index=True, count=1)
+    yield writes("more tokens than steps", "clamp", [1, 2, 6, 7, 0, 0, 0], step_idx=[2])
+    yield writes("up to the end of the row", "columns clamp", [1, 2, 0, 0, 5, 6, 7], step_idx=[5])
+    yield writes("across the end of the row", "clamp", [1, 2, 0, 0, 0, 5, 6], step_idx=[6])
     for step in (8, 9, 10, 2**31, 2**63 - 1):
-        yield _writes(f"after the row, at {step}", "clamp", untouched, step_idx=[step], last_index=True)
-    yield _writes("a prompt beyond its row", "clamp columns", untouched, prompt_lens=[2**62])
-    yield _writes("a prompt of less than nothing", "columns", [5, 6, 7, 0, 0, 0, 0], prompt_lens=[-9])
+        yield writes(f"after the row, at {step}", "clamp", untouched, step_idx=[step], last_index=True)
+    yield writes("a prompt beyond its row", "clamp columns", untouched, prompt_lens=[2**62])
+    yield writes("a prompt of less than nothing", "columns", [5, 6, 7, 0, 0, 0, 0], prompt_lens=[-9])
     for count in (0, -4):
-        yield _writes(f"{count} tokens", "untouched", untouched, count=count)
-    yield _writes("counts end with the width", "columns", [1, 2, 5, 6, 7, 0, 0], count=99)
+        yield writes(f"{count} tokens", "untouched", untouched, count=count)
+    yield writes("counts end with the width", "columns", [1, 2, 5, 6, 7, 0, 0], count=99)
     many = 40
     yield edge(
         WRITE, "forty slots, and padding", "columns untouched",

@@ -16,7 +16,7 @@ from specdec_hal.ops import MatchPolicy, Strategy, get_op
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Backend, BoundOp, Capability, Launch
 from tests.conformance.mutants.editing import Edit
-from tests.conformance.mutants.making import Arrays, Mutant, around, edited
+from tests.conformance.mutants.making import Arrays, Mutant, around, edited, in_32_bits
 
 _Launch = Callable[[], None]
 
@@ -180,6 +180,21 @@ _NARROW = (
     ),
 )  # fmt: skip
 
+_HALVES = (
+    ("apply_penalties", "end_tokens"),
+    ("verify_draft_tokens", "draft_tokens candidate_ids step_idx max_dec_len end_tokens"),
+    ("update_model_status", "end_tokens max_dec_len"),
+    ("ngram_match", "prompt_lens step_idx max_dec_len pre_ids"),
+    ("hybrid_mtp_ngram", "prompt_lens step_idx max_dec_len pre_ids"),
+    ("ngram_index_update", "token_ids_all step_idx"),
+    ("insert_first_token", "accept_tokens"),
+    ("set_stop_sequences", "prompt_lens"),
+    ("write_accepted", "accept_tokens step_idx"),
+    ("limit_thinking", "end_tokens"),
+    ("reasoning_constraint", "step_idx draft_tokens"),
+)
+"""Inputs of 64 bits whose upper halves few cases look at."""
+
 MUTANTS = (
     around("writes-one-element-behind", "gather_accepted",
            "a grid rounded up to whole blocks writes the element after the last", _writes_behind),
@@ -203,6 +218,7 @@ MUTANTS = (
         edited(f"{op}-in-32-bits", op, f"a row times a width is computed in 32 bits: {what}", edit)
         for op, what, edit in _NARROW
     ),
+    *(in_32_bits(op, operand) for op, operands in _HALVES for operand in operands.split()),
     Mutant("reads-when-bound", ("build_sampling_params",),
            "a plan keeps what a tensor held when it was bound: replays of a graph draw the same numbers again",
            _ReadsWhenBound),

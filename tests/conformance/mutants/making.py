@@ -125,3 +125,18 @@ def undefined(op: str, output: str, fill: Any, stands_for: str) -> Mutant:
         np.copyto(arrays[output], before, where=arrays[output] == fill)
 
     return around(f"{op}-leaves-{output}", op, stands_for, leave)
+
+
+def in_32_bits(op: str, operand: str) -> Mutant:
+    """A mutant that reads the lower halves of an input's 64-bit values."""
+
+    def read(arrays: Arrays, launch: Callable[[], None]) -> None:
+        array = arrays[operand]
+        if array is None:  # an optional one
+            return launch()
+        before = array.copy()
+        np.copyto(array, before.astype(np.int32))
+        launch()
+        np.copyto(array, before)
+
+    return around(f"{op}-reads-{operand}-in-32-bits", op, f"{operand} is copied to an int32 before it is used", read)
