@@ -208,6 +208,8 @@ def _ngram() -> Iterator[Case]:
         "leftmost, the first generated token before the drafts", "text query", [9, 5], 1, [7, 5, 7, 5],
         op="hybrid_mtp_ngram", mtp=(7, 5), match_policy=LEFTMOST,
     )  # fmt: skip
+    yield from proposes("more wanted than a row holds", "wanted", [1, 2, 3, 4, 5, 9, 1], 6, [2, 3, 4, 5, 9],
+                        op="hybrid_mtp_ngram", mtp=(2, 3), draft_token_num=[9], use_draft_token_num=True)  # fmt: skip
 
 
 def _index() -> Iterator[Case]:
