@@ -35,3 +35,15 @@ def test_paragraphs(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('"""Says this.\n\n    code\n\n>>> 1\n1\n"""\n# not this\n')
     assert [text for _, text in prose.paragraphs(module)] == ["Says this."]
+
+
+def test_comments_of_cpp(tmp_path: Path) -> None:
+    source = tmp_path / "source.h"
+    source.write_text(
+        "// Says one thing\n// in two lines.\n//\n//   TABLE   of names\nint a = 1'000;  // of its own\n"
+        'int b;  // and this\nconst char* url = "http://x";  /* Says\n   more. */\nchar quote = \'"\';  // quoted\n'
+    )
+    assert list(prose.paragraphs(source)) == [
+        (1, "Says one thing in two lines."), (5, "- of its own"), (6, "- and this"), (7, "- Says more."),
+        (9, "- quoted"),
+    ]  # fmt: skip

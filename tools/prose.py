@@ -1,4 +1,4 @@
-"""Long sentences and words that this project does not use, in Markdown and docstrings; `make lint` runs it.
+"""Long sentences and unwanted words in Markdown, docstrings and comments of C++; `make lint` runs it.
 
 A sentence has at most 40 words; code in backticks is one word, and each cell of a table is read by itself.
 """
@@ -33,12 +33,14 @@ INSTEAD = {
     r"the (?:step|token|launch) before": "the previous ...",
 }
 LEFT_OUT = ("CHANGELOG.md", "changelog.d/", "models/")
+CPP = (".h", ".cc", ".cpp", ".cu", ".cuh", ".xpu")
+STRING_OR_COMMENT = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|//[^\n]*|/\*.*?\*/""", re.S)
 
 
 def main() -> int:
     """Print what is wrong, one line each; 1 if anything is."""
-    files = subprocess.run(["git", "ls-files", "*.md", "*.py"], capture_output=True,
-                           text=True, check=True).stdout.split()  # fmt: skip
+    kinds = [f"*{suffix}" for suffix in (".md", ".py", *CPP)]
+    files = subprocess.run(["git", "ls-files", *kinds], capture_output=True, text=True, check=True).stdout.split()
     found = 0
     for name in files:
         if not name.startswith(LEFT_OUT) and Path(name).exists():
@@ -61,13 +63,31 @@ def problems(text: str) -> Iterator[str]:
 
 
 def paragraphs(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each paragraph, list item, and cell of a table; of Python, of docstrings."""
+    """Line and text of each paragraph, list item, and cell of a table: in docstrings of Python and comments of C++."""
     if path.suffix == ".md":
         yield from _blocks(path.read_text(), 1)
+        return
+    if path.suffix in CPP:
+        yield from _blocks(_comments(path.read_text()), 1)
         return
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield from _blocks(inspect.cleandoc(node.value.value), node.lineno)
+
+
+def _comments(code: str) -> str:
+    """The comments of C++, each on its own line; a comment after code is a paragraph."""
+    lines = [""] * (code.count("\n") + 1)
+    for found in STRING_OR_COMMENT.finditer(code):
+        if found[0].startswith(("//", "/*")):
+            first = code.count("\n", 0, found.start())
+            after_code = code[code.rfind("\n", 0, found.start()) + 1 : found.start()].strip()
+            # After //, text that is indented by more than one blank is code or a table.
+            table = found[0].startswith("//   ")
+            for number, row in enumerate(found[0].strip("/*").split("\n"), first):
+                before = "- " if after_code and number == first else "    " if table else ""
+                lines[number] = before + row.strip(" */")
+    return "\n".join(lines)
 
 
 def _blocks(text: str, line: int) -> Iterator[tuple[int, str]]:

@@ -55,7 +55,7 @@ struct LaunchShape {
   unsigned cluster = 1;     // blocks of a cluster, along x; more than one only from compute capability 9 on
 };
 
-// A launch as the runtime takes it, which overlaps with the one before it in the stream where the device can
+// A launch as the runtime takes it, which overlaps with the previous one in the stream where the device can
 // (programmatic dependent launch).
 class LaunchConfig {
  public:

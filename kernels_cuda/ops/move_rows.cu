@@ -121,7 +121,7 @@ class InPlace {
     bool in_place = !slots_.prefill_first;
 #pragma unroll
     for (unsigned i = 0; i < kHeld; ++i) {
-      // A slot that is not there, or the one before the first, has no rows and begins at 0.
+      // A slot outside the batch, such as that before the first, has no rows and begins at 0.
       const bool there = i * kMoveThreads + threadIdx.x < slots_.slots;
       const RowRange before = slot_rows(before_start_[i], before_length_[i], slots_.capacity);
       in_place &= !there || slot_rows(start_[i], length_[i], slots_.capacity).start == before.stop;

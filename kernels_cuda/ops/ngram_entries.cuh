@@ -190,7 +190,7 @@ class WarpEntries {
     return free == 0 ? at : at / kCompactBucket * kCompactBucket + __ffs(static_cast<int>(free)) - 1;
   }
 
-  // The key of the n-gram that parts from the one before a column in its first token only.
+  // The key of the n-gram that differs in its first token alone from the n-gram before a column.
   static __device__ __forceinline__ CompactKey parting_key(const CompactLayout& layout, const StagedTokens& tail,
                                                            Column after, int size, int64_t token) {
     CompactHash hash;

@@ -64,7 +64,7 @@ __device__ __forceinline__ void grant_tokens(const NgramMatchArgs& a) {
   __shared__ int32_t active_parts[kWarp], token_parts[kWarp];
   const int each = kEach == 1 ? 1 : static_cast<int>((a.B + blockDim.x - 1) / blockDim.x);
   const int64_t first = static_cast<int64_t>(threadIdx.x) * each;
-  // The launch before leaves these as they are, and waited for what came before it.
+  // The previous launch leaves these as they are, and has waited for its own predecessors.
   uint32_t prefill = 0, decoding = 0;  // bit i: slot i of this thread
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

@@ -74,10 +74,10 @@ __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s,
   return s.guess.most;
 }
 
-// A sample: one vector in n, 512 bytes of every stripe, or all of them if a warp has few stripes. n times the weight
-// that it has below an exponent estimates the row's; the variance is n (n - 1) times the sum of the squares. Weights
-// below a threshold are small, and those above need no estimate, since the row's total is known. For counts the upper
-// tail is exact; with a fraction p above, the variance shrinks by p.
+// A sample: one vector in n, 512 bytes of every stripe, or all of them if a warp has few stripes. The row's weight
+// below an exponent is estimated as n times the sample's; the variance is n (n - 1) times the sum of the squares.
+// Weights below a threshold are small, and those above need no estimate, since the row's total is known. For counts the
+// upper tail is exact; with a fraction p above, the variance shrinks by p.
 
 __device__ __forceinline__ float weight_at(Goal goal, float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); }
 
@@ -167,8 +167,8 @@ struct CellRange {
 };
 
 // The cells in which the goal is reached: this many deviations around the estimate, plus the weight of elements that a
-// sample of one in `every` may have missed (k n elements with probability exp(-k)), plus what rounding may be off. All
-// blocks get the same result.
+// sample of one in `every` may have missed, plus the error of rounding. The sample misses k n elements with probability
+// exp(-k). All blocks get the same result.
 __device__ __forceinline__ CellRange bracket_sample(RowShared& s, Goal goal, int every, const SampledCell& own) {
   // A wrong guess for one row delays all rows; some in a million are wrong.
   constexpr float kDeviations = 4.5f, kMissed = 12.0f, kOfAll = 0x1p-18f, kOfCell = 0x1p-5f;

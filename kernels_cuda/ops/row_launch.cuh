@@ -16,7 +16,7 @@ static_assert(served::kV <= 1 << 18,
 struct RowDevice {
   int index, major, sms;
   int most_bytes;  // dynamic shared memory that a block may have beside a RowShared
-  int half_bytes;  // and if two blocks are to be on an SM
+  int half_bytes;  // and if an SM must hold two blocks
 };
 
 inline RowDevice row_device(const char* op) {

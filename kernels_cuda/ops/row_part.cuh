@@ -189,9 +189,10 @@ class RowPart {
   };
   using Chunk = Reader<false, kRounds>;
 
-  // Goes through this warp's stripes for the first time, in all lanes together: by_vector(vector, elements) for each
-  // vector of a lane, and by_chunk(chunk, edge) for each chunk, whose elements are those of the lanes' vectors chunk.x,
-  // and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf. `chunk`: a reader of all stripes.
+  // Goes through this warp's stripes for the first time, in all lanes together. Calls by_vector(vector, elements) for
+  // each vector of a lane, and by_chunk(chunk, edge) for each chunk. A chunk's elements are those of the lanes' vectors
+  // chunk.x, and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf. `chunk`: a reader of all
+  // stripes.
   template <class ByVector, class ByChunk>
   __device__ __forceinline__ void load(ByVector by_vector, ByChunk& by_chunk, Chunk& chunk,
                                        int count = extent().count) {

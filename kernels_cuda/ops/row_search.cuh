@@ -193,7 +193,7 @@ __device__ __forceinline__ Ties ties_threshold(const Part& part, RowShared& s, i
   return {s.search.threshold, min(wanted, sums.total)};
 }
 
-// Begins a search; the caller has a barrier after the one before.
+// Begins a search; the caller has a barrier after the previous one.
 __device__ __forceinline__ void begin_search(RowShared& s, const RowSearch& search) {
   if (threadIdx.x == 0) s.search.now = search;
   __syncthreads();

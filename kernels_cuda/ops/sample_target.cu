@@ -52,7 +52,7 @@ __device__ __forceinline__ void write_logprob(const SampleTargetArgs& a, Part& p
   }
 }
 
-// With kOneEach the row's first read begins before it is known how the row is to be sampled.
+// With kOneEach the row's first read begins before the row's parameters are known.
 template <class Part, bool kBegun>
 struct FirstRead {
   Part part;

@@ -87,7 +87,7 @@ struct LaneSlot {
   }
 
   // The slot's row of results. `follower`: of lane `emitted.count`, the token of phase 2, if there is one; `later`: it
-  // is not known yet, and its cell is left to whoever finds it.
+  // is not known yet, and the kernel that draws it writes its cell.
   __device__ __forceinline__ void store(const VerifyDraftTokensArgs& a, const EmittedDrafts& emitted, int64_t follower,
                                         bool later = false) const {
     const int count = emitted.count + (emitted.stopped ? 0 : 1);

@@ -55,8 +55,8 @@ struct SoftmaxGrid {
 
 constexpr int kNoMassBelow = -42;  // t of a mass that is 0, with room for rounding
 
-// A t at and below which no token is among the first that reach the fraction top_p < 1 of `total`: those weigh less
-// than 2^(40 + t) * size together, which is to be no more than a quarter of (1 - top_p) * total. The other quarters
+// A t at and below which no token is among the first that reach the fraction top_p < 1 of `total`. Those weigh less
+// than 2^(40 + t) * size together, which must be at most a quarter of (1 - top_p) * total. The other quarters
 // make up for what rounding, at most 2^-17 of it, makes the total by chunks differ from the sum of masses; where top_p
 // is so close to 1 that they do not, all tokens are looked at.
 SPECDEC_HD int nucleus_floor(float top_p, uint64_t total, int64_t size) {

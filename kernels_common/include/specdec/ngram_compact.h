@@ -2,9 +2,9 @@
 // up to three n-gram sizes (16/3 for each size more). Results are those of the search.
 //
 // A row is a header, then an open-addressing hash table of 8-byte entries in buckets of eight. An entry holds three
-// columns (columns of the token after the n-gram; 0: none): the latest, the first inside the prompt, the first inside
-// the generated part; the n-gram's size; and the remaining bits of its hash, which distinguish most n-grams without
-// reading the history. The tokens are the keys.
+// columns of the token after the n-gram (0: none): the latest, the first inside the prompt, the first inside the
+// generated part. It also holds the n-gram's size, and the remaining bits of its hash, which distinguish most n-grams
+// without reading the history. The tokens are the keys.
 //
 // An n-gram that occurred once represents all longer ones that end there; these get entries when it occurs again. Hence
 // each position is the sole occurrence of at most one entry, s sizes need at most max(7/4, s/2) entries per token, and

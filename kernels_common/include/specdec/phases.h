@@ -88,7 +88,7 @@ SPECDEC_HD int32_t next_reasoning_status(int32_t status, bool thinks, int32_t en
   if (status == kThinking && !thinks && enc > 0 && step_idx <= 0) return kConstrained;
   bool seen = false;
   for (int64_t i = max64(history.end - 4, history.prompt_end); i < history.end; ++i) {
-    seen = text[i] == think_end || seen;  // in this order no load waits for the one before
+    seen = text[i] == think_end || seen;  // in this order no load waits for the previous one
   }
   if (status == kThinking && !seen) return kThinking;
   if (history.end - history.prompt_end < 4) return kThinkEndSeen;

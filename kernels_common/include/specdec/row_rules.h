@@ -124,8 +124,9 @@ SPECDEC_HD uint64_t chunk_share(const Softmax& row, const ChunkSum& sum) {
   return mass_product(sum.mass, chunk_weight(row, sum.top));
 }
 
-// A draw without filters: the first chunk whose inclusive sum of shares exceeds draw_point(random, total); in it, with
-// `rest` the point less the sum before, the first element for which this holds of the chunk's masses up to and with it.
+// A draw without filters takes the first chunk whose inclusive sum of shares exceeds draw_point(random, total). `rest`
+// is that point less the sum of the earlier chunks. In the chunk, the draw takes the first element for whose inclusive
+// sum of masses this holds.
 // The last element's prefix is the chunk's, so there is one.
 SPECDEC_HD bool draw_reached(uint64_t prefix, uint64_t weight, uint64_t rest) {
   return mass_product(prefix, weight) > rest;

@@ -168,7 +168,7 @@ void* ctx_guard::bytes(int64_t n) {
   const bool host = ctx_->dev().type() == kCPU;
   const int error = host ? xpu_host_alloc(&block, size) : xpu_malloc(&block, size);
   if (error) return nullptr;
-  if (host) std::memset(block, 0xA5, size);  // as on the device: whoever relies on zeros is to notice
+  if (host) std::memset(block, 0xA5, size);  // as on the device: a kernel that relies on zeros fails
   blocks_.push_back(block);
   return block;
 }

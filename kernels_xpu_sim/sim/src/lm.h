@@ -13,7 +13,7 @@ namespace xpu_sim::rt {
 
 struct Core;
 
-// One stack, and whoever runs on it.
+// One stack, and the core that runs on it.
 struct Fiber {
   Context context;
   char* low = nullptr;    // lowest usable byte

@@ -206,7 +206,7 @@ using namespace rt;
 
 void start_trace() {
   const std::lock_guard<std::mutex> lock(guard());
-  if (!trace) trace = new Trace;  // outlives whoever asks for it at the end
+  if (!trace) trace = new Trace;  // never deleted, as it is read at exit
   trace_is_on = true;
 }
 

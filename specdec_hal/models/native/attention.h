@@ -1,12 +1,12 @@
 // Attention of the rows of a step to the KV caches of their slots, on a CPU, in float32.
 //
 // The cache of a layer starts at a multiple of 64 bytes and is made of blocks of kBlockKeys positions, [blocks,
-// kv_heads, 2, kBlockKeys * padded_dim]: first the keys, [head_dim, kBlockKeys], so that scores are computed for
+// kv_heads, 2, kBlockKeys * padded_dim]. First come the keys, [head_dim, kBlockKeys], so that scores are computed for
 // neighbouring keys at once, then the values, [kBlockKeys, padded_dim]. All heads of some positions lie together, so
 // that a cache grows at its end.
 //
 // A row's result depends on its query and on the keys and values up to its own position, and on nothing else, bit for
-// bit: blocks begin at fixed positions, sums go through keys and dimensions one after the other, and what a row does
+// bit. Blocks begin at fixed positions, sums go through keys and dimensions one after the other, and what a row does
 // not see is never added to it. Instruction sets differ in how many lanes a sum of weights has, and so in bits.
 #pragma once
 

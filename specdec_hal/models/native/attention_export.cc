@@ -63,7 +63,7 @@ class Attention final : public specdec::Job {
 };
 
 // qkv float32 [R, W], rotary float32 [P, D] or [0, D] for qkv that has been rotated, out float32 [R, H * D], sinks
-// float32 [H] or [0]; spans int64 [N, 5]: row, length, position, address of a cache [layers, blocks, kv_heads, 2,
+// float32 [H] or [0]. Spans int64 [N, 5]: row, length, position, address of a cache [layers, blocks, kv_heads, 2,
 // 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`: see Call. `set`: see
 // sets.h.
 void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t layer, int64_t heads, int64_t kv_heads,

@@ -1,6 +1,6 @@
-// For programs, as opposed to libraries: findings are printed as they are made, and the most severe one is the exit
-// status of the process: 1, a defect, or a suppression that is not needed any more; 3, only what depends on the model;
-// else the program's own. Asked through the environment, since the program's own arguments are its own:
+// For programs, as opposed to libraries: findings are printed at once, and the most severe one gives the exit status
+// of the process. It is 1 for a defect or an unused suppression, 3 if all findings depend on the model, else the
+// program's own. Options come from the environment, since the arguments belong to the program:
 //   XPU_SIM=seed=7,dma=random    options of all launches that have none of their own
 //   XPU_SIM_SUPPRESSIONS=FILE    findings to pass over (class Suppressions)
 //   XPU_SIM_PART=1               the program is one run of several: a suppression that it has no use for is no error
@@ -27,7 +27,7 @@
 
 namespace xpu_sim {
 
-// Findings that somebody has looked at: a file with one line each, and a reason.
+// Findings that were reviewed: a file with one line each, and a reason.
 //
 //   # check, where (a file, or file:line; * and ? as in a shell), why it is right
 //   missing_fence  vendor/top_k.xpu:81  the wrapper launches one core

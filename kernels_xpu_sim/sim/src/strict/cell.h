@@ -1,7 +1,7 @@
 // The history of a piece of SM or GM, as far as conflicts need it, and the rules.
 //
-// Time is a counter that advances at each barrier and at each release of an atomic or a lock; it never goes back, so
-// that cells need no clearing: what is older than the launch, or for SM than the cluster, does not count. Whether an
+// Time is a counter that advances at each barrier and at each release of an atomic or a lock. It never goes back, so
+// cells need no clearing: what is older than the launch, or for SM than the cluster, does not count. Whether an
 // access of core w comes before what core c does now is a vector clock: seen[w] is the time up to which c has
 // synchronised with w (Flanagan and Freund: "FastTrack", PLDI 2009).
 #pragma once

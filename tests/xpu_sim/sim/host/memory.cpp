@@ -82,7 +82,7 @@ HOST_TEST(red_zones) {
   const Finding f = take_findings().at(0);
   EXPECT(f.check == "gm_red_zone" || f.check == "gm_out_of_bounds");
   EXPECT(f.message.find("64") != std::string::npos && f.message.find("out") != std::string::npos);
-  EXPECT(launch(nothing, 1, 1)() == ok && finding_count() == 0);  // told once
+  EXPECT(launch(nothing, 1, 1)() == ok && finding_count() == 0);  // reported once
   launch(outside_of_bounds_by_store, 1, 1)(out, -1);
   EXPECT(take_findings().size() == 1);
 }

@@ -201,7 +201,7 @@ static void take_long(const Finding&) {
   }
 }
 
-// The watchdog stops kernels, not the runtime while it tells of one.
+// The watchdog stops kernels, not the runtime while it reports one.
 HOST_TEST(findings_may_take_their_time) {
   Options brief;
   brief.watchdog_seconds = 0.2;

@@ -57,12 +57,12 @@ XPU_SIM_SIMD V merge(int first, const V& a, const V& b) {
 
 }  // namespace xpu_sim::detail
 
-// vsrlp: logical right shift of the whole register by a multiple of a lane's bits: lane i becomes lane
+// - vsrlp: logical right shift of the whole register by a multiple of a lane's bits: lane i becomes lane
 // i + bits / (bits of a lane).
-// vextract: the lane whose bit is set in the mask (one bit, not an index).
-// vshuffle2: within each four lanes, the two low results come from a, the two high ones from b, each chosen by two bits
-// of the pattern. With one vector, that is both. With nothing else, the lanes of each pair change places.
-// vvmerge_l, vvmerge_h: a[0], b[0], a[1], ... of the lower and of the upper halves.
+// - vextract: the lane whose bit is set in the mask (one bit, not an index).
+// - vshuffle2: within each four lanes, the two low results come from a, the two high ones from b, each chosen by two
+// bits of the pattern. With one vector, that is both. With nothing else, the lanes of each pair change places.
+// - vvmerge_l, vvmerge_h: a[0], b[0], a[1], ... of the lower and of the upper halves.
 #define XPU_SIM_MOVES(V, T, M)                                                                                  \
   XPU_SIM_SIMD V##_t vsrlp_##V(int bits, V##_t v) { return ::xpu_sim::detail::shift_register(bits, v); }        \
   XPU_SIM_SIMD T vextract_##V(V##_t v, M mask = 1) {                                                            \
