@@ -76,9 +76,9 @@ def test_without_seeds_each_row_draws_its_own_and_the_output_repeats_them(backen
     assert sd.sample(rows, **how, seeds=one.seeds).token_ids.tolist() == one.token_ids.tolist()
     assert sd.sample(rows, **how, seeds=two.seeds).token_ids.tolist() == two.token_ids.tolist()
     drafts = [[7], []] * 4
-    judged = sd.verify(np.zeros((8, 2, V), np.float32), drafts, **how)
-    again = sd.verify(np.zeros((8, 2, V), np.float32), drafts, **how, seeds=judged.seeds)
-    assert len(set(judged.seeds.tolist())) == 8 and again.token_ids.tolist() == judged.token_ids.tolist()
+    verified = sd.verify(np.zeros((8, 2, V), np.float32), drafts, **how)
+    again = sd.verify(np.zeros((8, 2, V), np.float32), drafts, **how, seeds=verified.seeds)
+    assert len(set(verified.seeds.tolist())) == 8 and again.token_ids.tolist() == verified.token_ids.tolist()
 
 
 def test_given_seeds_are_reported_as_they_are_and_greedy_rows_draw_none() -> None:

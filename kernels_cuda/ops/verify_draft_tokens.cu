@@ -41,11 +41,11 @@ __global__ void verify_by_few_candidates_kernel(const __grid_constant__ VerifyDr
   const uint64_t random = own.slot.random(own.lane, Purpose::kCandidate).u64();
 
   const int64_t draft = own.drafts.own;
-  const bool verifiers = own.verifies(a.accept_policy);
-  const uint32_t best = Lanes::ballot(verifiers && list.best_is(draft));
-  const bool alone = verifiers && list.contain(draft);
+  const bool verifies = own.verifies(a.accept_policy);
+  const uint32_t best = Lanes::ballot(verifies && list.best_is(draft));
+  const bool alone = verifies && list.contain(draft);
   const bool window =
-      verifiers && list.second_is(draft) && window_follows(best, own.lane, a.verify_window, own.slot.drafts);
+      verifies && list.second_is(draft) && window_follows(best, own.lane, a.verify_window, own.slot.drafts);
   const EmittedDrafts emitted = own.phase1(a, alone, window);
   own.store(a, emitted, list.draw(top_p, random));
 }

@@ -27,15 +27,15 @@ Floats = NDArray[np.float64]
 class Prior(NamedTuple):
     """An expected acceptance, and its weight as a number of observations; both may be arrays.
 
-    Estimated: (accepted + strength * acceptance) / (judged + strength), of `judged` drafts that many `accepted`.
+    Estimated: (accepted + strength * acceptance) / (verified + strength), of `verified` drafts that many `accepted`.
     """
 
     acceptance: Any
     strength: Any
 
-    def estimate(self, accepted: Any, judged: Any) -> Any:
+    def estimate(self, accepted: Any, verified: Any) -> Any:
         """With these counts."""
-        return (accepted + self.strength * self.acceptance) / (judged + self.strength)
+        return (accepted + self.strength * self.acceptance) / (verified + self.strength)
 
 
 FIRST_PRIOR, LATER_PRIOR = Prior(np.array([0.6, 0.9]), 4.0), Prior(np.array([0.85, 0.92]), 20.0)
@@ -57,15 +57,15 @@ PROPOSAL_SPREAD = 0.05
 
 
 class _Counts:
-    """Decayed counts [..., 2 K + 4]: steps with drafts allowed, and found; drafts judged and accepted at all positions
-    but the first, and by position.
+    """Decayed counts [..., 2 K + 4]: steps with drafts allowed, and found; drafts verified and accepted, at all
+    positions but the first, and by position.
     """
 
     def __init__(self, values: Floats) -> None:
         k = values.shape[-1] // 2 - 2
         self.asked, self.found = values[..., 0], values[..., 1]
-        self.judged_later, self.accepted_later = values[..., 2], values[..., 3]
-        self.judged, self.accepted = values[..., 4 : k + 4], values[..., k + 4 :]
+        self.verified_later, self.accepted_later = values[..., 2], values[..., 3]
+        self.verified, self.accepted = values[..., 4 : k + 4], values[..., k + 4 :]
 
     @staticmethod
     def of_step(k: int) -> Floats:
@@ -77,9 +77,9 @@ class _Counts:
         counts, (drafted, accepted, at) = _Counts(values), np.ogrid[: k + 1, : k + 1, :k]
         counts.asked[:], counts.found[1:] = 1, 1
         counts.accepted[:] = at < accepted
-        counts.judged[:] = (at < accepted) | ((at == accepted) & (accepted < drafted))
-        counts.judged_later[:], counts.accepted_later[:] = (
-            counts.judged[..., 1:].sum(-1),
+        counts.verified[:] = (at < accepted) | ((at == accepted) & (accepted < drafted))
+        counts.verified_later[:], counts.accepted_later[:] = (
+            counts.verified[..., 1:].sum(-1),
             counts.accepted[..., 1:].sum(-1),
         )
         return values
@@ -169,9 +169,9 @@ class DraftLengths:
     def _refresh(self) -> None:
         """Update the priors of requests: the acceptance of later drafts [2], and that by position [2, K]."""
         counts = _Counts(self._pooled)
-        self._usual = LATER_PRIOR.estimate(counts.accepted_later, counts.judged_later)
-        self._every = Prior(self._usual[:, None], SHARED_STRENGTH).estimate(counts.accepted, counts.judged)
-        self._every[:, 0] = FIRST_PRIOR.estimate(counts.accepted[:, 0], counts.judged[:, 0])
+        self._usual = LATER_PRIOR.estimate(counts.accepted_later, counts.verified_later)
+        self._every = Prior(self._usual[:, None], SHARED_STRENGTH).estimate(counts.accepted, counts.verified)
+        self._every[:, 0] = FIRST_PRIOR.estimate(counts.accepted[:, 0], counts.verified[:, 0])
 
     def _new_row(self, request: Any, limit: int) -> int:
         if not self._free:
@@ -209,10 +209,10 @@ class DraftLengths:
 
     def _expect(self, seen: _Counts, kinds: Ints) -> tuple[Floats, Floats]:
         """For the next drafts: the probabilities that there are any [n], and that each yields a token [n, K]."""
-        here = Prior(self._usual[kinds], POOLED_STRENGTH).estimate(seen.accepted_later, seen.judged_later)
+        here = Prior(self._usual[kinds], POOLED_STRENGTH).estimate(seen.accepted_later, seen.verified_later)
         found = Prior(1.0, POOLED_STRENGTH).estimate(seen.found, seen.asked)
         every = self._every[kinds]
-        chances = Prior((every + here[:, None]) / 2, SHARED_STRENGTH).estimate(seen.accepted, seen.judged)
-        first = Prior(every[:, 0], POOLED_STRENGTH).estimate(seen.accepted[:, 0], seen.judged[:, 0])
+        chances = Prior((every + here[:, None]) / 2, SHARED_STRENGTH).estimate(seen.accepted, seen.verified)
+        first = Prior(every[:, 0], POOLED_STRENGTH).estimate(seen.accepted[:, 0], seen.verified[:, 0])
         chances[:, 0] = found * first
         return found, chances.cumprod(1)

@@ -441,13 +441,13 @@ class ModelRunner:
             report = StepReport(values, schedule.slots)
             self._hook.took(self.metrics.steps, schedule.work, report)
             usual, fresh = self._usual(schedule, report)
-            slots, others = np.flatnonzero(usual), list[_Judged]()
+            slots, others = np.flatnonzero(usual), list[_Verified]()
             if len(slots) < len(schedule.work):
                 for slot in np.flatnonzero(schedule.takes_part[: schedule.slots] & ~usual).tolist():
                     work = schedule.work[slot]
                     work.sequence.in_flight -= not fresh[slot]
-                    if (judged := self._take(slot, work, report, record)) is not None:
-                        others.append(judged)
+                    if (verified := self._take(slot, work, report, record)) is not None:
+                        others.append(verified)
             if slots.size:
                 self._take_usual(slots, report, record)
             fed = report.fed * schedule.takes_part[: schedule.slots]
@@ -513,7 +513,7 @@ class ModelRunner:
             before = table.length[heard] - report.counts[heard]
             self._delivery.extend(self._sequences(heard), report, heard.tolist(), before.tolist())
 
-    def _count_drafts(self, step: LaunchedStep, report: StepReport, slots: Ints, others: list[_Judged]) -> None:
+    def _count_drafts(self, step: LaunchedStep, report: StepReport, slots: Ints, others: list[_Verified]) -> None:
         """Count the drafts of a step, and adapt lengths to them: of `slots` with usual results, and of others."""
         record, drafted, accepted = step.record, report.drafted[slots], report.matched[slots]
         if others:
@@ -523,7 +523,7 @@ class ModelRunner:
         if self.lengths is not None and not record.prefill_slots:
             self._adapt(report, slots, [one for one in others if one.slot not in step.forced], record)
 
-    def _adapt(self, report: StepReport, slots: Ints, others: list[_Judged], record: StepRecord) -> None:
+    def _adapt(self, report: StepReport, slots: Ints, others: list[_Verified], record: StepRecord) -> None:
         """Update every request's draft length after a pure decode step."""
         assert self.lengths is not None
         rows, drafted, accepted = self._length_rows[slots], report.drafted[slots], report.matched[slots]
@@ -537,7 +537,7 @@ class ModelRunner:
     def _sequences(self, slots: Ints) -> list[Sequence]:
         return list(map(self.scheduler.running.__getitem__, slots.tolist()))
 
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> _Judged | None:
+    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> _Verified | None:
         """Process one slot's tokens; None after prefill, or if the request has ended or has nothing to show."""
         sequence = work.sequence
         if sequence.finish_reason is not None:
@@ -549,7 +549,7 @@ class ModelRunner:
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
-            return None if work.chunk else _Judged(slot, sequence, report.drafted_of(slot), 0, 0)
+            return None if work.chunk else _Verified(slot, sequence, report.drafted_of(slot), 0, 0)
         flags = [False] * len(tokens) if work.chunk else report.flags(slot)
         known, wants = sequence.token_ids, sequence.wants
         before = len(known)
@@ -565,7 +565,7 @@ class ModelRunner:
             self._commit(sequence, sequence.grammar)
         gained = len(known) - before
         record.emitted += gained
-        judged = None
+        verified = None
         if drafted is not None:
             accepted = sequence.count(before, drafted)
             if drafted and sequence.request.params.return_drafts:
@@ -573,12 +573,12 @@ class ModelRunner:
             record.decode_slots += 1
             record.decode_tokens += gained
             if gained or sequence.finish_reason is not None:
-                judged = _Judged(slot, sequence, drafted, flags.count(True), accepted)
+                verified = _Verified(slot, sequence, drafted, flags.count(True), accepted)
         if sequence.finish_reason is not None:
             self._retire(sequence)
         else:
             self._show(sequence)
-        return judged
+        return verified
 
     def _computed(self, sequence: Sequence, positions: int) -> None:
         """So many positions of a request's context are in the caches."""
@@ -656,7 +656,7 @@ class ModelRunner:
         self._show(sequence)
 
 
-class _Judged(NamedTuple):
+class _Verified(NamedTuple):
     """A slot's drafts in a step: all, those accepted by the model, and those of them before the request's end."""
 
     slot: int

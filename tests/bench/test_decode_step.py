@@ -19,14 +19,14 @@ BACKEND.debug = True
 def verified(step: DecodeStep, strategy: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     state = step.state()
     rows = step.rows(state)
-    judging = {"target_tokens": step.target_tokens(state, rows)}
+    verified_by = {"target_tokens": step.target_tokens(state, rows)}
     if strategy == "TOPP":
-        judging = {**step.candidate_lists(state, rows), "top_p": state["top_p"]}
+        verified_by = {**step.candidate_lists(state, rows), "top_p": state["top_p"]}
     names = ("draft_tokens", "seed", "prompt_lens", "step_idx", "max_dec_len", "stop_flags", "is_block_step")
     lengths = ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "reasoning_status", "end_tokens")
     accepted = np.zeros(step.slots, np.int32)
     BACKEND.verify_draft_tokens(
-        **{name: state[name] for name in (*names, *lengths)}, **judging,
+        **{name: state[name] for name in (*names, *lengths)}, **verified_by,
         cu_seqlens_q_output=rows["cu_seqlens_q_output"], accept_tokens=np.zeros((step.slots, step.width), np.int64),
         accept_num=accepted, strategy=strategy, verify_window=2, accept_policy="NORMAL", end_at_limit=False,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from specdec_hal.ops import OPS
 from specdec_hal.plugin.backend import Backend
 from tests.conformance.mutants import MUTANTS
 from tests.conformance.mutants.editing import Edit
-from tests.conformance.mutants.making import Mutant, around, edited_reference, judge
+from tests.conformance.mutants.making import Mutant, around, edited_reference, report_of
 
 ARITHMETIC = {"exponent-reassociated", "polynomial-contracted", "exp2-of-the-library", "logarithm-of-the-library"}
 """tests/kernels_common holds these against exact numbers."""
@@ -40,7 +40,7 @@ OF_HOSTILE_VALUES = {"lengths-not-clamped"}
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_killed(mutant: Mutant) -> None:
-    assert judge(mutant).failures, (
+    assert report_of(mutant).failures, (
         f"'{mutant.name}' survives ({mutant.stands_for}): add the case that it shows to be missing"
     )
 

@@ -25,8 +25,8 @@ def listed(tmp_path: Path, text: str) -> ExpectedFailures:
 )  # fmt: skip
 def test_a_listed_failure_is_expected(tmp_path: Path, pattern: str) -> None:
     expected = listed(tmp_path, f"# known defects\n\n{pattern}   # issue 12\n")
-    judged = expected.apply(FAILURE)
-    assert judged.status == EXPECTED and judged.detail == "issue 12 (off by one)"
+    applied = expected.apply(FAILURE)
+    assert applied.status == EXPECTED and applied.detail == "issue 12 (off by one)"
     assert expected.stale() == []
 
 
@@ -39,8 +39,10 @@ def test_others_fail_as_before(tmp_path: Path) -> None:
 def test_a_listed_case_that_passes_fails_the_run(tmp_path: Path) -> None:
     passing = Result("ngram_match", "", "edge:x", "equality", PASSED)
     expected = listed(tmp_path, "ngram_match/edge:x::equality # issue 12\n")
-    judged = expected.apply(passing)
-    assert judged.status == UNEXPECTED and "xfail.txt:1 expects a failure (issue 12); delete the line" in judged.detail
+    applied = expected.apply(passing)
+    assert (
+        applied.status == UNEXPECTED and "xfail.txt:1 expects a failure (issue 12); delete the line" in applied.detail
+    )
     wildcard = listed(tmp_path, "ngram_match/edge:* # issue 12\n")
     assert wildcard.apply(passing) is passing
     assert "lists only what passes" in wildcard.stale()[0]

@@ -166,22 +166,24 @@ class Rule:
         return {name: [0.0] * len(values) for name, values in self.result(0, 0).items()}
 
     def result(self, drafted: int, accepted: int) -> dict[str, list[float]]:
-        judged = [float(i < accepted or i == accepted < drafted) for i in range(self.k)]
+        verified = [float(i < accepted or i == accepted < drafted) for i in range(self.k)]
         taken = [float(i < accepted) for i in range(self.k)]
-        later = [sum(judged[1:])], [sum(taken[1:])]
+        later = [sum(verified[1:])], [sum(taken[1:])]
         return {
-            "asked": [1.0], "found": [float(drafted > 0)], "judged": judged, "accepted": taken,
-            "judged_later": later[0], "accepted_later": later[1],
+            "asked": [1.0], "found": [float(drafted > 0)], "verified": verified, "accepted": taken,
+            "verified_later": later[0], "accepted_later": later[1],
         }  # fmt: skip
 
     def refresh(self) -> None:
         self.usual, self.every = [0.0, 0.0], [[0.0] * self.k, [0.0] * self.k]
         for kind, (first, later) in enumerate(zip(FIRST_PRIOR.acceptance, LATER_PRIOR.acceptance, strict=True)):
             pooled = self.pooled[kind]
-            judged, accepted = pooled["judged"], pooled["accepted"]
-            usual = Prior(later, LATER_PRIOR.strength).estimate(pooled["accepted_later"][0], pooled["judged_later"][0])
-            every = [Prior(usual, SHARED_STRENGTH).estimate(*one) for one in zip(accepted, judged, strict=True)]
-            every[0] = Prior(first, FIRST_PRIOR.strength).estimate(accepted[0], judged[0])
+            verified, accepted = pooled["verified"], pooled["accepted"]
+            usual = Prior(later, LATER_PRIOR.strength).estimate(
+                pooled["accepted_later"][0], pooled["verified_later"][0]
+            )
+            every = [Prior(usual, SHARED_STRENGTH).estimate(*one) for one in zip(accepted, verified, strict=True)]
+            every[0] = Prior(first, FIRST_PRIOR.strength).estimate(accepted[0], verified[0])
             self.usual[kind], self.every[kind] = usual, every
 
     def known(self, request: Drafting) -> dict[str, Any]:
@@ -193,13 +195,13 @@ class Rule:
 
     def gains(self, one: dict[str, Any]) -> tuple[float, list[float]]:
         seen, usual, every = one["seen"][one["kind"]], self.usual[one["kind"]], self.every[one["kind"]]
-        judged, accepted = seen["judged"], seen["accepted"]
-        here = Prior(usual, POOLED_STRENGTH).estimate(seen["accepted_later"][0], seen["judged_later"][0])
+        verified, accepted = seen["verified"], seen["accepted"]
+        here = Prior(usual, POOLED_STRENGTH).estimate(seen["accepted_later"][0], seen["verified_later"][0])
         found = Prior(1.0, POOLED_STRENGTH).estimate(seen["found"][0], seen["asked"][0])
-        chance = found * Prior(every[0], POOLED_STRENGTH).estimate(accepted[0], judged[0])
+        chance = found * Prior(every[0], POOLED_STRENGTH).estimate(accepted[0], verified[0])
         gains = [chance]
         for i in range(1, self.k):
-            chance *= Prior((every[i] + here) / 2, SHARED_STRENGTH).estimate(accepted[i], judged[i])
+            chance *= Prior((every[i] + here) / 2, SHARED_STRENGTH).estimate(accepted[i], verified[i])
             gains.append(chance)
         return found, gains
 

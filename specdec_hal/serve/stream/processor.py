@@ -129,7 +129,7 @@ class TokenProcessor:
     def _extend(self, frame: OutputFrame) -> None:
         """Add the tokens of all entries."""
         tokens, accepted_draft = frame.emitted, list(map(bool, frame.accepted_draft))
-        judged_drafts, accepted_drafts, end = list[int](), list[int](), 0
+        drafted_counts, accepted_drafts, end = list[int](), list[int](), 0
         for number, start, count, drafted in zip(frame.numbers, frame.starts, frame.counts, frame.drafted, strict=True):
             stream = self._stream(number)
             output = stream.output
@@ -141,7 +141,7 @@ class TokenProcessor:
             end += count
             gained, flags = tokens[rows], accepted_draft[rows]
             wants = output.request.params
-            judged = self._pair(output, number, start, drafted, gained, flags) if wants.return_drafts else ()
+            verified = self._pair(output, number, start, drafted, gained, flags) if wants.return_drafts else ()
             if output.finish_reason is not None:
                 continue  # by a stop string, which the engine does not know
             if start != len(output.token_ids):
@@ -152,12 +152,12 @@ class TokenProcessor:
             self.totals.emitted += len(output.token_ids) - start
             if drafted >= 0:
                 accepted = output.count(start, drafted)
-                if judged:
-                    output.drafts.append(Drafts(start, judged, accepted))
-                judged_drafts.append(drafted)
+                if verified:
+                    output.drafts.append(Drafts(start, verified, accepted))
+                drafted_counts.append(drafted)
                 accepted_drafts.append(accepted)
             self._touched[number] = stream
-        self.totals.count_drafts(judged_drafts, accepted_drafts)
+        self.totals.count_drafts(drafted_counts, accepted_drafts)
         # The reader was too slow for the tokens of those that end in an error.
         given_up = {end.number for end in frame.ended if end.reason == "error"}
         for number, start in self._unpaired:
@@ -171,12 +171,12 @@ class TokenProcessor:
         """The verified drafts of these tokens, for a request with return_drafts."""
         if drafted < 1:
             return ()
-        judged = self._unpaired.pop((number, start), ())
-        found = [token == draft for token, draft in zip(tokens, judged, strict=False)]
-        if len(judged) != drafted or found != from_draft[: len(found)]:
+        verified = self._unpaired.pop((number, start), ())
+        found = [token == draft for token, draft in zip(tokens, verified, strict=False)]
+        if len(verified) != drafted or found != from_draft[: len(found)]:
             name = f"drafts: request '{output.request.request_id}'"
-            raise FrameError(f"{name}: expected {drafted} that give {tokens} after {start}, got {list(judged)}")
-        return judged
+            raise FrameError(f"{name}: expected {drafted} that give {tokens} after {start}, got {list(verified)}")
+        return verified
 
     def _deltas_of(self, stream: _Stream) -> list[OutputDelta]:
         output = stream.output

@@ -30,7 +30,7 @@ Send = Callable[[bytes], bool]
 TOO_SLOW = "the reader of the output is too far behind (serve.slow_reader: drop)"
 
 
-class _Judged(NamedTuple):
+class _Verified(NamedTuple):
     """The position, after this many tokens, of verified drafts to report."""
 
     number: int
@@ -50,7 +50,7 @@ class _Step:
     counts: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted_draft: bytearray = field(default_factory=bytearray)
-    judged: list[_Judged] = field(default_factory=list)
+    verified: list[_Verified] = field(default_factory=list)
 
 
 class FrameWriter:
@@ -100,7 +100,7 @@ class FrameWriter:
         step.drafted.append(-1 if drafted is None else drafted)
         step.accepted_draft.extend(from_draft)
         if drafted and sequence.request.params.return_drafts:
-            step.judged.append(_Judged(number, slot, start))
+            step.verified.append(_Verified(number, slot, start))
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
@@ -161,8 +161,8 @@ class FrameWriter:
 
     def _send_drafts(self, report: StepReport) -> bool:
         """Send drafts of requests with return_drafts; False if the reader refuses."""
-        judged = self._step.judged
-        if not judged:
+        verified = self._step.verified
+        if not verified:
             return True
         if self._sequence == 0:  # the session starts with all requests; those that this step ended end after it
             step, self._step, ended, self._ended = self._step, _Step(), self._ended, []
@@ -170,11 +170,12 @@ class FrameWriter:
             self._step, self._ended = step, ended
             if self._sequence == 0:
                 return False
-        drafts = [report.drafts(one.slot) for one in judged]
+        drafts = [report.drafts(one.slot) for one in verified]
         tokens = np.array([token for ids in drafts for token in ids], "<i8")
         frame = OutputFrame(
-            self._session, self._sequence, FrameKind.DRAFT, 1, self._max_tokens, [one.number for one in judged],
-            [one.start for one in judged], list(map(len, drafts)), [-1] * len(judged), bytes(len(tokens)), tokens.data,
+            self._session, self._sequence, FrameKind.DRAFT, 1, self._max_tokens, [one.number for one in verified],
+            [one.start for one in verified], list(map(len, drafts)), [-1] * len(verified), bytes(len(tokens)),
+            tokens.data,
         )  # fmt: skip
         if not self._send(frame.encode()):
             return False

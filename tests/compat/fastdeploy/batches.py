@@ -58,7 +58,7 @@ class Batch:
         self.text = rng.integers(0, self.vocabulary, (n, 64))
 
     def targets(self) -> Array:
-        """A token per row, which often is the draft that the row judges."""
+        """A token per row, which often is the draft that the row verifies."""
         tokens = self.rng.integers(0, self.vocabulary, max(self.rows, 1))
         for r, b in enumerate(self.row_slots):
             i = r - self.cu_out[b]

@@ -66,8 +66,8 @@ def verify_draft_tokens(
         if stop[b] or paused[b] or tt[b] == 0:
             continue
         row, base, i = _Row(int(step[b]), int(max_dec_len[b]), ends.tolist()), int(cu[b]), 0
-        judge = not (reject_all or enc[b] != 0 or reasoning[b] == 1)
-        while judge and i < tt[b] - 1 and not row.stopped:
+        verifies = not (reject_all or enc[b] != 0 or reasoning[b] == 1)
+        while verifies and i < tt[b] - 1 and not row.stopped:
             draft = int(drafts[b, i + 1])
             if accept_all or draft in best(base + i):
                 row.emit(draft)

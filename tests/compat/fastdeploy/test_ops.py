@@ -220,7 +220,7 @@ def test_verification_agrees(layer: Any, platform: str, strategy: int) -> None:
     """Candidates of TOPP come from the layer; what is drawn among them is one of them."""
     lockstep = Lockstep(ON[platform], getattr(layer, platform))
     for s in steps(f"verify {strategy}"):
-        judged: list[Buffer | None] = [Buffer(s.targets()[: s.rows, None]), None, None, None]
+        targets: list[Buffer | None] = [Buffer(s.targets()[: s.rows, None]), None, None, None]
         top_p = s.all(s.rng.choice([0.02, 0.3, 0.8], s.slots).astype(np.float32))[0]
         if strategy == TOPP:
             exps = np.exp(s.logits / s.rng.choice([1, 20]))
@@ -232,12 +232,12 @@ def test_verification_agrees(layer: Any, platform: str, strategy: int) -> None:
             probs = Buffer((exps / exps.sum(1, keepdims=True)).astype(np.float32))
             found = lockstep.run("top_p_candidates", probs, top_p, Buffer(s.row_slots), 3, LENGTH)
             scores, ids, lens = found
-            judged = [None, ids, scores, lens]
+            targets = [None, ids, scores, lens]
         tokens, counts, *rest = s.all(s.emitted, s.counts, s.drafts)
         state = s.all(s.stop, s.enc)
         more = (Buffer(s.ends), *s.all(s.paused), s.offsets(), *s.all(s.some(0, 2, dtype=np.int32), s.limit, s.step))
         policy = (LENGTH, 1 + s.number % 3, strategy, bool(s.rng.random() < 0.1), False)
-        lockstep.run("verify_draft_tokens", tokens, counts, *rest, *judged, top_p, *state, s.lens(), *more, *policy)
+        lockstep.run("verify_draft_tokens", tokens, counts, *rest, *targets, top_p, *state, s.lens(), *more, *policy)
         for b in np.flatnonzero(counts.flat) if strategy == TOPP else ():
             row, last = s.cu_out[b] + counts.flat[b] - 1, tokens.array[b, counts.flat[b] - 1]
             assert last in {*ids.array[row, : lens.array[row]].tolist(), *s.drafts[b].tolist(), s.ends[0]}

@@ -13,7 +13,7 @@ ROUNDS = range(25)
 TOPP, GREEDY, TARGET_MATCH = 0, 1, 2
 
 
-def verify_args(b: Batch, strategy: int, judged: list[Any], reasoning: Any, column: bool = False) -> list[Any]:
+def verify_args(b: Batch, strategy: int, targets: list[Any], reasoning: Any, column: bool = False) -> list[Any]:
     """The call's arguments; `column`: per-slot tensors as [N, 1]."""
     stale = b.rng.integers(0, 9, b.drafts.shape), b.rng.integers(0, 5, b.slots).astype(np.int32)
 
@@ -22,7 +22,7 @@ def verify_args(b: Batch, strategy: int, judged: list[Any], reasoning: Any, colu
 
     top_p = np.full(b.slots, 0.9, np.float32)
     return [
-        *tensors(*stale, b.drafts), *judged, slots(top_p), slots(b.stop), slots(b.enc), slots(b.slt), slots(b.ends),
+        *tensors(*stale, b.drafts), *targets, slots(top_p), slots(b.stop), slots(b.enc), slots(b.slt), slots(b.ends),
         tensor(b.paused), slots(b.cu_out), slots(reasoning), slots(b.limit), slots(b.step),
         64, 2, strategy, False, False,
     ]  # fmt: skip
@@ -73,8 +73,8 @@ def test_a_second_choice_before_first_ones(gpu: Any, rng: Any, window: int, thir
     b = one_slot(rng)
     choices = np.array([[50, 11], [12, 0], [third, 0], [60, 0]])
     scores = np.array([[0.5, 0.3]] * 4, np.float32)
-    judged = [None, *tensors(choices, scores, np.ones(4, np.int32))]
-    args = verify_args(b, TOPP, judged, np.zeros(1, np.int32))
+    targets = [None, *tensors(choices, scores, np.ones(4, np.int32))]
+    args = verify_args(b, TOPP, targets, np.zeros(1, np.int32))
     args[-4] = window
     gpu.verify_draft_tokens(*args)
     equal(args[0], [ids])
@@ -101,12 +101,12 @@ def test_top_p_draws_differ_between_slots_and_calls(gpu: Any, rng: Any) -> None:
     b.enc[:], b.slt[:], b.stop[:], b.paused[:] = 0, 1, False, False
     b.step[:], b.limit[:], b.ends[:], b.cu_out = 5, 99, 999, np.arange(17, dtype=np.int32)
     ids = np.tile(np.arange(8), (16, 1))
-    judged = [None, *tensors(ids, np.full((16, 8), 0.125, np.float32), np.full(16, 8, np.int32))]
-    args = verify_args(b, TOPP, judged, np.zeros(16, np.int32))
+    targets = [None, *tensors(ids, np.full((16, 8), 0.125, np.float32), np.full(16, 8, np.int32))]
+    args = verify_args(b, TOPP, targets, np.zeros(16, np.int32))
     calls = []
     for again in range(4):
         if again == 2:  # the same values in new tensors
-            args = verify_args(b, TOPP, [None, *(t.clone() for t in judged[1:])], np.zeros(16, np.int32))
+            args = verify_args(b, TOPP, [None, *(t.clone() for t in targets[1:])], np.zeros(16, np.int32))
         gpu.verify_draft_tokens(*args)
         calls.append(values(args[0])[:, 0].tolist())
     assert len({tuple(call) for call in calls}) == 4

@@ -47,7 +47,7 @@ MUTANTS = (
     edited(
         "each-confidence-for-itself",
         _TRUNCATE,
-        "a draft is judged without those before it, which it depends on",
+        "a draft is weighed without the earlier ones, on which it depends",
         _edit("p = p * confidence", "p = confidence"),
     ),
     edited(

@@ -40,7 +40,7 @@ class Mutant:
     edits: tuple[Edit, ...] = ()
 
 
-def judge(mutant: Mutant) -> Report:
+def report_of(mutant: Mutant) -> Report:
     """The suite's results, up to the first failure, for the ops that the mutant breaks."""
     return run(mutant.make(), ops=mutant.ops, level="quick", stop_at_failure=True, shrink_failures=False, samples=8192)
 

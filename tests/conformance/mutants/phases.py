@@ -71,7 +71,7 @@ MUTANTS = (
     edited("one-token-moves-twice", _REASON,
            "the second chunk of a prompt moves the status again: the first token is not constrained",
            _edit("range(known + 1, len(text) + 1)", "range(min(known + 1, len(text)), len(text) + 1)")),
-    edited("drafts-not-looked-at", _REASON, "rows after drafts are judged by the tokens before the step",
+    edited("drafts-not-looked-at", _REASON, "rows after drafts are masked by the tokens before the step",
            _edit("text + drafts[:i]", "text")),
     edited("next-slots-row-masked", _REASON, "<= for <: a draft after the slot's last row counts",
            _edit("int(cu_seqlens_q_output[b + 1]) - row", "int(cu_seqlens_q_output[b + 1]) - row + 1")),
