@@ -161,6 +161,12 @@ def _status() -> Iterator[Case]:
         accept_num=[1] * 3, max_dec_len=[WRAP + 2, 99, WRAP + 4], end_tokens=[WRAP + 5],
     )  # fmt: skip
     yield edge(
+        "update_model_status", "counts end with the width and with 0", "count decode base-token",
+        {"step_idx": [5, 3], "seq_lens_decoder": [6, 4], "draft_tokens": [[8, 0], [1, 0]]}, {"L": 9, "E": 0},
+        seq_lens_this_time=[2] * 2, seq_lens_decoder=[4] * 2, step_idx=[3] * 2, accept_tokens=[[7, 8]] * 2,
+        accept_num=[3, -1], draft_tokens=[[1, 0]] * 2,
+    )  # fmt: skip
+    yield edge(
         "apply_penalties", "end tokens that agree in 32 bits", "min-length out-of-vocabulary", {"logits": [[6, 6]]},
         {"W": 0}, logits=logits([[6, 6]]), token_ids_all=[[0]], prompt_lens=[1], draft_tokens=[[0]],
         cu_seqlens_q_output=[0, 1], batch_id_per_token_output=[0], end_tokens=[WRAP, WRAP + 1], min_dec_len=[9],
@@ -200,8 +206,8 @@ def _ngram() -> Iterator[Case]:
         yield from proposes("a history of its own that agrees in 32 bits", "pre-ids query", [1], 0, mtp, **given)
     long = [1, 2, 3, 4, 5, 6, 7, 8, 1]
     for limit in (WRAP, WRAP + 2):
-        for op, mtp in (("ngram_match", ()), ("hybrid_mtp_ngram", (2,))):
-            yield from proposes(f"a limit of {limit}", "wanted", long, 8, [2, 3, 4, 5, 6], op=op, mtp=mtp,
+        for op, drafted in (("ngram_match", ()), ("hybrid_mtp_ngram", (2,))):
+            yield from proposes(f"a limit of {limit}", "wanted", long, 8, [2, 3, 4, 5, 6], op=op, mtp=drafted,
                                 max_dec_len=[limit])  # fmt: skip
     # Prompt 9, generated 5, drafts 7 5: "5" is the first generated token, and what follows it are the drafts.
     yield from proposes(
@@ -240,7 +246,8 @@ def _drafts() -> Iterator[Case]:
         "max_dec_len": [99], "draft_token_num": [9], "base_model_draft_tokens": [[12, 7, 8, 6]],
     }  # fmt: skip
     ids = [61, 62, 63, 64, 65, 66, 67, 68]
-    for name, rules, history in (("", "draft", {}), (", with a second history", "history room", {"pre_ids": [ids]})):
+    with_history: dict[str, Any] = {"pre_ids": [ids]}
+    for name, rules, history in (("", "draft", {}), (", with a second history", "history room", with_history)):
         yield edge(
             "draft_model_update", f"draft 0{name}", rules,
             {
