@@ -434,8 +434,10 @@ class ServeSettings(Section):
 
     `reasoning_parser`: parser of thoughts in chat answers; null: none. `tool_call_parser`: parser of tool calls in chat
     answers; null: none. `max_body_bytes`: most bytes of a request's body. `receive_timeout_s`: longest time for a
-    request to arrive. `max_concurrent_requests`: most requests in progress, over all HTTP processes; more are refused.
-    `drain_timeout_s`: time for running requests to end after the server was asked to stop.
+    request to arrive. `send_timeout_s`: longest time in which a client takes nothing of an answer that waits for it;
+    then its connection and its requests end. `max_concurrent_requests`: most requests in progress, over all HTTP
+    processes; more are refused. `drain_timeout_s`: time for running requests to end after the server was asked to stop.
+    `open_metrics`: serve /metrics without the API key.
 
     `split`: run HTTP, engine and token processor as separate processes. `http_workers`: with `split`, number of HTTP
     processes. `output_queue`: frames that may wait for the token processor, on each side of its socket. `slow_reader`:
@@ -452,9 +454,11 @@ class ServeSettings(Section):
     reasoning_parser: Literal["deepseek_r1", "mistral", "qwen3"] | None = None
     tool_call_parser: Literal["hermes", "llama3_json", "mistral"] | None = None
     receive_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    send_timeout_s: Annotated[float, Field(ge=0.001, le=86400)] = 10.0
     max_body_bytes: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1 << 20
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 256
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
+    open_metrics: bool = False
     split: bool = False
     http_workers: Annotated[int, Field(ge=1, le=64)] = 1
     output_queue: Annotated[int, Field(ge=1, le=INT32_MAX)] = 64

@@ -22,7 +22,7 @@ from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
 from specdec_hal.serve.answers import ERRORS, CompletionAnswer, Json, error_body, refusal, refuse
 from specdec_hal.serve.bodies import Bodies, BodyError
 from specdec_hal.serve.forms import WrongKeyError
-from specdec_hal.serve.gate import Gate
+from specdec_hal.serve.gate import METRICS, Gate
 from specdec_hal.serve.protocol import (
     AbortRequest,
     Body,
@@ -92,12 +92,14 @@ def _application() -> FastAPI:
     return app
 
 
-def _document(app: FastAPI, with_key: bool) -> Json:
+def _document(app: FastAPI, with_key: bool, open_metrics: bool) -> Json:
     """The OpenAPI document without FastAPI's status 422."""
     document = FastAPI.openapi(app)
     if with_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
+        if open_metrics:
+            document["paths"][METRICS]["get"]["security"] = []
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -118,7 +120,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     """The application; `api_key` None: no authentication."""
     app = _application()
     app.state.bodies, app.router.route_class = service.bodies, Route
-    app.openapi = partial(_document, app, api_key is not None)  # type: ignore[method-assign]
+    app.openapi = partial(_document, app, api_key is not None, service.settings.open_metrics)  # type: ignore[method-assign]
     app.add_middleware(Gate, key=api_key, settings=service.settings)
     if origins := service.settings.allowed_origins:  # outermost: CORS preflights have no key
         app.add_middleware(
@@ -208,7 +210,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def page() -> Response:
         return FileResponse(PAGE, headers={"Content-Security-Policy": _ONLY_ITSELF})
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get(METRICS, response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(await service.render_metrics(), media_type=CONTENT_TYPE_LATEST)

@@ -16,6 +16,7 @@ from specdec_hal.serve.answers import refusal, refuse
 
 OPEN = ("/", "/health", "/ready", "/ping", "/version", "/openapi.json", "/docs")
 """Paths without an API key: static pages and health checks."""
+METRICS = "/metrics"
 OPEN_FILES = "/docs/"
 MAX_HEAD = 1 << 16
 """Most bytes of a request's target and headers."""
@@ -70,6 +71,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, key: str | None, settings: ServeSettings) -> None:
         self._app, self._key = app, key
+        self._open = {*OPEN, METRICS} if settings.open_metrics else {*OPEN}
         self._hosts = Hosts(settings.allowed_hosts, settings.host, key)
         self._origins = {origin.lower() for origin in settings.allowed_origins}
         self._longest, self._receive_s = settings.max_body_bytes, settings.receive_timeout_s
@@ -117,7 +119,7 @@ class Gate:
         return None
 
     def _admits(self, path: str, authorization: bytes) -> bool:
-        if self._key is None or path in OPEN or path.startswith(OPEN_FILES):
+        if self._key is None or path in self._open or path.startswith(OPEN_FILES):
             return True
         scheme, _, given = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(given, self._key.encode())

@@ -46,6 +46,15 @@ def started(config: Config, runner: ModelRunner, load_s: float) -> None:
     _event("serving", fields)
 
 
+def unread(client: tuple[str, int] | None) -> None:
+    """Log that a client's connection has ended because the client did not read."""
+    _log.warning("a client does not read (serve.send_timeout_s)", extra={"fields": {"client": _address(client)}})
+
+
+def _address(client: tuple[str, int] | None) -> str:
+    return "" if client is None else f"{client[0]}:{client[1]}"
+
+
 def ending(running: int) -> None:
     """Log the start of the shutdown."""
     _event("shutting down", {"requests": running})
@@ -79,9 +88,8 @@ class AccessLog:
         try:
             await self._app(scope, receive, watch)
         finally:
-            client = scope.get("client")
             fields = {
-                "client": "" if client is None else f"{client[0]}:{client[1]}",
+                "client": _address(scope.get("client")),
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,

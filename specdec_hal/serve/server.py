@@ -31,7 +31,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol with limits on the size and time of headers.
 
     A head may have :data:`MAX_HEAD` bytes. It must arrive within `receive_timeout_s` of the connection (later heads: of
-    their first byte), and so must the rest of a body answered early.
+    their first byte), and so must the rest of a body answered early. The kernel ends connections whose clients do not
+    read: see :func:`listen`.
     """
 
     def __init__(self, *args: Any, receive_timeout_s: float, **options: Any) -> None:
@@ -65,6 +66,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_lost(self, error: Exception | None) -> None:
         """As asyncio has it."""
         self._arrived()
+        if isinstance(error, TimeoutError):
+            logs.unread(self.client)
         super().connection_lost(error)
 
     def _expect(self) -> None:
@@ -108,6 +111,10 @@ class _Server(uvicorn.Server):
 def listen(config: Config) -> Iterator[list[socket.socket]]:
     """Sockets of `serve.host` and `serve.port`, one per `serve.http_workers`, among which the kernel distributes
     connections; ConfigError if unavailable.
+
+    Connections inherit TCP_USER_TIMEOUT (Linux): the kernel ends one after `serve.send_timeout_s` without an
+    acknowledgement of sent bytes, or without room for more in the client's receive buffer. Waiting for the server's own
+    buffers to fill would find only clients that leave megabytes unread.
     """
     with ExitStack() as stack:
         listeners = list[socket.socket]()
@@ -121,11 +128,15 @@ def _listener(config: Config, port: int) -> socket.socket:
     host, several = config.serve.host, config.serve.http_workers > 1
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048, reuse_port=several)
+        listener = socket.create_server(address[:2], family=family, backlog=2048, reuse_port=several)
     except (OSError, UnicodeError) as error:
         key = "serve.host" if isinstance(error, (socket.gaierror, UnicodeError)) else "serve.port"
         reason = getattr(error, "strerror", None) or error
         raise config.error(key, f"cannot listen on {host}:{port}: {reason}; choose another") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        timeout_ms = math.ceil(config.serve.send_timeout_s * 1e3)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+    return listener
 
 
 def url(listener: socket.socket) -> str:

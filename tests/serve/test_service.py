@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -166,8 +169,19 @@ def test_the_api_key() -> None:
                 assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
                 for path in ("/health", "/ready", "/ping", "/version", "/openapi.json"):
                     assert client.get(path).status_code == 200
-        schemes = running.http.get("/openapi.json").json()["components"]["securitySchemes"]
-        assert schemes == {"key": {"type": "http", "scheme": "bearer"}}
+        document = running.http.get("/openapi.json").json()
+        assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+        assert "security" not in document["paths"]["/metrics"]["get"]
+
+
+def test_metrics_without_the_api_key() -> None:
+    with serving("sesame", serve={"port": 0, "open_metrics": True}) as running:
+        with httpx.Client(base_url=running.url) as client:
+            assert "vllm:num_requests_running" in client.get("/metrics").text
+            assert client.get("/metrics", headers={"Host": "evil.com"}).status_code == 200  # the key's hosts
+            for path in ("/v1/models", "/metrics/", "/metrics2"):
+                assert client.get(path).status_code == 401
+        assert running.http.get("/openapi.json").json()["paths"]["/metrics"]["get"]["security"] == []
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -184,6 +198,47 @@ def test_a_client_that_goes_away_ends_its_generation(running: Running, stream: b
     running.model.gate.set()
     running.until(lambda: running.engine.runner.metrics.requests["cancelled"] == 2)
     assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
+
+
+MANY_EVENTS = {**LONG, "n": 64, "logprobs": 20, "stream": True}
+"""Some megabytes, which no client's receive buffer holds."""
+
+
+@contextmanager
+def reading_nothing(url: str) -> Iterator[None]:
+    """A client that asks for a long stream and never reads it."""
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps(MANY_EVENTS).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield
+
+
+def test_a_client_that_does_not_read_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    """It kept its slots until everything was generated: 60 of them delayed others by 59.7 s."""
+    with serving(runner={"max_num_seqs": 1}, serve={"port": 0, "send_timeout_s": 0.3}) as running:
+        requests = running.engine.runner.metrics.requests
+        with reading_nothing(running.url):
+            running.until(lambda: requests["length"] == 2)
+            running.model.gate.clear()  # two of 64 choices have filled the client's buffer
+            running.until(lambda: not running.service.live)
+            running.model.gate.set()
+            assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
+            assert requests["cancelled"] >= 61
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_pauses_gets_everything(stream: bool) -> None:
+    """Time between reads counts only while a full buffer waits."""
+    with serving(serve={"port": 0, "send_timeout_s": 0.2}) as running:
+        body = {"prompt": [3, 5, 6], "max_tokens": 9, "stream": stream}
+        with running.http.stream("POST", "/v1/completions", json=body) as answer:
+            running.until(lambda: not running.service.live)
+            threading.Event().wait(0.5)
+            assert answer.read()
 
 
 def test_abort(running: Running) -> None:

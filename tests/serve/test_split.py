@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from specdec_hal.serve.split.supervisor import Supervisor
 from specdec_hal.serve.stream.processor import OutputDelta, RequestSummary
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import Running, serving
+from tests.serve.test_service import reading_nothing
 from tests.support.history_model import LetterTokenizer
 from tests.support.killing import Server, kill_under_load, split_server
 from tests.support.split_server import DEADLY
@@ -159,6 +161,28 @@ def test_a_streams_first_event_has_the_log_probabilities_of_its_prompt(both: tup
             parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == index]
             assert len(parts[0]["prompt_logprobs"]) == 3 - index and parts[0]["finish_reason"] is None
             assert len(parts) > 1 and not any("prompt_logprobs" in part for part in parts[1:])
+
+
+def test_a_client_that_does_not_read_is_ended() -> None:
+    with split_server(send_timeout_s=0.3) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        server.until_ready()
+
+        def counted(metric: str) -> int:
+            return sum(int(float(n)) for n in re.findall(f"^vllm:{metric}.* (.*)$", client.get("/metrics").text, re.M))
+
+        with reading_nothing(server.url):
+            until(lambda: counted("num_requests_(?:running|waiting)") > 0)
+            until(lambda: counted("num_requests_(?:running|waiting)") == 0)
+            assert counted('request_success_total.*"cancelled"') > 30
+            assert client.post("/v1/completions", json={"prompt": [1], "max_tokens": 1}).status_code == 200
+
+
+def until(what: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if what():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it has not happened within half a minute")
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
