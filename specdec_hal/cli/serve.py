@@ -30,6 +30,7 @@ from specdec_hal.tensors.memory import freeze_heap
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from specdec_hal.config import Config
     from specdec_hal.engine.runtime import Runtime
     from specdec_hal.serve.service import Service
     from specdec_hal.serve.split.supervisor import Part
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Serve until stopped."""
     try:
         from specdec_hal.models import chat
-        from specdec_hal.serve import app, gate, logs, server
+        from specdec_hal.serve import app, gate, logs, relay, server
         from specdec_hal.serve.service import Service
         from specdec_hal.serve.split.supervisor import Part, Supervisor
     except ModuleNotFoundError as error:
@@ -104,7 +105,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     given = {key: value for key in (*_KEYS, *_MORE) if (value := getattr(args, key)) is not None}
     numbers = ("port", "http_workers")
     args.overrides += [f"serve.{key}={value if key in numbers else json.dumps(value)}" for key, value in given.items()]
+    if args.log_format == "json" and args.part is None:  # a part's output goes to its supervisor's relay
+        relay.start()
     runtime = read_runtime(args)
+    if runtime.config.serve.log_format == "json" and args.part is None:
+        relay.start()
     logs.configure(runtime.config.serve)
     if args.part is not None:
         return _part(
@@ -114,7 +119,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         from specdec_hal.serve import replicas
 
         placed = replace(args.replicas, address=args.ray, gpus=1 if runtime.backend.device == "cuda" else 0)
-        replicas.run(runtime.config, placed, args.api_key, lambda url: _say(output, runtime.config.served_name, url))
+        replicas.run(runtime.config, placed, args.api_key, lambda url: _say(output, runtime.config, url))
         return 0
     template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
     with server.listen(runtime.config) as listeners:  # before the model is loaded, which takes time
@@ -156,7 +161,7 @@ async def _serve(
 
     def started() -> None:
         if output is not None:
-            _say(output, service.name, server.url(listener))
+            _say(output, service.engine.config, server.url(listener))
 
     ended = None if until_ended is None else until_ended()
     if service.settings.access_log:
@@ -165,11 +170,14 @@ async def _serve(
     logs.ended()
 
 
-def _say(output: Output, model: str, url: str) -> None:
-    if output.json:
-        output.document({"url": url, "model": model})
+def _say(output: Output, config: Config, url: str) -> None:
+    started = {"url": url, "model": config.served_name}
+    if config.serve.log_format == "json":
+        print(json.dumps(started), file=output.stdout)
+    elif output.json:
+        output.document(started)
     else:
-        output.console.print(f"serving {model} on {url}", soft_wrap=True)
+        output.console.print(f"serving {config.served_name} on {url}", soft_wrap=True)
     output.stdout.flush()
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_hal.config.schema import Config, ServeSettings
+from specdec_hal.serve import relay
 
 if TYPE_CHECKING:
     from specdec_hal.runner import ModelRunner
@@ -21,14 +24,40 @@ _access = logging.getLogger("specdec_hal.serve.access")
 
 
 def configure(settings: ServeSettings) -> None:
-    """Log this package to stderr according to `serve.log_format` and `serve.access_log`."""
+    """Log this package to stderr according to `serve.log_format` and `serve.access_log`.
+
+    As JSON, also other loggers, warnings, and exceptions that nobody catches; :mod:`.relay` has the rest.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if settings.log_format == "json" else _Text())
+    if settings.log_format == "json":
+        handler.setFormatter(_Json())
+        logging.getLogger().addHandler(handler)
+        logging.captureWarnings(True)
+        sys.excepthook, sys.unraisablehook, threading.excepthook = _uncaught, _unraisable, _uncaught_in_thread
+    else:
+        handler.setFormatter(_Text())
     package = logging.getLogger("specdec_hal")
     package.handlers[:] = [handler]
     package.setLevel(logging.INFO)
     package.propagate = False
     _access.setLevel(logging.INFO if settings.access_log else logging.WARNING)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _log.critical("an uncaught exception", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if not issubclass(args.exc_type, SystemExit):  # ends a thread silently
+        name = "" if args.thread is None else args.thread.name
+        error = args.exc_value or args.exc_type()
+        _log.error("thread '%s' has ended", name, exc_info=(args.exc_type, error, args.exc_traceback))
+
+
+def _unraisable(args: sys.UnraisableHookArgs) -> None:
+    error = args.exc_value or args.exc_type()
+    message = args.err_msg or "Exception ignored in"
+    _log.error("%s: %r", message, args.object, exc_info=(args.exc_type, error, args.exc_traceback))
 
 
 def started(config: Config, runner: ModelRunner, load_s: float) -> None:
@@ -126,16 +155,9 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """As logging has it."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        found = {
-            "time": f"{moment}.{int(record.msecs):03d}Z",
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
+        fields = dict(getattr(record, "fields", {}))
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
-            found["exception"] = record.exc_text
-        return json.dumps(found, ensure_ascii=False)
+            fields["exception"] = record.exc_text
+        return relay.entry(record.created, record.levelname, record.name, record.getMessage(), **fields)

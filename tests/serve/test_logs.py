@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import re
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,10 +21,13 @@ from tests.serve.conftest import Running, serving
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    package = logging.getLogger("specdec_hal")
-    before = package.handlers[:], package.level, package.propagate
+    package, root = logging.getLogger("specdec_hal"), logging.getLogger()
+    before, others = (package.handlers[:], package.level, package.propagate), root.handlers[:]
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     yield
-    package.handlers[:], package.level, package.propagate = before
+    (package.handlers[:], package.level, package.propagate), root.handlers[:] = before, others
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+    logging.captureWarnings(False)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:

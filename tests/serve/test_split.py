@@ -71,8 +71,9 @@ def test_a_request_that_kills_engines_is_given_up_and_the_next_is_served() -> No
 def test_a_process_that_does_not_start_ends_the_server(code: int, capfd: pytest.CaptureFixture[str]) -> None:
     script = "import sys, time; time.sleep(60) if sys.argv[1] != 'engine' else sys.exit(int(sys.argv[2]))"
     status = """
-import sys
+import subprocess, sys
 from specdec_hal.serve.split.supervisor import Supervisor
+subprocess.Popen(["true"])  # a child that is none of its processes
 supervisor = Supervisor(lambda part: [sys.executable, "-c", sys.argv[1], part.name, sys.argv[2]], ())
 code = supervisor.run()
 assert not supervisor.directory.exists()

@@ -78,7 +78,10 @@ class Supervisor:
             while True:
                 pid, status = os.waitpid(-1, 0)
                 code = os.waitstatus_to_exitcode(status)
-                name = next(name for name, process in self._processes.items() if process.pid == pid)
+                found = [name for name, process in self._processes.items() if process.pid == pid]
+                if not found:  # another child, such as the log's
+                    continue
+                (name,) = found
                 self._processes[name].returncode = code  # waited for above
                 if self._stopping and name in self._http:
                     ended[name] = code
