@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -307,10 +308,11 @@ class AsyncEngine:
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
         """Queue requests, all or none; returns once they are queued. Their callbacks are not called.
 
+        They arrive now: their deadlines count while a step, a warm-up or the compiler of their grammars runs.
         RequestError if one of them cannot be served, QueueFullError if too many wait, EngineDeadError if the engine has
         stopped.
         """
-        names = [request.request_id for request in requests]
+        names, arrived = [request.request_id for request in requests], list(map(arriving, requests))
         grammars: object = None  # held until the runner has them, to avoid compiling again
         if any(request.params.structured is not None for request in requests):
             grammars = await asyncio.to_thread(self.runner.compile_grammars, requests)
@@ -323,7 +325,7 @@ class AsyncEngine:
             mail, tokenizer = self._mail, runner.tokenizer
             runner.add_requests(
                 replace(request, callback=lambda delta: mail.append((stream, delta)), detokenize=False)
-                for request in requests
+                for request in arrived
             )
             for request in requests:
                 if tokenizer is not None and not request.params.stop:  # known to the runner
@@ -454,6 +456,11 @@ class AsyncEngine:
                 command = self._commands.get_nowait()
                 if command is not None:
                     command(None)
+
+
+def arriving(request: Request) -> Request:
+    """The request, which arrives now, unless it says when it arrived."""
+    return request if request.arrived_s is not None else replace(request, arrived_s=time.monotonic())
 
 
 def _take_all(mail: list[tuple[RequestStream, Item]]) -> None:

@@ -116,6 +116,7 @@ class RequestRules:
             request.timeout_s,
             request.ttft_timeout_s,
             request.detokenize or bool(params.stop),
+            request.arrived_s,
         )
         return copy, tokens, limit
 
@@ -168,4 +169,7 @@ def _check_types(request: Request) -> str:
         seconds = getattr(request, key)
         if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
             raise RequestError(f"{name}: {key}: expected seconds > 0, got {short(seconds)}; leave it out for no limit")
+    arrived: Any = request.arrived_s
+    if arrived is not None and not (isinstance(arrived, (int, float)) and math.isfinite(arrived)):
+        raise RequestError(f"{name}: arrived_s: expected a time.monotonic(), got {short(arrived)}; leave it out")
     return name

@@ -17,7 +17,9 @@ _ENDINGS = 32
 
 
 class Deadlines:
-    """Deadlines of each request for its end, its first token and its slot. `clock` returns seconds."""
+    """Deadlines of each request for its end, its first token and its slot, in seconds of `clock`, which is
+    ``time.monotonic``, from its arrival.
+    """
 
     def __init__(self, settings: RunnerSettings, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,14 +41,15 @@ class Deadlines:
 
     def watch(self, sequence: Sequence) -> None:
         """A request has been queued."""
-        now, request = self._clock(), sequence.request
+        request = sequence.request
         for kind, seconds in (
             ("timeout_s", request.timeout_s),
             ("ttft_timeout_s", request.ttft_timeout_s),
             ("runner.queue_timeout_s", self._queue_timeout_s),
         ):
             if seconds is not None:
-                heapq.heappush(self._due, (now + seconds, next(self._numbers), kind, seconds, ref(sequence)))
+                due_s = sequence.arrived_s + seconds
+                heapq.heappush(self._due, (due_s, next(self._numbers), kind, seconds, ref(sequence)))
 
     def ended(self) -> None:
         """A request has ended."""

@@ -224,10 +224,11 @@ class StreamDelta(NamedTuple):
 class Request:
     """A prompt and how to continue it.
 
-    `callback` is called after every step with new output, and at the end. In seconds from
-    :meth:`ModelRunner.add_request` on: `timeout_s` for the whole request, `ttft_timeout_s` to its first token. A late
-    request ends with its output so far and the reason "timeout". `detokenize` False: the reader of the deltas makes the
-    text; stop strings still need the runner's tokenizer.
+    `callback` is called after every step with new output, and at the end. In seconds from its arrival: `timeout_s` for
+    the whole request, `ttft_timeout_s` to its first token. A late request ends with its output so far and the reason
+    "timeout". `detokenize` False: the reader of the deltas makes the text; stop strings still need the runner's
+    tokenizer. `arrived_s`: ``time.monotonic()`` of its arrival, if it has waited before
+    :meth:`ModelRunner.add_request`.
     """
 
     request_id: str
@@ -237,6 +238,7 @@ class Request:
     timeout_s: float | None = None
     ttft_timeout_s: float | None = None
     detokenize: bool = True
+    arrived_s: float | None = None
 
 
 @dataclass(frozen=True)

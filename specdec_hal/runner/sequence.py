@@ -94,7 +94,7 @@ class Sequence(OutputStream):
         """Tokens of its context that chunks have been scheduled for since it took its slot."""
         self.target = 0
         """Tokens of its context when it took its slot: where prefill ends and decoding begins."""
-        self.arrived_s = time.monotonic()
+        self.arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self.in_flight = 0
         """Its launched but unread steps, out of a slot."""
         self.left_once = False

@@ -1,4 +1,4 @@
-"""Makes every line on stdout and stderr of a process and its children a JSON object, whoever writes it.
+"""Makes every line on stdout and stderr of a process and its children a JSON object.
 
 Loggers have a formatter. Native libraries, child processes and the interpreter's own last words do not: they write to
 file descriptors. :func:`start` turns these into pipes to another process, this file as a script, which passes JSON

@@ -209,6 +209,32 @@ class TestDeadlines:
         assert outputs["a"].finish_reason == "length"
         assert outputs["b"].error == "runner.queue_timeout_s of 3 s has passed"
 
+    @pytest.mark.parametrize(
+        ("own", "why"),
+        [
+            ({"timeout_s": 5}, "timeout_s of 5 s"),
+            ({"ttft_timeout_s": 4.0}, "ttft_timeout_s of 4 s"),
+            ({}, "runner.queue_timeout_s of 3 s"),
+        ],
+    )
+    def test_time_before_the_line_counts(self, clock: Clock, own: dict[str, Any], why: str) -> None:
+        runner = make_runner(runner={"max_num_seqs": 2, "queue_timeout_s": None if own else 3.0})
+        clock.now += 10
+        waited = float(next(iter(own.values()), 3.0))
+        runner.add_request(Request("late", [7, 8], LONG, **own, arrived_s=clock.now - waited))
+        runner.add_request(Request("in time", [7, 8], LONG, **own, arrived_s=clock.now - waited + 0.5))
+        outputs = runner.run()
+        assert (outputs["late"].finish_reason, outputs["late"].error) == ("timeout", f"{why} has passed")
+        assert outputs["late"].token_ids == () and outputs["late"].queue_s is None
+        assert (outputs["in time"].finish_reason, outputs["in time"].queue_s) == ("length", waited - 0.5)
+
+    @pytest.mark.parametrize("arrived", ["now", float("nan")])
+    def test_an_arrival_that_is_no_time(self, arrived: Any) -> None:
+        runner = make_runner()
+        with pytest.raises(RequestError, match=r"'a': arrived_s: expected a time\.monotonic"):
+            runner.add_request(Request("a", [7, 8], LONG, arrived_s=arrived))
+        assert not runner.has_requests
+
     def test_a_line_that_is_full(self, clock: Clock) -> None:
         runner = make_runner(runner={"max_num_seqs": 1, "max_waiting_requests": 1})
         for name in "ab":

@@ -1,4 +1,4 @@
-"""With `serve.log_format: json`, every line that leaves a server is a JSON object, whoever has written it."""
+"""With `serve.log_format: json`, every line that a server writes is a JSON object."""
 
 from __future__ import annotations
 

@@ -276,6 +276,23 @@ def test_a_request_that_waits_too_long() -> None:
         assert json.loads(event.removeprefix("data: "))["error"]["code"] == 504
 
 
+def test_time_before_the_engine_sees_a_request_counts() -> None:
+    """While a step runs, requests wait for the engine's thread: they have their time-out without a slot."""
+    with serving(runner={"queue_timeout_s": 0.3}) as running, ThreadPoolExecutor() as threads:
+        running.until(lambda: not running.engine.unready)
+        running.model.gate.clear()
+        first = threads.submit(running.post, {"prompt": [1], "max_tokens": 3})
+        running.until(lambda: running.engine.runner.load().running == 1)
+        late = threads.submit(running.post, {"prompt": [2], "max_tokens": 3})
+        running.until(lambda: not running.engine._commands.empty())
+        threading.Event().wait(0.6)
+        running.model.gate.set()
+        assert first.result().status_code == 200
+        answer = late.result()
+        assert answer.status_code == 504 and "queue_timeout_s of 0.3 s" in answer.json()["error"]["message"]
+        assert running.engine.runner.metrics.requests["timeout"] == 1
+
+
 def test_an_engine_that_stops(running: Running) -> None:
     running.model.gate.clear()
     with streaming(running, LONG) as answer:

@@ -491,6 +491,26 @@ def test_an_engine_has_a_journal_of_its_own(tmp_path: Path, monkeypatch: pytest.
             engine.close()
 
 
+async def test_deadlines_count_from_the_arrival_in_http(remote: Remote, tmp_path: Path) -> None:
+    http, sent = remote
+    waiting = asyncio.create_task(http.submit([Request("a", [1, 2])]))
+    await asyncio.sleep(0)
+    submit = sent[-1]
+    http.receive(messages.Hello(INFO, []))  # of an engine that did not take it before it died
+    assert sent[-1] == submit
+    await asyncio.sleep(0.3)
+    engine = EngineProcess(make_runner(runner={"queue_timeout_s": 0.2}), tmp_path, ServeSettings(), resume=False)
+    try:
+        engine.carry_out(messages.for_engine(messages.encode(submit)))
+        engine.runner.step()
+        (output,) = engine.runner.take_finished().values()
+        assert (output.finish_reason, output.token_ids) == ("timeout", ())
+        assert engine.runner.metrics.steps == 0
+    finally:
+        engine.close()
+    waiting.cancel()
+
+
 def test_an_engine_that_resumes_computes_nothing_before_it_knows_who_waits(tmp_path: Path) -> None:
     """Otherwise a request that kills engines would kill each of them, long after its client got an error."""
     path = tmp_path / "journal"

@@ -63,17 +63,20 @@ class SubmittedRequest(msgspec.Struct, array_like=True):
     params: dict[str, Any]
     timeout_s: float | None
     ttft_timeout_s: float | None
+    arrived_s: float | None
+    """Processes of a machine share the clock."""
 
     @classmethod
     def of(cls, request: Request) -> SubmittedRequest:
         """Without its callback."""
-        late = request.timeout_s, request.ttft_timeout_s
+        late = request.timeout_s, request.ttft_timeout_s, request.arrived_s
         return cls(request.request_id, list(request.prompt_token_ids), request.params.model_dump(), *late)
 
     def request(self) -> Request:
         """The request for the engine's runner."""
         params = SamplingParams(**self.params)
-        return Request(self.request_id, self.prompt_token_ids, params, None, self.timeout_s, self.ttft_timeout_s)
+        late = self.timeout_s, self.ttft_timeout_s
+        return Request(self.request_id, self.prompt_token_ids, params, None, *late, arrived_s=self.arrived_s)
 
 
 class Submit(msgspec.Struct, array_like=True, tag="submit"):

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from specdec_hal.config import Config
-from specdec_hal.engine.async_engine import EngineInfo, RequestStream
+from specdec_hal.engine.async_engine import EngineInfo, RequestStream, arriving
 from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
 from specdec_hal.models import Tokenizer
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
@@ -161,7 +161,7 @@ class RemoteEngine:
         """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but waits for a restarting engine."""
         number = next(self._numbers)
         # A restarted engine must get the same seeds.
-        requests = [replace(request, params=request.params.seeded()) for request in requests]
+        requests = [arriving(replace(request, params=request.params.seeded())) for request in requests]
         stream = RequestStream(self, [request.request_id for request in requests])
         self._submitted[number] = queued = asyncio.get_running_loop().create_future()
         for request in requests:
@@ -312,7 +312,9 @@ class RemoteEngine:
         lost: dict[int, list[Request]] = {}
         for name, live in self._live.items():
             if name not in known:
-                lost.setdefault(live.number, []).append(live.request)
+                waits = live.number in self._submitted  # for its first engine; other deadlines begin again
+                request = live.request if waits else replace(live.request, arrived_s=None)
+                lost.setdefault(live.number, []).append(request)
         for number, requests in lost.items():
             self._send(requests, number)
         for number in self._submitted.keys() - lost.keys():  # it was in the journal before it could be answered
