@@ -36,8 +36,8 @@ def load_model(
     """The model of a checkpoint folder, by the architecture in its config.json, or of a GGUF file.
 
     `framework`: "paddle", "transformers", "llama.cpp" for a file ``*.gguf``, or one announced by a plug-in of
-    `registry` (None: the process's); "torch" is a deprecated name of "transformers". "auto": llama.cpp for such a file,
-    else the first installed one of Paddle, a plug-in's for "torch" and transformers with a model of the architecture.
+    `registry` (None: the process's). "auto": llama.cpp for such a file, else the first installed one of Paddle, a
+    plug-in's for "torch" and transformers with a model of the architecture.
     `options` go to the model: ``device`` ("cpu"), ``batch_invariant``; on a CPU ``threads``; ``dtype`` for
     transformers, by default float32 on CPUs and the checkpoint's own on GPUs, and for llama.cpp, see
     :class:`~specdec_hal.models.llama_cpp.LlamaCpp`.
@@ -125,11 +125,7 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
     names = raw.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else "LlamaForCausalLM"
     if framework == AUTO:
-        having = {
-            spec.framework
-            for spec in registry.models()
-            if spec.name == architecture or (spec.name == ANY_ARCHITECTURE and spec.framework != "torch")
-        }
+        having = {spec.framework for spec in registry.models() if spec.name in (architecture, ANY_ARCHITECTURE)}
         return architecture, _installed([name for name in BUILTIN_FRAMEWORKS if name in having])
     return architecture, _installed([framework])
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import DTYPES
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "LlamaForCausalLM"
 TRANSFORMERS = "transformers"
-_log = logging.getLogger("specdec_hal")
 
 
 def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = None, **options: Any) -> Any:
@@ -74,27 +70,6 @@ def _adapter(device: str) -> Any:
     return load
 
 
-def _torch(path: str | Path, **options: Any) -> Any:
-    mention_torch()
-    return _transformers(path, **options)
-
-
-def _torch_memory(path: str | Path, *, device: str) -> ModelMemory | None:
-    mention_torch()
-    return _transformers_memory(path, device=device)
-
-
-@cache
-def mention_torch() -> None:
-    """Once; BackendUnavailableError without `transformers`, which the name did not need before."""
-    if importlib.util.find_spec("transformers") is None:
-        raise BackendUnavailableError(
-            "expected the package transformers, which model.framework torch uses now, got none; "
-            "pip install 'specdec-hal[transformers]' and write model.framework transformers"
-        )
-    _log.warning("model.framework torch is a deprecated name, until 0.2; write model.framework transformers")
-
-
 def _paddle_memory(path: str | Path, *, device: str) -> ModelMemory:
     """Everything is float32, with a cache that grows."""
     from specdec_hal.models.checkpoint import read_config
@@ -123,6 +98,5 @@ def specdec_models() -> list[ModelSpec]:
     return [
         ModelSpec(ARCHITECTURE, "paddle", _paddle, _paddle_memory),
         ModelSpec(ANY_ARCHITECTURE, TRANSFORMERS, _transformers, _transformers_memory),
-        ModelSpec(ANY_ARCHITECTURE, "torch", _torch, _torch_memory),
         ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),
     ]

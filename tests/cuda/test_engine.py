@@ -24,7 +24,7 @@ def model() -> TargetModel:
 
 
 def runner(model: TargetModel, k: int, method: str = "ngram", **keys: Any) -> ModelRunner:
-    settings = {"model.framework": "torch", **{f"runner.{key}": value for key, value in keys.items()}}
+    settings = {"model.framework": "transformers", **{f"runner.{key}": value for key, value in keys.items()}}
     settings["speculative.method"] = method
     if k:
         settings["speculative.num_speculative_tokens"] = k

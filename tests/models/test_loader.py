@@ -20,7 +20,7 @@ from specdec_hal.errors import (
     InsufficientMemoryError,
     UnsupportedError,
 )
-from specdec_hal.models import load_model, plugin
+from specdec_hal.models import load_model
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.tensors.on_host import HostDevice
 from specdec_hal.tensors.on_torch import TorchDevice
@@ -58,31 +58,17 @@ def test_auto_takes_transformers_without_paddle(make_checkpoint: Make, absent: s
         load_model(make_checkpoint(), "paddle")
 
 
-@pytest.mark.torch
-def test_torch_is_an_old_name(make_checkpoint: Make, absent: set[str], caplog: pytest.LogCaptureFixture) -> None:
-    """Mentioned once, with what to write; it needs the package."""
-    plugin.mention_torch.cache_clear()
-    for _ in range(2):
-        assert load_model(make_checkpoint(), "torch").framework == "torch"
-    assert [r.message for r in caplog.records if "deprecated" in r.message] == [
-        "model.framework torch is a deprecated name, until 0.2; write model.framework transformers"
-    ]
-    absent.add("transformers")
-    plugin.mention_torch.cache_clear()
-    with pytest.raises(BackendUnavailableError, match=r"got none; pip install 'specdec-hal\[transformers\]'"):
-        load_model(make_checkpoint(), "torch")
-
-
 def test_no_framework(make_checkpoint: Make, absent: set[str]) -> None:
     absent.update(("paddle", "torch"))
     with pytest.raises(BackendUnavailableError, match=r"pip install 'specdec-hal\[paddle\]' or pip install 'specdec"):
         load_model(make_checkpoint())
 
 
-def test_unknown_framework(make_checkpoint: Make) -> None:
-    message = r"argument 'framework': expected auto, llama\.cpp, paddle, torch or transformers, got 'jax'"
+@pytest.mark.parametrize("name", ["jax", "torch"])
+def test_unknown_framework(make_checkpoint: Make, name: str) -> None:
+    message = rf"argument 'framework': expected auto, llama\.cpp, paddle or transformers, got '{name}'"
     with pytest.raises(ArgumentError, match=message):
-        load_model(make_checkpoint(), "jax")
+        load_model(make_checkpoint(), name)
 
 
 def test_unknown_architecture(make_checkpoint: Make) -> None:
