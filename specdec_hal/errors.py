@@ -36,6 +36,12 @@ class ArgumentError(SpecDecError, ValueError):
         return self.hint
 
 
+class NoDistributionError(ArgumentError):
+    """Rows of logits with NaN, or of -inf only, from which no token can be drawn. `requests`: their first indices."""
+
+    requests: tuple[int, ...] = ()
+
+
 class OutputError(SpecDecError, RuntimeError):
     """An op has written values that its contract excludes: a defect of the backend, found in debug mode."""
 

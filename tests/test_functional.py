@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec_hal as sd
-from specdec_hal.errors import ArgumentError
+from specdec_hal.errors import ArgumentError, NoDistributionError
 from specdec_hal.loop import functional
 from specdec_hal.ops import Strategy
 from tests.runner.conftest import make_runner
@@ -370,3 +370,53 @@ def test_a_number_is_written_again_after_other_values() -> None:
 def test_an_unknown_backend_is_the_registrys_error() -> None:
     with pytest.raises(sd.SpecDecError, match="unknown backend 'xpu_simm'; did you mean 'xpu_sim'"):
         sd.sample(GOOD["logits"][:, 0], backend="xpu_simm")
+
+
+# ---- rows without a distribution
+
+
+def peaked() -> np.ndarray:
+    """Logits [2, 3, 10] that agree with the drafts 7 and 8."""
+    logits = np.zeros((2, 3, 10), np.float32)
+    logits[:, [0, 1, 2], [7, 8, 9]] = 60
+    return logits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("values", [np.nan, -np.inf, [0, np.nan, *[0] * 8]], ids=["nan", "-inf", "one nan"])
+def test_a_row_without_a_distribution_is_an_error_that_names_it(strategy: Strategy, values: Any, backend: str) -> None:
+    how: dict[str, Any] = {"strategy": strategy, "backend": backend}
+    if strategy is not Strategy.GREEDY:
+        how |= {"temperature": 1.0, "positions": 3, "seeds": [1, 2]}
+    good = sd.verify(peaked(), [[7, 8]] * 2, **how)
+    assert good.token_ids.tolist() == [[7, 8, 9]] * 2
+    for row in range(3):
+        logits = peaked()
+        logits[1, row] = values
+        with pytest.raises(NoDistributionError, match=rf"argument 'logits': .* at \[1, {row}\]; see") as error:
+            sd.verify(logits, [[7, 8]] * 2, **how)
+        assert error.value.requests == (1,)
+        assert sd.verify(peaked(), [[7, 8]] * 2, **how).token_ids.tolist() == good.token_ids.tolist()
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_rows_after_a_rejected_draft_need_no_distribution(strategy: Strategy) -> None:
+    logits = peaked()
+    logits[:, 1:] = np.nan
+    out = sd.verify(logits, [[5, 8], [6]], strategy=strategy, backend="reference")
+    assert out.token_ids.tolist() == [[7, -1, -1]] * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sampling_names_every_row_without_a_distribution(temperature: float, backend: str) -> None:
+    logits = np.zeros((12, V), np.float32)
+    how: dict[str, Any] = {"temperature": temperature, "positions": 3, "seeds": 1, "backend": backend}
+    for wrong, message in (([4], r"at \[4\];"), (range(2, 12), r"at \[2\], \[3\], .*\[9\] and 2 more;")):
+        logits[wrong] = np.nan
+        with pytest.raises(NoDistributionError, match=message) as error:
+            sd.sample(logits, **how, logprobs=1)
+        assert error.value.requests == tuple(wrong)
+        logits[:] = 0
+    assert (sd.sample(logits, **how).token_ids >= 0).all()

@@ -35,7 +35,7 @@ from transformers.generation import (  # noqa: E402
 
 from specdec_hal.compat.cached_model import CachedModel, check_keys_and_values  # noqa: E402
 from specdec_hal.compat.defaults import default_drafter  # noqa: E402
-from specdec_hal.errors import RequestError, UnsupportedError  # noqa: E402
+from specdec_hal.errors import NoDistributionError, RequestError, UnsupportedError  # noqa: E402
 from specdec_hal.loop.drafter import Drafter  # noqa: E402
 from specdec_hal.loop.functional import verify  # noqa: E402
 
@@ -223,8 +223,8 @@ class _Batch:
         """Append each running row's new tokens, up to its end."""
         running = []
         for row, emitted, count in zip(self.running, tokens, counts, strict=True):
-            if min(emitted[:count], default=-1) < 0:
-                raise RequestError(f"row {row}: the model gave no distribution for the next token (NaN, or all -inf)")
+            if min(emitted[:count], default=-1) < 0:  # on a GPU; `verify` raises on the host
+                raise _no_distribution(row)
             ended = emitted[count - 1] in self.end_tokens
             for token in emitted[:count]:
                 self._texts[row, self.lengths[row]] = token
@@ -296,15 +296,18 @@ class _Sampling:
             logits = self._processed(logits, drafts, batch)
         elif logits.dtype == torch.float64:
             logits = logits.float()
-        return verify(
-            logits,
-            drafts,
-            seeds=self._seeds[rows],
-            positions=[batch.lengths[row] - batch.pads[row] for row in rows],
-            end_tokens=batch.end_tokens,
-            max_new_tokens=[batch.end - batch.lengths[row] for row in rows],
-            **self._params,
-        )
+        try:
+            return verify(
+                logits,
+                drafts,
+                seeds=self._seeds[rows],
+                positions=[batch.lengths[row] - batch.pads[row] for row in rows],
+                end_tokens=batch.end_tokens,
+                max_new_tokens=[batch.end - batch.lengths[row] for row in rows],
+                **self._params,
+            )
+        except NoDistributionError as error:
+            raise _no_distribution(rows[error.requests[0]]) from error
 
     def _processed(self, logits: Any, drafts: list[list[int]], batch: _Batch) -> Any:
         """Float32 logits after each draft, as in plain decoding.
@@ -321,6 +324,10 @@ class _Sampling:
                     scores = processor(history, scores)
                 logits[at, i] = scores[row]
         return logits
+
+
+def _no_distribution(row: int) -> RequestError:
+    return RequestError(f"row {row}: the model gave no distribution for the next token (NaN, or all -inf)")
 
 
 def _check(model: Any, config: Any, processors: Any, model_kwargs: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from specdec_hal.plugin.backend import Backend
 
 
 class SampleOutput(NamedTuple):
-    """`token_ids` int64 [B]: -1 where a row has no distribution (NaN, or all -inf). `logprobs` [B, N] if asked for.
+    """`token_ids` int64 [B]. `logprobs` [B, N] if asked for.
 
     `seeds`: given ones, or int64 [B] drawn ones, to repeat the call; None if none were needed.
     """
@@ -57,6 +57,9 @@ def sample(
     before the drawn one. `logprobs`: how many of the most likely tokens to report besides the one drawn, at temperature
     1. `backend` None: the best one on the device of `logits`. Raises ArgumentError.
 
+    A row with NaN, or of -inf only, has no distribution: NoDistributionError, an ArgumentError, names it. On a GPU
+    nothing is read, and its token is -1.
+
     >>> import numpy as np, specdec_hal as sd
     >>> logits = np.array([[0, 2, 1], [3, 0, 0]], np.float32)
     >>> sd.sample(logits, backend="reference").token_ids
@@ -67,6 +70,7 @@ def sample(
     with logit_batch("sample", logits, 2, (), backend) as batch:
         seeds = batch.set_sampling(temperature, top_k, top_p, min_p, seeds, positions)
         tokens = batch.target_tokens()
+        batch.check_rows(tokens)
         return SampleOutput(batch.give(tokens), batch.logprobs(tokens, logprobs, (batch.size,)), seeds)
 
 
@@ -100,7 +104,8 @@ def verify(
     the random numbers: under `strategy` "target_match" and "greedy", tokens equal those of :func:`sample` called token
     by token. "rejection" takes `draft_probs` [B, K, V] (None: one-hot drafts), "topp" `verify_window` and `candidates`.
     Nothing is emitted after one of `end_tokens`, or beyond `max_new_tokens`. The other arguments are those of
-    :func:`sample`. Raises ArgumentError.
+    :func:`sample`. Raises ArgumentError, and for a row that decides a token, NoDistributionError as there; on a GPU
+    such a row gives -1, and 0 under "rejection" and "topp".
 
     >>> import numpy as np, specdec_hal as sd
     >>> logits = np.zeros((2, 3, 10), np.float32)
@@ -116,5 +121,6 @@ def verify(
         batch.set_limit(max_new_tokens)
         batch.verify(how, draft_probs, verify_window, candidates)
         tokens, counts = batch.state["accept_tokens"], batch.state["accept_num"]
+        batch.check_rows(tokens, counts)
         emitted = batch.logprobs(tokens.reshape((-1,)), logprobs, (batch.size, batch.width))
         return VerifyOutput(batch.give(tokens), batch.give(counts), emitted, seeds)

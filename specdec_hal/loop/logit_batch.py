@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.errors import ArgumentError, BackendUnavailableError, NoDistributionError
 from specdec_hal.ops import Strategy
 from specdec_hal.ops.seeds import fresh
 from specdec_hal.ops.spec import FLOATS
@@ -80,7 +80,7 @@ def logit_batch(
     try:
         yield batch
     finally:
-        batch.logits = None
+        batch.logits = batch.probs = None
 
 
 @cache
@@ -106,7 +106,8 @@ class LogitBatch:
         self.backend, self.device, self.size, self.width = backend, device, size, width
         self._framework = framework
         self.function, self.logits, self.vocabulary = "", None, 0
-        """The current call and its logits [B * S, V]."""
+        self.probs: Any = None
+        """The current call, its logits and, under REJECTION and TOPP, probabilities [B * S, V]."""
         self._samples = False
         self.state = state = DecodeState(
             max_num_seqs=size,
@@ -254,7 +255,7 @@ class LogitBatch:
             return
         args = state.args("verify_draft_tokens", strategy=strategy, verify_window=window)
         self._spread()
-        probs = state.allocate("probs", V=self.vocabulary)
+        probs = self.probs = state.allocate("probs", V=self.vocabulary)
         if strategy is Strategy.REJECTION:
             self.backend.processed_probs(self.logits, probs=probs, **state.args("processed_probs"))
             self.backend.verify_draft_tokens(target_probs=probs, draft_probs=draft_probs, **args)
@@ -266,6 +267,31 @@ class LogitBatch:
         picked = {name: state.allocate(name, C=min(candidates, self.vocabulary)) for name in names}
         self.backend.top_p_candidates(probs, **picked, **state.args("top_p_candidates"))
         self.backend.verify_draft_tokens(**picked, **args)
+
+    def check_rows(self, tokens: Any, counts: Any = None) -> None:
+        """NoDistributionError for tokens drawn from undefined rows. Only on the host: a GPU would have to be read.
+
+        `tokens` [B * S], of which `counts` [B] were emitted by each request (None: all). REJECTION and TOPP draw
+        from probabilities, which are all 0 there, and get the token 0.
+        """
+        if self.device.name != "cpu":
+            return
+        undefined = np.asarray(tokens).reshape(self.size, self.width) < 0
+        if counts is not None:
+            emitted = np.arange(self.width) < np.asarray(counts)[:, None]
+            if self.probs is not None:
+                undefined[emitted] = ~np.asarray(self.probs)[emitted.reshape(-1)].any(axis=1)
+            undefined &= emitted
+        if undefined.any():
+            at = np.argwhere(undefined)[:, : 1 if counts is None else 2]
+            got = ", ".join(str(row.tolist()) for row in at[:8]) + (f" and {len(at) - 8} more" if len(at) > 8 else "")
+            error = NoDistributionError(
+                op=self.function, backend=self.backend.name, argument="logits",
+                expected="rows without NaN and not of -inf alone", got=f"others at {got}",
+                hint="see what computes them",
+            )  # fmt: skip
+            error.requests = tuple(at[:, 0].tolist())
+            raise error
 
     def logprobs(self, tokens: Any, top: Any, shape: tuple[int, ...]) -> Logprobs | None:
         """Log-probabilities of one token a row (-1: none), and of `top` more; shaped as the batch is."""
