@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdec_hal.config.files import read_regular
 from specdec_hal.errors import CheckpointError, RequestError
-from specdec_hal.models.checkpoint import parse_json
+from specdec_hal.models.checkpoint import TOKENIZER_CONFIG, read_optional
 from specdec_hal.models.loader import is_gguf
 from specdec_hal.text import clip, describe, one_line, short
 
@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 """`role`, `content` and other keys of the template (`tool_calls`, `name`, ...)."""
 
 MAX_TEMPLATE = 1 << 20
-"""Most bytes of a template, and of its file."""
+"""Most bytes of a template's file."""
 DEFAULT, TOOL_USE = "default", "tool_use"
 """Names of templates: the default, and the one for messages with tools."""
 
@@ -143,15 +143,15 @@ def missing_template(model: str) -> RequestError:
 
 def _read_folder(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Templates and special tokens of a checkpoint folder, from each place where `transformers` stores them."""
-    settings = _json(folder / "tokenizer_config.json")
+    settings = read_optional(folder, TOKENIZER_CONFIG)
     extra = settings.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, dict) else {}), **{key: settings.get(key) for key in _TOKENS}}
     tokens = {name: _text(token) for name, token in named.items() if token is not None}
     file, more = folder / "chat_template.jinja", folder / "additional_chat_templates"
-    if file.is_file():
+    if file.exists():
         others = {entry.stem: _read(entry) for entry in sorted(more.glob("*.jinja"))}
         return {DEFAULT: _read(file), **others}, tokens
-    source = settings.get("chat_template", _json(folder / "chat_template.json").get("chat_template"))
+    source = settings.get("chat_template", read_optional(folder, "chat_template.json").get("chat_template"))
     if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
         found = {str(entry.get("name")): entry.get("template") for entry in entries}
@@ -184,15 +184,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
         return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    found = parse_json(path, _read(path).encode())
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected an object, got {short(found)}; download it again")
-    return found
 
 
 def _text(token: Any) -> str:

@@ -6,6 +6,7 @@ Every fault of a file is a CheckpointError with the file, the expected and actua
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from specdec_hal.text import one_line, short
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Dtypes of weights, stored and computed with."""
+_log = logging.getLogger("specdec_hal")
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,15 @@ class LlamaConfig(ModelConfig):
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
 WEIGHTS = "model.safetensors"
 
 MAX_CONFIG = 4 << 20
 """Bytes of a config.json."""
+MAX_TOKENIZER = 128 << 20
+"""Bytes of a tokenizer.json."""
 MAX_SIZE = (1 << 31) - 1
 """The largest allowed count."""
 MAX_NUMBER = 1e30
@@ -133,6 +140,11 @@ def read_json(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dict[st
     if not isinstance(raw, dict):
         raise checkpoint_error(file, "a JSON object", type(raw).__name__, "restore the file")
     return raw
+
+
+def read_optional(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
+    """A JSON file of the checkpoint, or an empty object if there is none."""
+    return read_json(folder, name, limit) if (Path(folder) / name).exists() else {}
 
 
 class Fields:
@@ -248,19 +260,60 @@ def read_token_ids(folder: str | Path) -> TokenIds:
 
 
 def _token_ids(folder: str | Path, fields: Fields) -> TokenIds:
-    """Those of config.json; end tokens of generation_config.json take precedence, as in `transformers` and vLLM."""
+    """Those of config.json; a text ends at the end tokens of all files, generation_config.json's first.
+
+    `transformers` takes those of generation_config.json, vLLM also the tokenizer's. A fine-tune often changes only one.
+    """
     tokens = fields.token_ids()
-    generation = _generation_fields(folder)
-    if "eos_token_id" not in generation:
-        return tokens
-    ends = generation.token_id_list("eos_token_id", tokens.vocab_size)
-    return replace(tokens, eos_token_ids=tuple(dict.fromkeys((*ends, *tokens.eos_token_ids))))
+    generation = _generation_fields(folder).token_id_list("eos_token_id", tokens.vocab_size)
+    ends = (*generation, *tokens.eos_token_ids, *_tokenizer_ends(folder, tokens.vocab_size))
+    return replace(tokens, eos_token_ids=tuple(dict.fromkeys(ends)))
+
+
+def _tokenizer_ends(folder: str | Path, vocab_size: int) -> tuple[int, ...]:
+    """The id of the tokenizer's `eos_token`, if it has one."""
+    files = (TOKENIZER_CONFIG, SPECIAL_TOKENS)
+    name, token = next(
+        ((name, token) for name in files if (token := read_optional(folder, name).get("eos_token")) is not None),
+        ("", None),
+    )
+    text = token.get("content") if isinstance(token, dict) else token
+    if token is None or text == "":
+        return ()
+    file = Path(folder) / name
+    if not isinstance(text, str):
+        raise checkpoint_error(file, "eos_token: a text, or an object with `content`", short(token), "correct the file")
+    found = _token_id(folder, text)
+    if found is None:
+        _log.warning("%s: eos_token %s is not in the vocabulary, so it ends no text", file, short(text))
+        return ()
+    if not 0 <= found < vocab_size:
+        hint = "use the tokenizer and config.json of one and the same checkpoint"
+        raise checkpoint_error(file, f"eos_token: an id in 0..{vocab_size - 1}", f"{short(text)}, id {found}", hint)
+    return (found,)
+
+
+def _token_id(folder: str | Path, text: str) -> int | None:
+    """The id of a token by its text: of tokenizer_config.json, which is short, or of tokenizer.json."""
+    decoder = read_optional(folder, TOKENIZER_CONFIG).get("added_tokens_decoder")
+    for key, token in decoder.items() if isinstance(decoder, dict) else ():
+        if isinstance(token, dict) and token.get("content") == text and key.isdecimal():
+            return int(key)
+    raw = read_optional(folder, TOKENIZER, MAX_TOKENIZER)
+    added, model = raw.get("added_tokens"), raw.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    entries = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    ids = [token.get("id") for token in entries if token.get("content") == text]
+    if isinstance(vocabulary, dict):
+        ids.append(vocabulary.get(text))
+    elif isinstance(vocabulary, list):  # Unigram: pairs of a text and a score
+        ids += [at for at, pair in enumerate(vocabulary) if isinstance(pair, list) and pair[:1] == [text]]
+    return next((found for found in ids if isinstance(found, int)), None)
 
 
 def _generation_fields(folder: str | Path) -> Fields:
     """generation_config.json, or an empty object."""
-    file = Path(folder) / GENERATION_CONFIG
-    return Fields(file, read_json(folder, GENERATION_CONFIG) if file.exists() else {})
+    return Fields(Path(folder) / GENERATION_CONFIG, read_optional(folder, GENERATION_CONFIG))
 
 
 def read_generation_defaults(path: str | Path) -> dict[str, Any]:

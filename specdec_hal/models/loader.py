@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import warnings
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from specdec_hal.errors import ArgumentError, BackendUnavailableError, SpecDecEr
 from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import CONFIG, read_json
+from specdec_hal.models.folder import check_files, warn_unapplied
 from specdec_hal.plugin.backend import AUTO
 from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE
 from specdec_hal.plugin.model import ModelMemory, TargetModel
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
     from specdec_hal.tensors.group import Group
 
+_log = logging.getLogger("specdec_hal")
 BUILTIN_FRAMEWORKS = {"paddle": ("paddle",), "torch": ("torch",), "transformers": ("torch", "transformers")}
 """Candidates of "auto" in order, with required modules; each is an extra of this package."""
 
@@ -42,6 +45,8 @@ def load_model(
     transformers, by default float32 on CPUs and the checkpoint's own on GPUs, and for llama.cpp, see
     :class:`~specdec_hal.models.llama_cpp.LlamaCpp`.
 
+    Logs the tokens that end a text, and a warning for each file that would change the model and is not applied.
+
     CheckpointError for anything wrong with the files, or weights that are not finite. InsufficientMemoryError, before
     weights are read, if the device has no room for them. BackendUnavailableError if the framework is not installed;
     UnsupportedError for an unknown or unsupported architecture; PluginError for a failing loader of a plug-in.
@@ -52,7 +57,12 @@ def load_model(
         warnings.filterwarnings("ignore", message="No ccache found")
         name, framework = _announced(path, framework, registry)
         _check_memory(path, name, framework, registry, **options)
-        return registry.build_model(name, framework, path, **options)
+        model = registry.build_model(name, framework, path, **options)
+    if (group := options.get("group")) is None or group.rank == 0:
+        if Path(path).is_dir():
+            warn_unapplied(path)
+        _log.info("%s: a text ends at the tokens %s", path, list(model.config.eos_token_ids))
+    return model
 
 
 def begin_imports(path: str | Path, framework: str, device: str, registry: Registry) -> None:
@@ -112,6 +122,7 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
     if framework != AUTO and framework not in (known := registry.frameworks()):
         expected = " or ".join(filter(None, (", ".join((AUTO, *known[:-1])), *known[-1:])))
         raise refused("models", "load_model", "framework", expected, repr(framework), "choose one of them")
+    check_files(path)
     if is_gguf(path):
         if framework == "paddle":
             expected = f"{AUTO} or another framework, for a GGUF file"
@@ -149,6 +160,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     CheckpointError if it is missing, corrupt, or does not fit config.json.
     """
+    check_files(path)
     if is_gguf(path):
         from specdec_hal.models.llama_cpp import GgufTokenizer
 

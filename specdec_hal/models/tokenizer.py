@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hal.errors import RequestError
-from specdec_hal.models.checkpoint import checkpoint_error, parse_json, read_file, read_token_ids
+from specdec_hal.models.checkpoint import (
+    MAX_TOKENIZER,
+    TOKENIZER,
+    checkpoint_error,
+    parse_json,
+    read_file,
+    read_token_ids,
+)
 from specdec_hal.models.detokenizer import (
     LONGEST,
     REPLACEMENT,
@@ -23,10 +30,6 @@ from specdec_hal.models.detokenizer import (
     byte_letters,
 )
 from specdec_hal.text import clip, one_line, short
-
-TOKENIZER = "tokenizer.json"
-MAX_TOKENIZER = 128 << 20
-"""Bytes of a tokenizer.json."""
 
 _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"')
 
@@ -67,7 +70,7 @@ class Tokenizer:
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         for token in (*self.eos_token_ids, *([] if self.bos_token_id is None else [self.bos_token_id])):
             if self._library.id_to_token(token) is None:
-                raise checkpoint_error(file, f"a token for id {token} (bos or eos in config.json)", "none", hint)
+                raise checkpoint_error(file, f"a token for id {token} (bos or eos of the checkpoint)", "none", hint)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens in it become one token each.

@@ -169,5 +169,5 @@ def test_files_that_are_no_template(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected JSON"):
         load_chat_template(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="expected an object"):
+    with pytest.raises(CheckpointError, match="expected a JSON object, got list"):
         load_chat_template(tmp_path)

@@ -251,3 +251,63 @@ def test_weights_of_another_config(make_checkpoint: Make) -> None:
     refused(configure(make_checkpoint(), num_hidden_layers=3), "got none of")
     refused(configure(make_checkpoint(), num_nextn_predict_layers=0), "got also model.layers.2")
     refused(configure(make_checkpoint(), tie_word_embeddings=False), "got none of lm_head.weight")
+
+
+# ---- end tokens
+
+
+def with_tokenizer(folder: Path, settings: dict[str, Any], *, decoder: bool = False, unigram: bool = False) -> Path:
+    """Two tokens of ChatML in tokenizer.json, 40 in its vocabulary and 41 as an added token, and `settings`."""
+    texts = [f"t{i}" for i in range(40)] + ["<|im_end|>"]
+    vocabulary: Any = [[text, 0.0] for text in texts] if unigram else {text: i for i, text in enumerate(texts)}
+    added = [{"id": 41, "content": "<|eot|>", "special": True}]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": vocabulary}}))
+    if decoder:  # as `transformers` writes it beside a tokenizer.json
+        settings = {**settings, "added_tokens_decoder": {"41": {"content": "<|im_end|>"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "ends"),
+    [
+        ({}, {}, (2,)),
+        ({"eos_token": None}, {}, (2,)),
+        ({"eos_token": "<|im_end|>"}, {}, (2, 40)),
+        ({"eos_token": "<|im_end|>"}, {"unigram": True}, (2, 40)),
+        ({"eos_token": {"content": "<|eot|>", "special": True}}, {}, (2, 41)),
+        ({"eos_token": "<|im_end|>"}, {"decoder": True}, (2, 41)),
+        ({"eos_token": "t2"}, {}, (2,)),
+    ],
+)
+def test_the_tokenizers_end_token_ends_a_text(
+    make_checkpoint: Make, settings: dict[str, Any], options: dict[str, bool], ends: tuple[int, ...]
+) -> None:
+    folder = with_tokenizer(make_checkpoint(), settings, **options)
+    assert read_config(folder).eos_token_ids == read_token_ids(folder).eos_token_ids == ends
+    write_generation_config(folder, eos_token_id=[7])
+    assert read_config(folder).eos_token_ids == (7, *ends)
+
+
+def test_the_end_token_of_special_tokens_map_counts_where_tokenizer_config_names_none(make_checkpoint: Make) -> None:
+    folder = with_tokenizer(make_checkpoint(), {})
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    assert read_token_ids(folder).eos_token_ids == (2, 40)
+    with_tokenizer(folder, {"eos_token": "<|eot|>"})
+    assert read_token_ids(folder).eos_token_ids == (2, 41)
+
+
+def test_a_wrong_end_token_of_a_tokenizer(make_checkpoint: Make, caplog: pytest.LogCaptureFixture) -> None:
+    folder = with_tokenizer(make_checkpoint(), {"eos_token": "<|end|>"})
+    assert read_token_ids(folder).eos_token_ids == (2,)
+    assert "eos_token '<|end|>' is not in the vocabulary" in caplog.text
+    refused(with_tokenizer(folder, {"eos_token": 7}), r"tokenizer_config\.json: expected eos_token: a text, or an obj")
+    settings = {"eos_token": "x", "added_tokens_decoder": {"131": {"content": "x"}}}
+    refused(with_tokenizer(folder, settings), r"expected eos_token: an id in 0\.\.130, got 'x', id 131")
+
+
+@pytest.mark.parametrize("text", ['{"added_tokens": {"a": 1}, "model": []}', '{"added_tokens": [1], "model": {}}'])
+def test_an_end_token_that_an_odd_tokenizer_lacks(make_checkpoint: Make, text: str) -> None:
+    folder = with_tokenizer(make_checkpoint(), {"eos_token": "t1", "added_tokens_decoder": [{"a": 1}]})
+    (folder / "tokenizer.json").write_text(text)
+    assert read_token_ids(folder).eos_token_ids == (2,)
