@@ -148,3 +148,29 @@ def test_loading_logs_them_and_the_tokens_that_end_a_text(
     assert plain.config.eos_token_ids == load_tokenizer(folder).eos_token_ids == (2, 1)
     assert caplog.text.count("adapter_config.json: this adapter is not applied") == 1
     assert caplog.text.count(f"{folder}: a text ends at the tokens [2, 1]") == 1
+
+
+@pytest.mark.torch
+def test_no_adapter_is_applied_with_the_package_peft_either(
+    make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import PreTrainedModel
+    from transformers.integrations import peft
+
+    applied: list[str] = []
+    monkeypatch.setattr(peft, "is_peft_available", lambda: True)
+    monkeypatch.setattr(PreTrainedModel, "load_adapter", lambda self, path, **_: applied.append(path))
+    monkeypatch.setattr(peft, "find_adapter_config_file", lambda path, **_: str(Path(path) / "adapter_config.json"))
+    folder = write_adapter(make_checkpoint(num_nextn_predict_layers=0), base_model_name_or_path="some/base")
+    load_model(folder, "transformers")
+    assert not applied
+
+
+@pytest.mark.torch
+def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # which transformers asks on a terminal
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}')
+    (tmp_path / "code.py").write_text("raise SystemExit('run')")
+    for load in (load_model, checkpoint_memory):
+        with pytest.raises(CheckpointError, match="contains custom code which must be executed"):
+            load(tmp_path, "transformers")

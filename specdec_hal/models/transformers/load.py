@@ -18,6 +18,7 @@ import transformers
 from safetensors import safe_open
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from transformers import modeling_utils
 from transformers.quantizers import AutoHfQuantizer
 
 from specdec_hal.errors import BackendUnavailableError, CheckpointError, SpecDecError, UnsupportedError
@@ -86,7 +87,7 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     if options and importlib.util.find_spec("gguf") is None:
         raise BackendUnavailableError(f"{path}: expected the package gguf, which reads such files, got none; {_GGUF}")
     try:
-        whole = transformers.AutoConfig.from_pretrained(where, local_files_only=True, **options)
+        whole = _read_config(where, **options)
         architecture, config = _decoder_class(whole)
         method = getattr(whole, "quantization_config", None) or {}
         unknown = bool(method) and not AutoHfQuantizer.supports_quant_method(method)
@@ -114,7 +115,7 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
     division: Division | None = None
     try:
-        with loading, _Light(), _known(architecture, find_module(Path(path), config)), ExitStack() as until_loaded:
+        with loading, _Light(), _no_adapter(), _known(architecture, find_module(Path(path), config)), ExitStack() as until_loaded:
             if options:  # not as `gguf_file`, which demands the package accelerate
                 wanted["state_dict"] = _gguf_weights(Path(path), architecture, config)
             made = architecture
@@ -169,6 +170,17 @@ class _Light(TorchFunctionMode):  # type: ignore[misc]
         leaves = [leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(leaves, form)
         return func(*args, **kwargs)
+
+
+@contextmanager
+def _no_adapter() -> Iterator[None]:
+    """Within it the library applies no adapter that is in the checkpoint's folder, with the package peft or without."""
+    before = modeling_utils.maybe_load_adapters
+    modeling_utils.maybe_load_adapters = lambda name, download, **adapter: (None, name, adapter)
+    try:
+        yield
+    finally:
+        modeling_utils.maybe_load_adapters = before
 
 
 @contextmanager
@@ -234,7 +246,7 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
     if options:
         return None
     try:
-        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True).get_text_config()
+        config = _read_config(where).get_text_config()
     except Exception as error:
         raise _unreadable(path, error) from error
     weights, itemsize = 0, 4
@@ -247,6 +259,11 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
                 weights += prod(part.get_shape()) * itemsize
     cache = 0 if device == "cpu" else 2 * sum(map(_key_width, _layers(config))) * itemsize
     return ModelMemory({"weights": weights}, cache, config.hidden_size * itemsize)
+
+
+def _read_config(where: Path, **options: str) -> Any:
+    """The configuration; code beside it is never run, nor asked about on a terminal."""
+    return transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False, **options)
 
 
 def _layers(config: Any) -> Sequence[Any]:
