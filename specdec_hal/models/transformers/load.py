@@ -112,12 +112,18 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
         raise refused(architecture.__name__, "tensors of torchao cannot be used in PyTorch's inference mode")
     if method.get("quant_method") == "compressed-tensors":
         config.quantization_config = {**method, "dequantize": True}  # else a hook would do it, in the first whole pass
+    gguf = None
+    if options:
+        from specdec_hal.models.transformers.gguf_file import GgufFile
+
+        gguf = GgufFile(Path(path), config)
+        gguf.complete()
     wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
     division: Division | None = None
     try:
         with loading, _Light(), _no_adapter(), _known(architecture, find_module(Path(path), config)), ExitStack() as until_loaded:
-            if options:  # not as `gguf_file`, which demands the package accelerate
-                wanted["state_dict"] = _gguf_weights(Path(path), architecture, config)
+            if gguf is not None:  # not as `gguf_file`, which demands the package accelerate
+                wanted["state_dict"] = gguf.weights(architecture)
             made = architecture
             if group is not None and not method:
 
@@ -133,6 +139,8 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
                 key_mapping=None if config is whole else _OF_TEXT, output_loading_info=True, **wanted,
             )  # fmt: skip
             model.__class__ = architecture
+            if gguf is not None:
+                gguf.finish(model)
     except SpecDecError:
         raise
     except Exception as error:
@@ -304,16 +312,6 @@ def _decoder_class(config: Any) -> tuple[Any, Any]:
     return None, config
 
 
-def _gguf_weights(file: Path, architecture: Any, config: Any) -> dict[str, Any]:
-    """The file's tensors under the names of `transformers`, dequantised."""
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    with torch.device("meta"):
-        empty = architecture(copy.deepcopy(config))
-    weights: dict[str, Any] = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=empty)["tensors"]
-    return weights
-
-
 def _unreadable(path: str | Path, error: Exception) -> CheckpointError | BackendUnavailableError:
     if isinstance(error, ImportError):  # such as a quantisation's
         return BackendUnavailableError(
@@ -330,16 +328,15 @@ def _config(path: str | Path, model: Any) -> ModelConfig:
     if not hasattr(text, "max_position_embeddings"):
         raise refused(model, "its configuration has no max_position_embeddings")
     if Path(path).is_dir():
-        tokens = read_token_ids(path)
-        bos, ends = tokens.bos_token_id, tokens.eos_token_ids
+        tokens: Any = read_token_ids(path)
     else:
-        ended = model.generation_config.eos_token_id
-        ends = () if ended is None else tuple(ended) if isinstance(ended, list) else (ended,)
-        bos = text.bos_token_id
+        from specdec_hal.models.llama_cpp import Gguf
+
+        tokens = Gguf(path, vocab_only=True).config
     return ModelConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         max_position_embeddings=text.max_position_embeddings,
-        eos_token_ids=ends,
-        bos_token_id=bos,
+        eos_token_ids=tokens.eos_token_ids,
+        bos_token_id=tokens.bos_token_id,
     )
