@@ -41,6 +41,41 @@ def check_keys_and_values(model: Any) -> str:
     return names[0]
 
 
+def check_rotary(model: Any, input_ids: Any, end: int) -> None:
+    """UnsupportedError for a rotary embedding that changes between the prompt `input_ids` and the `end` of its text.
+
+    Drafts would be fed with frequencies other than those of plain decoding. Two passes of one token find that out.
+    """
+    types = [module.rope_type for module in model.modules() if hasattr(module, "rope_type")]
+    kinds = {kind for one in types for kind in (one.values() if isinstance(one, dict) else [one])}
+    prompt, token = input_ids.shape[1], input_ids[:1, :1]
+    if end - 1 <= prompt or not any("dynamic" in kind or kind == "longrope" for kind in kinds):
+        return
+    before: dict[str, Any] = {}
+    for position in (prompt - 1, end - 2):
+        model(input_ids=token, position_ids=torch.full_like(token, position), use_cache=False)
+        before = before or _frequencies(model)
+    _check_frequencies(model, before, token, prompt, end)
+
+
+def _frequencies(model: Any) -> dict[str, Any]:
+    """The model's small buffers of floats, by name."""
+    buffers = model.named_buffers()
+    return {name: b.clone() for name, b in buffers if b.is_floating_point() and b.numel() <= _FREQUENCIES}
+
+
+def _check_frequencies(model: Any, before: dict[str, Any], token: Any, prompt: int, end: int) -> None:
+    """UnsupportedError if :func:`_frequencies` are others than before; `token` [1, 1] is fed to change them back."""
+    after = _frequencies(model)
+    if changed := [name for name, values in before.items() if not torch.equal(values, after[name])]:
+        model(input_ids=token, use_cache=False)
+        raise UnsupportedError(
+            f"generate: the rotary embedding of {type(model).__name__} ({', '.join(changed)}) changes with the length "
+            f"of the text between its tokens {prompt} and {end}, which changes the logits of drafts; keep the "
+            "whole batch on one side of the switch (max_new_tokens), or leave custom_generate out"
+        )
+
+
 class CachedModel:
     """A model after the prompts of a batch, whose rows continue in a :class:`RaggedCache`.
 
@@ -142,7 +177,7 @@ class CachedModel:
         fed = torch.cat([tokens, tokens[:, -1:].expand(-1, width - few)], dim=1)
         try:
             self._feed(own, tokens[:, :1].expand(-1, width), low, starts)  # which is rejected
-            before = self._frequencies()
+            before = _frequencies(self._model)
             logits = self._feed(own, fed, high, starts)[0, :few]
         except torch.OutOfMemoryError:
             raise
@@ -151,14 +186,7 @@ class CachedModel:
                 f"generate: {self._name} does not take a cache and a mask of one row per text: "
                 f"{describe(error)}; {self._hint()}"
             ) from error
-        after = self._frequencies()
-        if changed := [name for name, values in before.items() if not torch.equal(values, after[name])]:
-            self._model(input_ids=tokens[:1, :1], use_cache=False)  # a short text, for which they change back
-            raise UnsupportedError(
-                f"generate: the rotary embedding of {self._name} ({', '.join(changed)}) changes with the length of the "
-                f"text between its tokens {self._prompt} and {self._end}, which changes the logits of drafts; keep the "
-                "whole batch on one side of the switch (max_new_tokens), or leave custom_generate out"
-            )
+        _check_frequencies(self._model, before, tokens[:1, :1], self._prompt, self._end)
         if self._differ(logits, expected):
             needs = f", or needs {', '.join(self._extra)}" if self._extra else ""
             raise UnsupportedError(
@@ -188,11 +216,6 @@ class CachedModel:
             outputs = model(**inputs, return_dict=True)
             logits.append(outputs.logits[:, -1:])
         return ids[:, self._prompt :], torch.cat(logits, dim=1)
-
-    def _frequencies(self) -> dict[str, Any]:
-        """The model's small buffers of floats, by name."""
-        buffers = self._model.named_buffers()
-        return {name: b.clone() for name, b in buffers if b.is_floating_point() and b.numel() <= _FREQUENCIES}
 
     def _differ(self, logits: Any, expected: Any) -> bool:
         """Whether any row of logits differs by more than rounding.

@@ -33,7 +33,7 @@ from transformers.generation import (  # noqa: E402
     TopPLogitsWarper,
 )
 
-from specdec_hal.compat.cached_model import CachedModel, check_keys_and_values  # noqa: E402
+from specdec_hal.compat.cached_model import CachedModel, check_keys_and_values, check_rotary  # noqa: E402
 from specdec_hal.compat.defaults import default_drafter  # noqa: E402
 from specdec_hal.errors import NoDistributionError, RequestError, UnsupportedError  # noqa: E402
 from specdec_hal.loop.drafter import Drafter  # noqa: E402
@@ -132,11 +132,12 @@ def assisted_generate(
     """The assisted decoding of `transformers` with drafts of this project: ``custom_generate=assisted_generate``.
 
     During the call the model's factory of candidate generators is replaced. UnsupportedError for a model whose state
-    cannot be rolled back.
+    cannot be rolled back, or whose rotary embedding changes with the length of this text.
     """
     streamer = _streamer_of_caller() if streamer is None else streamer
     with _ending(streamer):
         check_keys_and_values(model)
+        check_rotary(model, input_ids, generation_config.max_length)
         drafter = drafter or default_drafter(num_speculative_tokens)
         candidates = DraftCandidates(drafter, generation_config.max_length)
         model._get_candidate_generator = lambda **_: candidates

@@ -175,6 +175,28 @@ def test_texts_beyond_the_switch(adapter: Any, transformers: Any) -> None:
     refused(model, adapter, [beyond[0], PROMPTS[1]], "rotary embedding", max_new_tokens=8)
 
 
+@pytest.mark.parametrize("kind", ROTARY)
+def test_assisted_decoding_across_the_switch(adapter: Any, transformers: Any, kind: str) -> None:
+    """Refused as `generate` refuses it, before anything is drafted; on one side of the switch it is served."""
+    model, fresh = (build(transformers, kind, *ROTARY[kind]) for _ in range(2))
+    how: dict[str, Any] = {"do_sample": False, "custom_generate": adapter.assisted_generate}
+    for prompt in PROMPTS:
+        for new in (SWITCH - 8, SWITCH - len(prompt)):  # the last text ends at the switch
+            right = fresh.generate(**padded([prompt]), max_new_tokens=new, do_sample=False).tolist()
+            drafter = Scripted(4, lambda text, right=right: right[0][len(text) :])  # type: ignore[misc]
+            out = model.generate(**padded([prompt]), max_new_tokens=new, drafter=drafter, **how)
+            assert out.tolist() == right and drafter.calls
+        drafter = Scripted(4, lambda text: [7])
+        message = "rotary embedding of .*inv_freq.* changes with the length"
+        with pytest.raises(UnsupportedError, match=message):
+            model.generate(**padded([prompt]), max_new_tokens=SWITCH - len(prompt) + 2, drafter=drafter, **how)
+        assert not drafter.calls
+    if kind == "Phi3":  # which has one set of frequencies beyond the switch
+        beyond = padded([PROMPTS[0] * 8])
+        expected = fresh.generate(**beyond, max_new_tokens=8, do_sample=False).tolist()
+        assert model.generate(**beyond, max_new_tokens=8, **how).tolist() == expected
+
+
 # ---- what a call brings along
 
 
