@@ -35,7 +35,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HELD = 12
+"""Files that are not trained on, to measure agreement."""
 
 
 def arguments() -> argparse.Namespace:
@@ -305,19 +308,20 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.device = torch.device(args.device)
         torch.set_float32_matmul_precision("high")
+        self.tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
+        config = AutoConfig.from_pretrained(args.target)
+        self.train, self.held = self._windows([] if config.bos_token_id is None else [config.bos_token_id])
         self.target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).to(self.device).eval()
         self.target.requires_grad_(False)
         config = self.target.config
         depth = config.num_hidden_layers
         self.last: list[Tensor] = []
         self.target.model.layers[-1].register_forward_hook(self._keep_last)
-        self.tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
         args.layers = args.layers or (
             [2, depth // 2, depth] if args.kind == "eagle3" else [depth // 4 * i for i in (1, 2, 3, 4)]
         )
         if args.mask_token is None:
             args.mask_token = self.tokenizer.token_to_id("\u00ff")  # byte-level BPE writes byte 0xFF so
-        self.train, self.held = self._windows()
         counts = torch.bincount(self.train.flatten(), minlength=config.vocab_size)
         size = min(args.draft_vocab if args.kind == "eagle3" else config.vocab_size, config.vocab_size)
         ids = counts.argsort(descending=True, stable=True)[:size].sort().values.to(self.device)
@@ -329,17 +333,22 @@ class Trainer:
     def _keep_last(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.last = [output[0] if isinstance(output, tuple) else output]
 
-    def _windows(self) -> tuple[Tensor, Tensor]:
-        """Windows [n, window] to train on, and held-out ones, of other files."""
+    def _windows(self, start: list[int]) -> tuple[Tensor, Tensor]:
+        """Windows [n, window] to train on, and held-out ones, of other files. A file begins with the tokens `start`."""
         args = self.args
         files = sorted(f for kind in ("py", "md", "txt") for f in args.text.rglob(f"*.{kind}"))
         files = [f for f in files if "site-packages" not in f.parts and f.stat().st_size < 1 << 20]
         random.Random(args.seed).shuffle(files)
-        held, text = self._ids(files[:12], 32 * args.window), self._ids(files[12:], args.tokens)
+        held, text = self._ids(files[:HELD], 32 * args.window, start), self._ids(files[HELD:], args.tokens, start)
+        if min(len(held), len(text)) < args.window:
+            raise SystemExit(
+                f"--text {args.text}: expected a window of {args.window} tokens in the {HELD} files that are held out, "
+                f"and one in the others, got {len(files)} files of *.py, *.md and *.txt with {len(held)} and {len(text)} "
+                "tokens; give a folder with more text, or a smaller --window"
+            )
         return tuple(part[: len(part) // args.window * args.window].view(-1, args.window) for part in (text, held))
 
-    def _ids(self, files: list[Path], limit: int) -> Tensor:
-        start = [] if self.target.config.bos_token_id is None else [self.target.config.bos_token_id]
+    def _ids(self, files: list[Path], limit: int, start: list[int]) -> Tensor:
         out: list[int] = []
         for first in range(0, len(files), 64):
             texts = [file.read_bytes().decode(errors="ignore") for file in files[first : first + 64]]
