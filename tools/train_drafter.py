@@ -342,8 +342,8 @@ class Trainer:
         held, text = self._ids(files[:HELD], 32 * args.window, start), self._ids(files[HELD:], args.tokens, start)
         if min(len(held), len(text)) < args.window:
             raise SystemExit(
-                f"--text {args.text}: expected a window of {args.window} tokens in the {HELD} files that are held out, "
-                f"and one in the others, got {len(files)} files of *.py, *.md and *.txt with {len(held)} and {len(text)} "
+                f"--text {args.text}: expected a window of {args.window} tokens in {HELD} held-out files, "
+                f"and one in the others, got {len(files)} files (*.py, *.md, *.txt) with {len(held)} and {len(text)} "
                 "tokens; give a folder with more text, or a smaller --window"
             )
         return tuple(part[: len(part) // args.window * args.window].view(-1, args.window) for part in (text, held))

@@ -22,16 +22,18 @@ _ADAPTER_WEIGHTS = "adapter_model"
 _WEIGHTS = (".safetensors", ".bin")
 _READ = (*_WEIGHTS, ".gguf", ".jinja", ".json")
 _PART = re.compile(r"-\d{5}-of-")
-_TOKENIZERS = frozenset(
-    """PreTrainedTokenizer TokenizersBackend PythonBackend SentencePieceBackend MistralCommonBackend AlbertTokenizer
-    BartTokenizer BarthezTokenizer BertTokenizer BigBirdTokenizer BlenderbotSmallTokenizer BlenderbotTokenizer
-    BloomTokenizer CamembertTokenizer CodeGenTokenizer CodeLlamaTokenizer CohereTokenizer CpmTokenizer CTRLTokenizer
-    DebertaTokenizer DebertaV2Tokenizer ElectraTokenizer FNetTokenizer GemmaTokenizer GPT2Tokenizer
-    GPTNeoXJapaneseTokenizer GPTNeoXTokenizer GPTSw3Tokenizer HerbertTokenizer LlamaTokenizer MBart50Tokenizer
-    MBartTokenizer MPNetTokenizer NllbTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen2Tokenizer Qwen3_5Tokenizer
-    ReformerTokenizer RemBertTokenizer RobertaTokenizer RoFormerTokenizer SiglipTokenizer SplinterTokenizer T5Tokenizer
-    UdopTokenizer WhisperTokenizer XGLMTokenizer XLMRobertaTokenizer XLNetTokenizer""".split()
-)
+_TOKENIZERS = {
+    "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "SentencePieceBackend", "MistralCommonBackend",
+    "AlbertTokenizer", "BartTokenizer", "BarthezTokenizer", "BertTokenizer", "BigBirdTokenizer",
+    "BlenderbotSmallTokenizer", "BlenderbotTokenizer", "BloomTokenizer", "CamembertTokenizer", "CodeGenTokenizer",
+    "CodeLlamaTokenizer", "CohereTokenizer", "CpmTokenizer", "CTRLTokenizer", "DebertaTokenizer",
+    "DebertaV2Tokenizer", "ElectraTokenizer", "FNetTokenizer", "GemmaTokenizer", "GPT2Tokenizer",
+    "GPTNeoXJapaneseTokenizer", "GPTNeoXTokenizer", "GPTSw3Tokenizer", "HerbertTokenizer", "LlamaTokenizer",
+    "MBart50Tokenizer", "MBartTokenizer", "MPNetTokenizer", "NllbTokenizer", "OpenAIGPTTokenizer",
+    "PegasusTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "ReformerTokenizer", "RemBertTokenizer",
+    "RobertaTokenizer", "RoFormerTokenizer", "SiglipTokenizer", "SplinterTokenizer", "T5Tokenizer", "UdopTokenizer",
+    "WhisperTokenizer", "XGLMTokenizer", "XLMRobertaTokenizer", "XLNetTokenizer",
+}  # fmt: skip
 """Classes of `transformers` whose tokenizer.json says all, without the suffix Fast."""
 
 _log = logging.getLogger("specdec_hal")

@@ -102,7 +102,9 @@ def test_an_adapter_alone_is_refused_by_name(tmp_path: Path, framework: str) -> 
         if with_config:
             (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         for load in (load_tokenizer, lambda path: load_model(path, framework)):
-            with pytest.raises(CheckpointError, match=r"whole model, got a LoRA adapter of 'some/base' .*merge it into"):
+            with pytest.raises(
+                CheckpointError, match=r"whole model, got a LoRA adapter of 'some/base' .*merge it into"
+            ):
                 load(folder)
     with pytest.raises(CheckpointError, match="got a 'IA3' adapter"):
         load_model(write_adapter(folder, peft_type="IA3"), framework)

@@ -130,7 +130,9 @@ def test_tokenizer_with_too_many_tokens(folder: Path) -> None:
 def test_tokenizer_without_the_end_token(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**raw, "vocab_size": 400, "eos_token_id": 350}))
-    with pytest.raises(CheckpointError, match=r"expected a token for id 350 \(bos or eos of the checkpoint\), got none"):
+    with pytest.raises(
+        CheckpointError, match=r"expected a token for id 350 \(bos or eos of the checkpoint\), got none"
+    ):
         load_tokenizer(folder)
 
 

@@ -121,7 +121,13 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
     division: Division | None = None
     try:
-        with loading, _Light(), _no_adapter(), _known(architecture, find_module(Path(path), config)), ExitStack() as until_loaded:
+        with (
+            loading,
+            _Light(),
+            _no_adapter(),
+            _known(architecture, find_module(Path(path), config)),
+            ExitStack() as until_loaded,
+        ):
             if gguf is not None:  # not as `gguf_file`, which demands the package accelerate
                 wanted["state_dict"] = gguf.weights(architecture)
             made = architecture
