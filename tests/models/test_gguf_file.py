@@ -52,14 +52,16 @@ def write(tmp_path: Path) -> Write:
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
         shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCABULARY, WIDTH), "output_norm": (WIDTH,)}
-        for i in range(LAYERS):
+        for i in range(own["block_count"]):
             layer = {
                 "attn_norm": (WIDTH,), "ffn_norm": (WIDTH,), "attn_q": (HEADS * head, WIDTH),
                 "attn_k": (KV_HEADS * head, WIDTH), "attn_v": (KV_HEADS * head, WIDTH),
                 "attn_output": (WIDTH, HEADS * head), "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH),
                 "ffn_down": (WIDTH, INNER),
             }  # fmt: skip
-            if architecture.startswith("qwen3"):
+            if architecture.startswith("gemma"):
+                layer |= {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
+            if architecture.startswith(("qwen3", "gemma3")):
                 layer |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
             if architecture == "qwen2":
                 layer |= {f"attn_{name}.bias": layer[f"attn_{name}"][:1] for name in "qkv"}
@@ -94,6 +96,7 @@ def log_probabilities(file: Path, framework: str) -> np.ndarray:
 YARN = {
     "rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64,
 }  # fmt: skip
+WINDOW = {"attention__sliding_window": 32, "rope__dimension_count": None}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,10 @@ YARN = {
         ("qwen3", {"head": 32}),
         ("qwen3", {"head": 64} | YARN),
         ("qwen2", {"rope__freq_base": 1e6}),
+        ("gemma2", {**WINDOW, "head": 64, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}),
+        ("gemma2", {**WINDOW, "head": 32, "block_count": 46}),
+        ("gemma3", {**WINDOW, "head": 64, "block_count": 7}),
+        ("gemma3", {**WINDOW, "head": 64, "block_count": 7, "rope__scaling__factor": 8.0}),
         (
             "qwen3moe",
             {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": EXPERT, "head": 32},

@@ -37,6 +37,8 @@ _NEUTRAL = {
     "rope.scaling.yarn_beta_slow": 1.0,
 }
 """Keys with the only supported values."""
+_SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+"""Models of 27B, by their layers: llama.cpp scales their scores by the embedding's width over the heads."""
 _SILENT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.dimension_count"}
 _ROPE = {
     "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
@@ -80,8 +82,13 @@ class GgufFile:
         }
         read |= {key for key, value in same.items() if values.get(key) == value}
         self._check_turned(width)
-        if isinstance(getattr(config, "rope_parameters", None), dict) and "rope_theta" in config.rope_parameters:
-            config.rope_parameters |= self._rope()
+        if hasattr(config, "query_pre_attn_scalar"):
+            by_width = (self._architecture, config.num_hidden_layers) in _SCALED_BY_WIDTH
+            config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if by_width else width
+        rope = getattr(config, "rope_parameters", None) or {}
+        rope = rope.get("full_attention", rope)  # llama.cpp never scales the embeddings of Gemma's sliding windows
+        if "rope_theta" in rope and rope.get("rope_type", "default") == "default":
+            rope |= self._rope()
             read |= _ROPE
         if ignored := sorted(values.keys() - read - _SILENT):
             raise self._refused(f"transformers ignores {', '.join(f'{key} ({values[key]})' for key in ignored)}")
