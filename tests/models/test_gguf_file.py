@@ -119,7 +119,6 @@ WINDOW = {"attention__sliding_window": 32, "rope__dimension_count": None}
         ("qwen3", {"head": 64} | YARN),
         ("qwen2", {"rope__freq_base": 1e6}),
         ("gemma2", {**WINDOW, "head": 64, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}),
-        ("gemma2", {**WINDOW, "head": 32, "block_count": 46}),
         ("gemma3", {**WINDOW, "head": 64, "block_count": 7}),
         ("gemma3", {**WINDOW, "head": 64, "block_count": 7, "rope__scaling__factor": 8.0}),
         (
@@ -154,6 +153,18 @@ def test_the_logits_are_llama_cpps(write: Write, architecture: str, changes: dic
 def test_what_would_be_ignored_is_refused_by_name(write: Write, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"model\.gguf: .*{message}.*; leave model\.framework to llama\.cpp"):
         load_model(write(**changes), "transformers")
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(42, 32), (46, WIDTH // HEADS)])
+def test_the_scale_of_gemmas_scores_depends_on_its_layers(write: Write, layers: int, scalar: int) -> None:
+    import transformers
+
+    from specdec_hal.models.transformers.gguf_file import GgufFile
+
+    file = write("gemma2", **WINDOW, head=32, block_count=layers)
+    config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    GgufFile(file, config).complete()
+    assert (config.head_dim, config.query_pre_attn_scalar) == (32, scalar)
 
 
 def test_the_same_tokens_end_a_text_with_either_framework(write: Write) -> None:
