@@ -171,3 +171,12 @@ def test_files_that_are_no_template(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="expected a JSON object, got list"):
         load_chat_template(tmp_path)
+
+
+def test_a_tokenizer_config_with_many_added_tokens(tmp_path: Path) -> None:
+    """Gemma 3's has 1.2 MB."""
+    added = {str(i): {"content": "x" * 200} for i in range(8000)}
+    settings = {"chat_template": "{{ eos_token }}", "eos_token": "<e>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = load_chat_template(tmp_path)
+    assert template is not None and template.render([]) == "<e>"
