@@ -47,8 +47,7 @@ def got(value: object) -> str:
 
 def problems(error: ValidationError, schema: Schema) -> Iterator[tuple[str, str]]:
     """Every problem pydantic found, as (dotted key, message)."""
-    for detail in error.errors(include_url=False):
-        key = tuple(f"[{part}]" if isinstance(part, int) else str(part) for part in detail["loc"])
+    for key, detail in _by_key(error, schema).items():
         context = detail.get("ctx", {})
         if detail["type"] == "default_factory_not_called":
             continue  # the default follows from another, invalid key
@@ -64,6 +63,32 @@ def problems(error: ValidationError, schema: Schema) -> Iterator[tuple[str, str]
             yield dotted(key), one_line(context["error"])
         else:
             yield dotted(key), _wrong_value(key, schema, detail)
+
+
+def _by_key(error: ValidationError, schema: Schema) -> dict[Key, Mapping[str, Any]]:
+    """One problem per key. Of a union, that of the member that took the value's type, or else of its first member."""
+    found: dict[Key, Mapping[str, Any]] = {}
+    for detail in error.errors(include_url=False):
+        key: Key = ()
+        for part in detail["loc"]:
+            annotation, _ = _annotation(key, schema) or (None, [])
+            if len(_members(annotation)) < 2:  # in a union, the part names a member
+                key = (*key, f"[{part}]" if isinstance(part, int) else str(part))
+        if key not in found or not detail["type"].endswith("_type"):
+            found[key] = detail
+    return found
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types of a union, without null."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
+    return [part for part in parts if part is not type(None)]
+
+
+def _optional(annotation: Any) -> tuple[Any, list[Any]]:
+    """The type beside null, if the annotation is such a pair, and the constraints it carried."""
+    members = _members(annotation)
+    return _bare(members[0]) if len(members) == 1 else (annotation, [])
 
 
 def _fields(schema: Schema) -> dict[str, FieldInfo]:
@@ -99,6 +124,7 @@ def is_section(annotation: object) -> TypeGuard[Schema]:
 
 def _section(path: Key, schema: Schema) -> Schema | None:
     annotation, _ = _annotation(path, schema) or (None, [])
+    annotation, _ = _optional(annotation)
     return annotation if is_section(annotation) else None
 
 
@@ -107,6 +133,7 @@ def _annotation(key: Key, schema: Schema) -> tuple[Any, list[Any]] | None:
     annotation: Any = schema
     constraints: list[Any] = []
     for part in key:
+        annotation, _ = _optional(annotation)
         if get_origin(annotation) is dict:  # free-form below here
             break
         if part.startswith("[") and get_origin(annotation) is list:

@@ -22,6 +22,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
+    PydanticUserError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -87,6 +88,26 @@ def by_name(kind: type[Member]) -> BeforeValidator:
 def _from_key(value: Any) -> Any:
     """The id in a key; journals and configurations only have string keys."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+
+
+def _several(value: Any) -> Any:
+    """A text alone as the list of it."""
+    return [value] if isinstance(value, str) else value
+
+
+def _json_schema(value: Any) -> Any:
+    """The JSON schema of a pydantic model; other values are unchanged."""
+    if not (isinstance(value, type) and issubclass(value, BaseModel)):
+        return value
+    try:
+        return value.model_json_schema()
+    except (PydanticUserError, RecursionError) as error:  # a field without a schema, or of an undefined type
+        raise ValueError(f"expected a model with a JSON schema, got {value.__name__}: {one_line(error)}") from error
+
+
+def _structure(value: Any) -> Any:
+    """A pydantic model stands for its JSON schema."""
+    return {"json_schema": value} if isinstance(value, type) else value
 
 
 class RelativePath:
@@ -303,14 +324,14 @@ MAX_GRAMMAR = 1 << 18
 
 
 class StructuredOutput(Section):
-    """A constraint on the whole output, in exactly one form. `json_schema`: JSON by a schema, an object or its text.
-    `json_object`: any JSON object. `regex`: a full match. `choice`: one of these texts. `grammar`: a grammar in EBNF.
+    """A constraint on the whole output, in exactly one form. `json_schema`: JSON by a schema: an object, its text or,
+    from Python, a pydantic model. `json_object`: any JSON object. `regex`: a full match. `choice`: one of these texts. `grammar`: a grammar in EBNF.
     `structural_tag`: text with constrained parts, in xgrammar's form. `any_whitespace`: allow any white space between
     elements of JSON, not only one space after each comma and colon. `after_thinking`: constrain only the text after
     `model.think_end_id`; implied by `sampling.thinking`.
     """
 
-    json_schema: dict[str, Any] | UnicodeText | None = None
+    json_schema: Annotated[dict[str, Any] | UnicodeText | None, BeforeValidator(_json_schema)] = None
     json_object: bool = False
     regex: UnicodeText | None = None
     choice: Annotated[list[Annotated[UnicodeText, Field(min_length=1)]], Field(min_length=1)] | None = None
@@ -364,14 +385,14 @@ STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar", "struc
 
 class SamplingSettings(Section):
     """Defaults of requests. `temperature`: 0: take the most likely token. `top_p`: sample from the likeliest tokens
-    that together have this probability. `top_k`: sample from this many likeliest tokens; 0: all. `min_p`: least
+    that together have this probability. `top_k`: sample from this many likeliest tokens; 0 or -1: all. `min_p`: least
     probability, relative to the likeliest token's. `seed`: seed of the random numbers; null: a sampled request draws
     one. `repetition_penalty`: divides positive logits of tokens in prompt and output, multiplies negative ones.
     `frequency_penalty`: subtracted from a token's logit for each occurrence in the output. `presence_penalty`:
     subtracted once from the logits of tokens in the output.
 
     `max_new_tokens`: most tokens of the output. `min_new_tokens`: least tokens before an end token or a stop may end
-    the output. `ignore_eos`: end tokens are never produced. `stop`: strings that end the output.
+    the output. `ignore_eos`: end tokens are never produced. `stop`: strings that end the output, or one string.
     `include_stop_str_in_output`: keep the stop string in the text.
     `stop_token_ids`: tokens that end the output. `stop_sequences`: lists of token ids that end the output.
     `skip_special_tokens`: omit special tokens from the text. `spaces_between_special_tokens`: keep the tokenizer's
@@ -383,12 +404,13 @@ class SamplingSettings(Section):
     of token ids that are never produced. `logit_bias`: added to the logits of these tokens, before penalties.
     `logprobs`: number of alternatives to report per token besides the chosen one; null: no log-probabilities.
     `prompt_logprobs`: number of alternatives to report per token of the prompt; null: no log-probabilities. `thinking`:
-    limits of a request that thinks before it answers (null: none). `structured`: constraint on the output (null: none).
+    limits of a request that thinks before it answers (null: none). `structured`: constraint on the output (null: none);
+    from Python also a pydantic model, for JSON by its schema.
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX), BeforeValidator(lambda k: 0 if k == -1 else k)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int | None, Field(ge=-SEEDS, le=SEEDS - 1)] = None
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
@@ -397,7 +419,7 @@ class SamplingSettings(Section):
     max_new_tokens: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] = 128
     min_new_tokens: Annotated[int, Field(ge=0, le=MAX_CONTEXT)] = 0
     ignore_eos: bool = False
-    stop: list[Text] = Field(default_factory=list)
+    stop: Annotated[list[Text], BeforeValidator(_several)] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -412,7 +434,7 @@ class SamplingSettings(Section):
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     prompt_logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     thinking: ThinkingSettings | None = None
-    structured: StructuredOutput | None = None
+    structured: Annotated[StructuredOutput | None, BeforeValidator(_structure)] = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> SamplingSettings:
