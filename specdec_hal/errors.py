@@ -13,10 +13,14 @@ from specdec_hal.text import clip
 
 
 class SpecDecError(Exception):
-    """Base class. The message has the expected and the actual value and a hint, in at most 2 KB."""
+    """Base class. The message has the expected and the actual value and a hint, in at most 2 KB.
 
-    def __init__(self, message: str = "") -> None:
+    `command_line`: the message on the command line, if its hint differs.
+    """
+
+    def __init__(self, message: str = "", *, command_line: str = "") -> None:
         super().__init__(clip(message))
+        self.command_line = clip(command_line or message)
 
 
 class ArgumentError(SpecDecError, ValueError):

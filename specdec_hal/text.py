@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MESSAGE_LIMIT = 2048
@@ -92,3 +92,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` or "", to append to a message."""
     found = nearest(name, known)
     return f"; did you mean '{found}'?" if found else ""
+
+
+def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """`given` under our names: `names` has them by those of others, such as vLLM.
+
+    Also returns pairs (name, message), one for each value that is given under both names.
+    """
+    both = [(other, own) for other, own in names.items() if other in given and own in given]
+    problems = [(other, f"another name of '{own}', which is given too; give one of them") for other, own in both]
+    return {names.get(name, name): value for name, value in given.items()}, problems

@@ -20,7 +20,7 @@ from specdec_hal.models.chat import load_chat_template, missing_template
 from specdec_hal.runner import Request, RequestOutput, StreamDelta
 from specdec_hal.serve.answers import Answer, ChatAnswer, CompletionAnswer, check_model, error_body
 from specdec_hal.serve.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationRequest, first_problem
-from specdec_hal.serve.rendering import Renderer
+from specdec_hal.engine.rendering import Renderer
 from specdec_hal.text import clip
 
 BODIES: dict[str, type[GenerationRequest]] = {

@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(argv, stdout)
         stdout.flush()
     except SpecDecError as error:
-        for line in str(error).splitlines():
+        for line in error.command_line.splitlines():
             complain(line)
         return FAILED if isinstance(error, EngineDeadError) else BAD_INPUT
     except KeyboardInterrupt:

@@ -27,7 +27,6 @@ CLEAR, EXIT = "/clear", "/exit"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Configuration, model, and system message."""
     add_config_arguments(parser)
-    parser.add_argument("--model", metavar="PATH", help="same as --set model.path=PATH")
     parser.add_argument("--system", metavar="TEXT", help="the system message at the start of the chat")
     parser.add_argument(
         "--chat-template", metavar="FILE", help="Jinja template file for messages (default: the checkpoint's)"
@@ -39,8 +38,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Chat until the input ends; 1 if an answer ended in an error."""
     from specdec_hal.models.chat import load_chat_template, missing_template
 
-    given = {"model.path": args.model, "serve.chat_template": args.chat_template}
-    args.overrides += [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    if args.chat_template is not None:
+        args.overrides.append(f"serve.chat_template={json.dumps(args.chat_template)}")
     if args.max_new_tokens is not None:
         args.overrides.append(f"sampling.max_new_tokens={args.max_new_tokens}")
     runtime = read_runtime(args)

@@ -99,8 +99,17 @@ class Output:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, default: str = "built-in defaults") -> None:
-    """``--config`` and ``--set``."""
+    """``--config``, ``--model`` and ``--set``."""
     parser.add_argument("--config", metavar="FILE", help=f"YAML configuration (default: {default})")
+    parser.add_argument(
+        "--model",
+        dest="overrides",
+        metavar="PATH",
+        action="append",
+        default=[],
+        type=lambda path: f"model.path={json.dumps(path)}",
+        help="checkpoint folder or .gguf file, same as --set model.path=PATH",
+    )
     parser.add_argument(
         "--set",
         dest="overrides",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 from weakref import finalize
 
+from specdec_hal.text import did_you_mean
+
 _DRAFT = ".tmp"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -50,6 +54,21 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
             size = max(os.fstat(file.fileno()).st_size, len(data))  # files in /proc have the size 0
             raise OSError(errno.EFBIG, f"expected at most {limit} bytes, got {size}", os.fspath(path))
     return data
+
+
+def missing_folder(path: str | os.PathLike[str]) -> str:
+    """A hint for a checkpoint folder that does not exist, to append to a message.
+
+    The most similar name in its parent folder, or how to download a model that `path` may name on a hub.
+    """
+    folder = Path(os.path.abspath(path))
+    near = did_you_mean(folder.name, [entry.name for entry in folder.parent.glob("*")])
+    if near or not all(map(_HUB_NAME.fullmatch, folder.parts[-2:])) or not folder.parent.parent.is_dir():
+        return near
+    if folder.parent.is_dir() and folder.parent.parent != Path.cwd():
+        return ""
+    name = "/".join(folder.parts[-2:])
+    return f"; download a model of a hub first: hf download {name} --local-dir {os.path.relpath(folder)}"
 
 
 def sweep(folder: Path, name: str = "*") -> None:

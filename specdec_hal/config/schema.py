@@ -29,6 +29,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from specdec_hal.config.files import missing_folder
 from specdec_hal.errors import ConfigError, SpecDecError
 from specdec_hal.ops.enums import Strategy
 from specdec_hal.ops.seeds import SEEDS
@@ -521,10 +522,12 @@ class Config(Section):
     def model_path(self) -> Path:
         """The checkpoint folder or GGUF file; ConfigError if none is configured or it does not exist."""
         if self.model.path is None:
-            raise self.error("model.path", "no model is configured; pass --set model.path=FOLDER")
+            none = "no model is configured; pass the folder of a checkpoint"
+            raise self.error("model.path", f"{none}: LLM(FOLDER)", command_line=f"{none}: --model FOLDER")
         path = Path(self.model.path)
         if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):  # False for a NUL
-            raise self.error("model.path", f"no such folder: {path}; give the folder of a checkpoint, or a .gguf file")
+            hint = f"give the folder of a checkpoint, or a .gguf file{missing_folder(path)}"
+            raise self.error("model.path", f"no such folder: {path}; {hint}")
         return path
 
     def as_json(self) -> dict[str, Any]:
@@ -545,9 +548,10 @@ class Config(Section):
         """The model's name for clients: `serve.served_model_name`, or the name of its folder or file."""
         return self.serve.served_model_name or self.model_path.name.removesuffix(".gguf")
 
-    def error(self, key: str, message: str) -> ConfigError:
-        """A ConfigError about a dotted key: ``file:key: message``."""
-        return ConfigError(f"{origin(key, self._source, self._overridden)}:{key}: {message}")
+    def error(self, key: str, message: str, *, command_line: str = "") -> ConfigError:
+        """A ConfigError about a dotted key: ``file:key: message``. `command_line`: see :class:`SpecDecError`."""
+        where = f"{origin(key, self._source, self._overridden)}:{key}: "
+        return ConfigError(where + message, command_line=where + (command_line or message))
 
     def naive(self) -> Config:
         """The same without speculation, for comparisons."""

@@ -31,7 +31,7 @@ from specdec_hal.config.schema import (
 from specdec_hal.config.sections import config_class
 from specdec_hal.errors import ConfigError
 from specdec_hal.plugin.registry import Registry, or_default
-from specdec_hal.text import clip, did_you_mean, one_line
+from specdec_hal.text import clip, did_you_mean, one_line, renamed
 
 MAX_BYTES = 1 << 18
 """Of a configuration file."""
@@ -39,6 +39,15 @@ MAX_PROBLEMS = 20
 """Most problems reported at once; suggestions take time."""
 _BARE: dict[str, type[BaseModel]] = {"model": ModelSettings, "runner": RunnerSettings, "engine": EngineSettings}
 """Sections whose keys are also keyword arguments."""
+_VLLM_NAMES = {
+    "tensor_parallel_size": "tensor_parallel",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "speculative_config": "speculative",
+}
+_VLLM_SPECULATIVE = {"model": "path"}
+"""Arguments of vLLM's LLM for ours, and keys of its `speculative_config`."""
+_NEAR = {"enforce_eager": "graph", "gpu_memory_utilization": "num_kv_blocks", "seed": "sampling"}
+"""Our arguments for others of vLLM's, whose values mean something else."""
 LINE_LIMIT, KEY_LIMIT = 500, 150
 """Most bytes of an override, and of its key."""
 
@@ -109,21 +118,32 @@ def _line(source: str, key: str, message: str) -> str:
 def arguments(given: Mapping[str, Any], registry: Registry | None = None) -> list[Override]:
     """Keyword arguments as overrides: a section with a mapping of some of its keys, or a key of one of :data:`_BARE`.
 
-    ConfigError for a name that is neither.
+    Some of vLLM's names work too (:data:`_VLLM_NAMES`). ConfigError for a name that is none of these, or for a value under
+    both of its names.
     """
     schema = config_class(or_default(registry))
     bare = {key: f"{name}.{key}" for name, section in _BARE.items() for key in section.model_fields}
     found: list[Override] = []
-    for name, value in given.items():
+    for name, value in _ours(given, _VLLM_NAMES).items():
+        if name == "speculative" and isinstance(value, Mapping):
+            value = _ours(value, _VLLM_SPECULATIVE, "speculative.")
         if name in bare:
             found.append((bare[name], value))
         elif name in schema.model_fields:
             found += _leaves(name, value, schema.model_fields[name].annotation)
         else:
-            hint = did_you_mean(name, [*schema.model_fields, *bare])
+            near = f"; did you mean '{_NEAR[name]}'?" if name in _NEAR else ""
+            hint = near or did_you_mean(name, [*schema.model_fields, *bare])
             expected = f"a section ({wording.keys(schema)}) or a key of {', '.join(_BARE)}"
             raise ConfigError(f"{ARGUMENT}:{clip(name, KEY_LIMIT)}: unknown{hint}; expected {expected}")
     return found
+
+
+def _ours(given: Mapping[str, Any], names: Mapping[str, str], section: str = "") -> dict[str, Any]:
+    known, twice = renamed(given, names)
+    if twice:
+        raise ConfigError("\n".join(f"{ARGUMENT}:{section}{name}: {message}" for name, message in twice))
+    return known
 
 
 def _leaves(key: str, value: Any, annotation: Any) -> Iterator[Override]:

@@ -9,10 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, pass_context
 from jinja2.ext import Extension
-from jinja2.nodes import Node, Scope
+from jinja2.nodes import EvalContextModifier, Node, Scope
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdec_hal.config.files import read_regular
@@ -46,12 +47,16 @@ class ChatTemplate:
         self.sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
         self.tokens = dict(tokens or {})
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # compiling, which has no limits, evaluates no constants: see also _when_rendered
+            finalize=_when_rendered,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=_now, **self.tokens)
         try:
-            self._templates = {name: environment.from_string(source) for name, source in self.sources.items()}
+            self._templates = {name: _compiled(environment, source) for name, source in self.sources.items()}
         except Exception as error:  # compiling it may also raise RecursionError, SyntaxError or MemoryError
             got = f"expected a Jinja template, got {clip(describe(error), 300)}"
             raise CheckpointError(f"chat template: {got}; correct the template") from error
@@ -133,12 +138,11 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     return {name or DEFAULT: source for name, source in found.items()}, tokens
 
 
-def missing_template(model: str) -> RequestError:
+def missing_template(
+    model: str, hint: str = "give a Jinja file with serve.chat_template (--chat-template FILE), or use completions"
+) -> RequestError:
     """The error for a chat with a model that has no template."""
-    return RequestError(
-        f"messages: the model '{model}' has no chat template; give a Jinja file with serve.chat_template "
-        "(--chat-template FILE), or use completions"
-    )
+    return RequestError(f"messages: the model '{model}' has no chat template; {hint}")
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -205,6 +209,19 @@ def _to_json(
 ) -> str:
     # jinja2's own filter escapes HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _compiled(environment: ImmutableSandboxedEnvironment, source: str) -> Template:
+    """A template; its expressions are evaluated when it is rendered, except the argument of ``autoescape``."""
+    for node in environment.parse(source).find_all(EvalContextModifier):
+        raise TemplateSyntaxError("expected no autoescape, which chat templates do not have", node.lineno)
+    return environment.from_string(source)
+
+
+@pass_context
+def _when_rendered(context: Context, value: Any) -> Any:
+    # Jinja evaluates a constant output while compiling unless this function needs the context.
+    return value
 
 
 def _refuse(message: str) -> NoReturn:

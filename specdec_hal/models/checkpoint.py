@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.config.files import open_regular, read_regular
+from specdec_hal.config.files import missing_folder, open_regular, read_regular
 from specdec_hal.errors import CheckpointError
 from specdec_hal.models.rope import ROPE_TYPES, RopeScaling, yarn_attention_factor
 from specdec_hal.plugin.model import ModelConfig
@@ -93,8 +93,9 @@ def check_file(folder: str | Path, name: str) -> Path:
     folder = Path(folder)
     file = folder / name
     if not folder.is_dir():
-        got = "a file" if folder.exists() else "nothing there"
-        raise checkpoint_error(folder, "a checkpoint folder", got, f"give the folder that holds {CONFIG} and {WEIGHTS}")
+        got, near = ("a file", "") if folder.exists() else ("nothing there", missing_folder(folder))
+        hint = f"give the folder that holds {CONFIG} and {WEIGHTS}{near}"
+        raise checkpoint_error(folder, "a checkpoint folder", got, hint)
     try:
         with open_regular(file):
             return file

@@ -16,9 +16,11 @@ from specdec_hal.errors import RequestError
 from specdec_hal.models.checkpoint import read_generation_defaults
 from specdec_hal.ops import seeds
 from specdec_hal.plugin.backend import AUTO
+from specdec_hal.text import renamed
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
-
+VLLM_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+"""Names of vLLM's SamplingParams for ours."""
 
 _Tokens = TypeVar("_Tokens", bound=Any)
 
@@ -34,11 +36,13 @@ class ParameterError(RequestError):
 class SamplingParams(SamplingSettings):
     """Sampling and stopping of one request: the keys of the configuration's `sampling` section.
 
+    vLLM's names work too: `max_tokens` is `max_new_tokens`, `min_tokens` is `min_new_tokens`.
+
     `n`: choices per prompt, each a separate request (:meth:`choices`).
     `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's.
     `return_drafts`: report what was drafted, the rejected tokens too. `cache_salt`: only requests with equal salts
     share KV blocks, so that response times reveal nothing about other requests. ParameterError for values out of
-    range.
+    range, and for a value under both of its names.
     """
 
     n: Annotated[int, Field(ge=1, le=1 << 14)] = 1
@@ -47,8 +51,11 @@ class SamplingParams(SamplingSettings):
     cache_salt: Annotated[UnicodeText | None, Field(min_length=1)] = None
 
     def __init__(self, **values: Any) -> None:
+        known, twice = renamed(values, VLLM_NAMES)
+        if twice:
+            raise ParameterError(twice)
         try:
-            super().__init__(**values)
+            super().__init__(**known)
         except ValidationError as error:
             raise ParameterError(problems(error, type(self))) from error
 
@@ -64,6 +71,11 @@ class SamplingParams(SamplingSettings):
             found = read_generation_defaults(config.model.path)
             values |= {key: value for key, value in found.items() if key not in config.sampling.model_fields_set}
         return cls(**values)
+
+    def updated(self, **values: Any) -> SamplingParams:
+        """The same with other values of some keys, checked as those of a new one; ParameterError as there."""
+        changed = renamed(values, VLLM_NAMES)[0]
+        return type(self)(**{key: value for key, value in self if key not in changed}, **values)
 
     def seeded(self) -> SamplingParams:
         """The same with a fresh seed, if tokens are sampled and it has none.

@@ -33,7 +33,7 @@ from specdec_hal.serve.forms import (
     structured,
 )
 from specdec_hal.serve.parsers import TOOLS
-from specdec_hal.serve.rendering import rendered
+from specdec_hal.engine.rendering import rendered
 from specdec_hal.text import clip, one_line, short
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Body(Keys):
     def settled(self, template: ChatTemplate | None) -> Self:
         """The body for an answer, without inputs of the chat template after rendering.
 
-        RequestError as from :func:`~specdec_hal.serve.rendering.rendered`.
+        RequestError as from :func:`~specdec_hal.engine.rendering.rendered`.
         """
         return self
 

@@ -31,7 +31,7 @@ from specdec_hal.serve.protocol import (
     TokenizeRequest,
     in_api,
 )
-from specdec_hal.serve.rendering import Renderer
+from specdec_hal.engine.rendering import Renderer
 from specdec_hal.serve.request_limit import RequestLimit
 from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
 from specdec_hal.serve.split.remote import RemoteEngine

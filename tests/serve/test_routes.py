@@ -10,7 +10,7 @@ import pytest
 
 import specdec_hal
 from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.serve.rendering import Renderer
+from specdec_hal.engine.rendering import Renderer
 from tests.serve.conftest import MODEL, Running, serving
 
 EVIL, FRIEND = "https://evil.com", "https://friend.org"
