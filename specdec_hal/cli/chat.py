@@ -17,7 +17,7 @@ from specdec_hal.cli.generate import ACCEPTED
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 
 if TYPE_CHECKING:
-    from specdec_hal.models.chat import ChatTemplate
+    from specdec_hal.engine.rendering import Renderer
     from specdec_hal.runner import ModelRunner, StreamDelta
 
 HELP = "chat with a model, with the accepted drafts highlighted"
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Chat until the input ends; 1 if an answer ended in an error."""
+    from specdec_hal.engine.rendering import Renderer
     from specdec_hal.models.chat import load_chat_template, missing_template
 
     if args.chat_template is not None:
@@ -47,14 +48,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if template is None:
         raise missing_template(runtime.config.served_name)
     model, tokenizer = load(runtime)
-    return _Chat(runtime.runner(model=model, tokenizer=tokenizer), template, args.system, output).run()
+    return _Chat(runtime.runner(model=model, tokenizer=tokenizer), Renderer(template), args.system, output).run()
 
 
 class _Chat:
     """The messages so far, and the turns that add to them."""
 
-    def __init__(self, runner: ModelRunner, template: ChatTemplate, system: str | None, output: Output) -> None:
-        self._runner, self._template, self._output = runner, template, output
+    def __init__(self, runner: ModelRunner, renderer: Renderer, system: str | None, output: Output) -> None:
+        self._runner, self._renderer, self._output = runner, renderer, output
         self._first = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._first)
         self._answers: list[dict[str, Any]] = []
@@ -91,7 +92,8 @@ class _Chat:
         messages = [*self._messages, {"role": "user", "content": text}]
         runner = self._runner
         assert runner.tokenizer is not None
-        prompt = runner.tokenizer.encode(self._template.render(messages), add_special_tokens=False)
+        text = self._renderer.render_here({"messages": messages})
+        prompt = runner.tokenizer.encode(text, add_special_tokens=False)
         name = f"turn-{len(self._answers)}"
         show = None if self._output.json else self._show
         runner.add_request(Request(name, prompt, runner.default_params, show))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specdec_hal.config import Config
 from specdec_hal.config.schema import INT32_MAX
-from specdec_hal.engine.llm import Prompt, make_runner, requests_of, warm_up
+from specdec_hal.engine.llm import Prompt, encoded, make_runner, requests_of, warm_up
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.stream import PROMPT_TAIL, OutputStream, detokenizer_for
@@ -179,7 +179,7 @@ class AsyncEngine:
         model: str | os.PathLike[str] | TargetModel | None = None,
         config: str | os.PathLike[str] | Mapping[str, Any] | Config | Runtime | None = None,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
         registry: Registry | None = None,
         **overrides: Any,
     ) -> None:
@@ -227,22 +227,20 @@ class AsyncEngine:
         add_special_tokens: bool = True,
         timeout_s: float | None = None,
         ttft_timeout_s: float | None = None,
+        **sampling: Any,
     ) -> AsyncIterator[StreamDelta]:
         """Stream a request's deltas.
 
-        `params` None: :attr:`default_params`. With `n` choices, deltas of all are interleaved; choice i has the id
+        `prompt`: a text, token ids, or a dictionary of either, as :meth:`LLM.generate` takes them. `params` None:
+        :attr:`default_params`. `sampling`: values of :class:`SamplingParams` that replace those. With `n` choices, deltas of all are interleaved; choice i has the id
         `request_id`-i. `add_special_tokens`: add the tokenizer's special tokens, such as a BOS, to a text. `timeout_s`,
         `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`. RequestError if the request cannot be served,
         EngineDeadError if the engine has stopped.
         """
         name = f"async-{next(self._numbers)}" if request_id is None else request_id
-        tokenizer = self.runner.tokenizer
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise RequestError(f"request '{name}': text needs a tokenizer; pass token ids")
-            prompt = tokenizer.encode(prompt, add_special_tokens)
-        wanted = self.default_params if params is None else params
-        requests = requests_of(name, prompt, wanted, timeout_s=timeout_s, ttft_timeout_s=ttft_timeout_s)
+        tokens = encoded(prompt, self.runner.tokenizer, add_special_tokens)
+        wanted = (self.default_params if params is None else params).updated(**sampling)
+        requests = requests_of(name, tokens, wanted, timeout_s=timeout_s, ttft_timeout_s=ttft_timeout_s)
         stream = await self.submit(requests)
         try:
             while deltas := await stream.read():

@@ -6,9 +6,10 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,24 +19,28 @@ from specdec_hal.engine.progress import progress_bar
 from specdec_hal.engine.runtime import Runtime, load
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.runner.request import SAMPLING_NAMES
 from specdec_hal.text import short
 
 if TYPE_CHECKING:
+    from specdec_hal.engine.rendering import Renderer
     from specdec_hal.models import Tokenizer
-    from specdec_hal.models.chat import ChatTemplate, Message
+    from specdec_hal.models.chat import Message
     from specdec_hal.plugin.model import TargetModel
     from specdec_hal.plugin.registry import Registry
 
 _log = logging.getLogger("specdec_hal")
 
-Prompt = str | Sequence[int]
-"""Text, which the tokenizer encodes, or token ids."""
+TEXT, TOKENS = "prompt", "prompt_token_ids"
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, which the tokenizer encodes, or token ids [n]; or, as in vLLM, a dictionary of one key, ``{"prompt": text}`` or
+``{"prompt_token_ids": ids}``."""
 
 
 def make_runner(
     model: str | os.PathLike[str] | TargetModel | None,
     config: str | os.PathLike[str] | Mapping[str, Any] | Config | Runtime | None,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     registry: Registry | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelRunner:
@@ -62,11 +67,31 @@ def make_runner(
         runtime = load(config, changes, registry=registry)
     else:
         runtime = Runtime(parse({} if config is None else config, changes, registry=registry), registry)
+    if isinstance(tokenizer, (str, os.PathLike)):
+        from specdec_hal.models import load_tokenizer
+
+        tokenizer = load_tokenizer(Path(tokenizer))
     loaded: Any = None if folder is not None else model
     runner = runtime.runner(model=loaded, tokenizer=tokenizer)
     if runtime is not config:
         runner.resources.callback(runtime.close)
     return runner
+
+
+def encoded(prompt: Prompt, tokenizer: Tokenizer | None, add_special_tokens: bool) -> Sequence[int]:
+    """The token ids of a prompt. RequestError for text without a tokenizer, and for other dictionaries."""
+    given: Any = prompt
+    if isinstance(given, Mapping):
+        if list(given) not in ([TEXT], [TOKENS]):
+            raise RequestError(f"prompt: expected a dictionary with the key {TEXT} or {TOKENS}, got {short(given)}")
+        ((key, given),) = given.items()
+        if isinstance(given, str) != (key == TEXT):
+            raise RequestError(f"{key}: expected {'text' if key == TEXT else 'token ids'}, got {short(given)}")
+    if not isinstance(given, str):
+        return given  # type: ignore[no-any-return]
+    if tokenizer is None:
+        raise RequestError("a prompt of text needs a tokenizer; pass token ids, or give LLM a tokenizer")
+    return tokenizer.encode(given, add_special_tokens)
 
 
 def requests_of(name: str, prompt: Sequence[int], params: SamplingParams, **options: Any) -> list[Request]:
@@ -81,9 +106,11 @@ class LLM:
     ``LLM("models/tiny-py-lm", "configs/reference.yaml").generate(["def add(a, b):"])[0].text``. `model` is a checkpoint
     folder or a loaded model, `config` a YAML file, a mapping shaped like one, or a configuration; either may be
     omitted. `overrides`: keys of the sections `model`, `runner` and `engine`, or sections with some of their keys,
-    which override `config`: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``. With ``warm_up=True``
+    which override `config`: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``. vLLM's
+    `tensor_parallel_size`, `num_gpu_blocks_override` and `speculative_config` are `tensor_parallel`, `num_kv_blocks`
+    and `speculative`. `tokenizer`: a loaded one, or its folder; None: the checkpoint's. With ``warm_up=True``
     everything is compiled and captured before the first prompt (:meth:`ModelRunner.warm_up
-    <specdec_hal.runner.ModelRunner.warm_up>`).
+    <specdec_hal.runner.ModelRunner.warm_up>`). ConfigError for settings, CheckpointError for files that are wrong.
 
     Leaving a ``with`` block closes it.
     """
@@ -93,10 +120,12 @@ class LLM:
         model: str | os.PathLike[str] | TargetModel | None = None,
         config: str | os.PathLike[str] | Mapping[str, Any] | Config | Runtime | None = None,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
         registry: Registry | None = None,
         **overrides: Any,
     ) -> None:
+        self._renderers: dict[str | None, Renderer] = {}
+        """The last one, by its template; None: the checkpoint's."""
         self._runner: ModelRunner | None = make_runner(model, config, tokenizer, registry, overrides)
         if self._runner.config.engine.warm_up:
             warm_up(self._runner)
@@ -111,6 +140,7 @@ class LLM:
     def close(self) -> None:
         """Release the model, its caches and captured steps, and end the processes that share it. Idempotent."""
         runner, self._runner = self._runner, None
+        self._renderers.clear()
         if runner is not None:
             runner.close()
             del runner
@@ -128,41 +158,81 @@ class LLM:
         """Parameters of prompts without any: see :meth:`SamplingParams.default`."""
         return self.runner.default_params
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer: ``encode(text)`` gives token ids, ``decode(ids)`` text. EngineDeadError after close."""
+        return _tokenizer(self.runner)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_special_tokens: bool = True,
-        progress: bool = True,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        **sampling: Any,
     ) -> list[RequestOutput]:
         """Decode every prompt; `n` outputs each (:class:`SamplingParams`), in the order of the prompts.
 
-        `prompts`: a text, token ids (a list, or an integer array or tensor [n] on the host), or a list of these; an
-        array [B, n] has a prompt in each row.
+        `prompts`: a text, token ids (a list, or an integer array or tensor [n] on the host), vLLM's ``{"prompt":
+        text}`` or ``{"prompt_token_ids": ids}``, or a list of these; an array [B, n] has a prompt in each row.
         `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. Without a seed, each sampled
-        prompt draws one. `add_special_tokens`: add the tokenizer's special tokens, such as a BOS, to texts. `progress`
-        draws a bar on a terminal. RequestError, with nothing decoded, if a prompt cannot be served.
+        prompt draws one. `sampling`: values of :class:`SamplingParams` that replace those, such as ``max_tokens=16``.
+        `add_special_tokens`: add the tokenizer's special tokens, such as a BOS, to texts. `progress`, or vLLM's
+        `use_tqdm`, draws a bar on a terminal (default: true). RequestError, with nothing decoded, if a prompt cannot be
+        served; ParameterError for sampling parameters. EngineDeadError after close.
         """
+        shown = _shown(progress, use_tqdm)
         texts = _each(prompts)
-        params = self._per_prompt(sampling_params, len(texts))
-        queued: list[str] = []
-        with _bar(sum(wanted.n for wanted in params), progress) as advance:
+        params = self._per_prompt(sampling_params, len(texts), sampling)
+        queued: dict[str, Prompt] = {}
+        finished: dict[str, RequestOutput] = {}
+        with _bar(sum(wanted.n for wanted in params), shown) as advance:
             try:
                 for text, wanted in zip(texts, params, strict=True):
-                    name, tokens = f"llm-{next(self._numbers)}", self._encode(text, add_special_tokens)
-                    for request in requests_of(name, tokens, wanted, callback=advance):
+                    for request in self._requests(text, wanted, add_special_tokens, advance):
                         self.runner.add_request(request)
-                        queued.append(request.request_id)
-                while self.runner.has_requests:
+                        queued[request.request_id] = text
+                while len(finished) < len(queued):
                     self.runner.step()
+                    finished |= self.runner.take_finished(queued)
             except BaseException:
-                for name in queued:
-                    self.runner.cancel(name)
-                self.runner.take_finished()
+                self._drop(queued)
                 raise
-        finished = self.runner.take_finished()
-        return [finished[name] for name in queued]
+        return [replace(finished[name], prompt=_text(prompt)) for name, prompt in queued.items()]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_special_tokens: bool = True,
+        **sampling: Any,
+    ) -> Generator[StreamDelta, None, None]:
+        """Decode one prompt; yields its deltas as they come, decoded in the caller's thread.
+
+        ``for delta in llm.stream("def add(a, b):", max_tokens=16): print(delta.text, end="")``. Arguments as those of
+        :meth:`generate`. The last delta has a `finish_reason`; with `n` choices, deltas of all are interleaved, each
+        with its `request_id`. The request begins with the first delta. Closing the iterator early, also by leaving its
+        last reference, cancels the request and frees its slot. Several streams may be open, and :meth:`generate` may be
+        called meanwhile: a step decodes all of them. RequestError at the first delta if the prompt cannot be served.
+        """
+        (params,) = self._per_prompt(sampling_params, 1, sampling)
+        deltas: deque[StreamDelta] = deque()
+        names: list[str] = []
+        try:
+            for request in self._requests(prompt, params, add_special_tokens, deltas.append):
+                self.runner.add_request(request)
+                names.append(request.request_id)
+            unfinished = len(names)
+            while unfinished:
+                while not deltas:
+                    self.runner.step()
+                delta = deltas.popleft()
+                unfinished -= delta.finish_reason is not None
+                yield delta
+        finally:
+            self._drop(names)
 
     def chat(
         self,
@@ -170,64 +240,101 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template: str | None = None,
-        progress: bool = True,
-        **template_options: Any,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
         """Answer a chat, or each of several; outputs as :meth:`generate` has them.
 
         `messages`: each with `role` and `content`. `chat_template`: a Jinja template; None: the checkpoint's.
-        `template_options`: of :meth:`ChatTemplate.render <specdec_hal.models.chat.ChatTemplate.render>`, such as
-        ``tools``, ``add_generation_prompt`` or variables of the template. RequestError without a template, or if it
-        refuses the messages.
+        `options`: values of :class:`SamplingParams`, such as ``max_tokens=16``; others are of
+        :meth:`ChatTemplate.render <specdec_hal.models.chat.ChatTemplate.render>`, such as ``tools``,
+        ``add_generation_prompt`` or variables of the template. `chat_template_kwargs`: variables of the template, of
+        any name. Messages and variables must be values that JSON can hold: the template is rendered in a process, in at
+        most 5 s per chat (:mod:`specdec_hal.engine.rendering`). RequestError without a template, if it refuses the
+        messages, or beyond these limits; CheckpointError for a `chat_template` that is no template.
         """
         if isinstance(messages, (str, Mapping)):
             raise RequestError(f"messages: expected a list of messages, or of such lists, got {short(messages)}")
         chats: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        template = self._chat_template if chat_template is None else self._chat_template_of(chat_template)
-        prompts = [template.render(chat, **template_options) for chat in chats]
-        return self.generate(prompts, sampling_params, add_special_tokens=False, progress=progress)
+        renderer = self._renderer(chat_template)
+        sampling = {name: options.pop(name) for name in SAMPLING_NAMES & options.keys()}
+        options |= chat_template_kwargs or {}
+        prompts = [renderer.render_here({**options, "messages": chat}) for chat in chats]
+        return self.generate(
+            prompts, sampling_params, add_special_tokens=False, progress=progress, use_tqdm=use_tqdm, **sampling
+        )
 
-    @cached_property
-    def _chat_template(self) -> ChatTemplate:
-        from specdec_hal.models.chat import load_chat_template, missing_template
+    def _renderer(self, source: str | None) -> Renderer:
+        """That of a template; None: the checkpoint's."""
+        from specdec_hal.engine.rendering import Renderer
+        from specdec_hal.models.chat import ChatTemplate, load_chat_template, missing_template, special_tokens
 
-        config = self.runner.config
-        found = load_chat_template(config.model_path, config.serve.chat_template)
-        if found is None:
-            raise missing_template(config.served_name)
-        return found
+        if source not in self._renderers:
+            config = self.runner.config
+            if source is not None:
+                path = config.model.path
+                found: ChatTemplate | None = ChatTemplate(source, {} if path is None else special_tokens(Path(path)))
+            else:
+                found = load_chat_template(config.model_path, config.serve.chat_template)
+            if found is None:
+                raise missing_template(config.served_name, "pass chat_template=, a Jinja template")
+            self._renderers = {source: Renderer(found)}
+        return self._renderers[source]
 
-    def _chat_template_of(self, source: str) -> ChatTemplate:
-        from specdec_hal.models.chat import ChatTemplate, special_tokens
+    def _requests(
+        self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool, callback: Callable[[StreamDelta], None]
+    ) -> list[Request]:
+        tokens = encoded(prompt, self.runner.tokenizer, add_special_tokens)
+        return requests_of(f"llm-{next(self._numbers)}", tokens, params, callback=callback)
 
-        path = self.runner.config.model.path
-        return ChatTemplate(source, {} if path is None else special_tokens(Path(path)))
+    def _drop(self, names: Collection[str]) -> None:
+        """Cancel requests, and forget their outputs."""
+        if self._runner is not None:
+            for name in names:
+                self._runner.cancel(name)
+            self._runner.take_finished(names)
 
-    def _encode(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        if self.runner.tokenizer is None:
-            raise RequestError("a prompt of text needs a tokenizer; pass token ids, or give LLM a tokenizer")
-        return self.runner.tokenizer.encode(prompt, add_special_tokens)
-
-    def _per_prompt(self, given: Any, prompts: int) -> Sequence[SamplingParams]:
+    def _per_prompt(self, given: Any, prompts: int, changes: Mapping[str, Any]) -> Sequence[SamplingParams]:
+        """Sampling parameters of each prompt, with these changes."""
         if given is None or isinstance(given, SamplingParams):
-            return [given or self.default_params] * prompts
+            return [(given or self.default_params).updated(**changes)] * prompts
         several = isinstance(given, (list, tuple)) and all(isinstance(one, SamplingParams) for one in given)
         if not several or len(given) != prompts:
             got = len(given) if several else short(given)
             raise RequestError(f"expected one SamplingParams, or one for each of {prompts} prompts, got {got}")
-        return given  # type: ignore[no-any-return]
+        return [one.updated(**changes) for one in given]
+
+
+def _tokenizer(runner: ModelRunner) -> Tokenizer:
+    if runner.tokenizer is None:
+        raise RequestError("the engine has no tokenizer; pass tokenizer=")
+    return runner.tokenizer
+
+
+def _text(prompt: Prompt) -> str | None:
+    """The text of a prompt, if it is one."""
+    text = prompt.get(TEXT) if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
+def _shown(progress: bool | None, use_tqdm: bool | None) -> bool:
+    """Whether to draw a bar; RequestError if the two names of the argument differ."""
+    given = {one for one in (progress, use_tqdm) if one is not None}
+    if len(given) > 1:
+        raise RequestError(f"use_tqdm: another name of 'progress', expected {progress} as there, got {use_tqdm}")
+    return given.pop() if given else True
 
 
 def _each(prompts: Any) -> Sequence[Prompt]:
     """The prompts in the argument of :meth:`LLM.generate`; RequestError if it is not a sequence."""
     dimensions = getattr(prompts, "ndim", 1)
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if dimensions == 2:
         return list(prompts)
-    if dimensions != 1 or not hasattr(prompts, "__getitem__") or isinstance(prompts, (bytes, bytearray, Mapping)):
+    if dimensions != 1 or not hasattr(prompts, "__getitem__") or isinstance(prompts, (bytes, bytearray)):
         raise RequestError(
             f"prompts: expected a text, token ids, or a list of these, got {short(prompts)}; pass a list of prompts"
         )

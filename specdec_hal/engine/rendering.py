@@ -7,13 +7,13 @@ which only a killed process stops.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.structured.worker import Worker
-from specdec_hal.text import clip, describe
+from specdec_hal.text import clip, describe, short
 
 RENDER_S = 5.0
 """Time limit per prompt."""
@@ -81,9 +81,16 @@ def answerer(setup: bytes) -> Callable[[bytes], bytes]:
 
 def _question(arguments: dict[str, Any]) -> bytes:
     try:
-        return json.dumps(arguments).encode()
-    except (RecursionError, ValueError) as error:
+        return json.dumps(arguments, default=_plain).encode()
+    except (RecursionError, TypeError, ValueError) as error:
         raise RequestError(f"messages: expected values that JSON can hold ({describe(error)})") from error
+
+
+def _plain(value: Any) -> Any:
+    """Mappings of any type as dictionaries."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"got {short(value)}")
 
 
 def _text(answer: bytes) -> str:

@@ -77,18 +77,29 @@ class BackendSpec:
     description: str = ""
 
 
+_ATTRS = {spec.name: spec for op in OPS.values() for spec in op.attrs}
+"""Attributes by name: one of the same name has the same type in every op."""
+
+
 @dataclass(frozen=True)
 class Capability:
     """A backend's support of one op. Empty means no limit beyond the contract's.
 
-    `attrs`: attribute name -> supported values. `dtypes`: tensor name -> supported dtypes. `limits`: symbol -> largest
+    `attrs`: attribute name -> supported values; of an enum, members or their names in any case. `dtypes`: tensor name -> supported dtypes. `limits`: symbol -> largest
     extent. `graph_safe`: a bound call can be captured in a device graph and replayed.
     """
 
-    attrs: Mapping[str, frozenset[Any]] = field(default_factory=dict)
-    dtypes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    attrs: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    dtypes: Mapping[str, Collection[str]] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     graph_safe: bool = False
+
+    def __post_init__(self) -> None:
+        attrs = {
+            name: frozenset(_ATTRS[name].named(value) if name in _ATTRS else value for value in values)
+            for name, values in self.attrs.items()
+        }
+        object.__setattr__(self, "attrs", attrs)
 
     def refusal(self, call: Call) -> str | None:
         """Why this call is not covered, or None."""

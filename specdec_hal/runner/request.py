@@ -172,6 +172,10 @@ class SamplingParams(SamplingSettings):
         return [*([token] for token in self.stop_token_ids), *self.stop_sequences]
 
 
+SAMPLING_NAMES = frozenset({*SamplingParams.model_fields, *VLLM_NAMES})
+"""Names of sampling parameters, vLLM's too."""
+
+
 class TokenLogprobs(NamedTuple):
     """Natural-log probability of an emitted token, its rank (1 = most likely), and the most likely tokens."""
 
@@ -262,7 +266,8 @@ class RequestOutput:
     "timeout". `queue_s`: seconds until its first slot, or None. `prompt_logprobs`: as a :class:`StreamDelta` has them;
     empty also where a request ended before its prompt was read. `seed`: given or drawn, with which the request can be
     repeated; None where nothing was sampled and none was given. `num_cached_tokens`: prompt tokens whose keys and
-    values earlier requests had computed.
+    values earlier requests had computed. `prompt`: the text that was given to an :class:`LLM
+    <specdec_hal.engine.LLM>`, or None.
     """
 
     request_id: str
@@ -282,3 +287,9 @@ class RequestOutput:
     seed: int | None = None
     num_drafts: int = 0
     num_cached_tokens: int = field(default=0, compare=False)
+    prompt: str | None = field(default=None, compare=False)
+
+    @property
+    def outputs(self) -> tuple[RequestOutput]:
+        """This output alone, as vLLM's ``outputs[0].outputs[0].text`` reads it; each of `n` choices is one of its own."""
+        return (self,)

@@ -183,8 +183,9 @@ def prompt_array(request: str, prompt: Sequence[int] | NDArray[Any]) -> NDArray[
         raise RequestError(f"{request}: empty prompt; give at least one token (the model's bos token, say)")
     if isinstance(prompt, (list, tuple)) and type(prompt[0]) is int:  # a list of nothing but bools is refused below
         try:
-            return np.frombuffer(struct.pack(f"{len(prompt)}q", *prompt), np.int64)  # a fifth of asarray's time
-        except struct.error:  # not integers, or large ones: said below
+            if type(sum(prompt)) is int:  # packing also takes arrays of one number
+                return np.frombuffer(struct.pack(f"{len(prompt)}q", *prompt), np.int64)  # a fifth of asarray's time
+        except (struct.error, TypeError):  # not integers, or large ones: said below
             pass
     if isinstance(prompt, np.ma.MaskedArray) and np.ma.is_masked(prompt):
         raise _no_list(request, "a masked array; its compressed() has what is not masked")
@@ -193,7 +194,8 @@ def prompt_array(request: str, prompt: Sequence[int] | NDArray[Any]) -> NDArray[
         tokens = np.asarray(prompt)
     except (ValueError, TypeError) as error:  # of lists of different lengths, and of tensors on a GPU
         raise _no_list(request, short(prompt) if listed else one_line(error)) from error
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+    numbers = not listed or all(isinstance(token, (int, np.integer)) for token in prompt)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not numbers:
         raise _no_list(request, short(prompt) if listed else f"{tokens.dtype} {list(tokens.shape)}")
     return tokens
 

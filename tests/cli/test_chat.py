@@ -6,12 +6,14 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from specdec_hal.cli import main
+from specdec_hal.engine import rendering
 
 Model = Callable[..., SimpleNamespace]
 Capture = pytest.CaptureFixture[str]
@@ -46,6 +48,16 @@ def test_a_turn_sees_the_turns_before_it(
     assert all(answer["finish_reason"] == "length" for answer in document["answers"])
     assert document["answers"][1]["accepted_tokens"] > 0
     assert all(answer["seed"] is None for answer in document["answers"]), "nothing was sampled"
+
+
+def test_a_template_that_never_ends(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(rendering, "Renderer", partial(rendering.Renderer, render_s=1.0))
+    file = tmp_path / "loop.jinja"
+    file.write_text("{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3)
+    assert chat(monkeypatch, "a\n", *model().naive, "--chat-template", str(file)) == 2
+    assert "rendering the chat template has taken more than 1 s" in capsys.readouterr().err
 
 
 def test_answers_stream_as_text(model: Model, template: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -147,6 +147,8 @@ class TestBadInput:
             (["--prompt", "a", "--set", "backend.name=referense"], "--set:backend.name: unknown backend 'referense'"),
             (["--prompt", "a", "--set", "runner.max_model_len=999"], "--set:runner.max_model_len: expected 1..128"),
             (["--prompt", "a", "--set", "model.path=nowhere"], "--set:model.path: no such folder"),
+            (["--prompt", "a", "--model", "no: where"], "--set:model.path: no such folder: "),
+            (["--prompt", "a", "--model", "org/name"], "--set:model.path: no such folder: "),
             (["--prompt", "a", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
             (["--prompt-file", "nowhere.txt"], "--prompt-file nowhere.txt: cannot be read: No such file"),
             (["--prompt-file", "/"], "--prompt-file /: cannot be read: Is a directory"),

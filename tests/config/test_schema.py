@@ -56,7 +56,10 @@ ONE_PROBLEM = {
         "{top_p: 0}": "top_p: expected a number > 0 and <= 1, got 0",
         "{seed: 9223372036854775808}": "or null, got 9223372036854775808",
         "{frequency_penalty: .inf}": "frequency_penalty: expected a number, got inf",
-        "{stop: x}": "stop: expected a list with a non-empty string per item, got 'x' (a string)",
+        "{stop: 6}": "stop: expected a list with a non-empty string per item, got 6",
+        "{structured: {json_schema: 5}}": "structured.json_schema: expected a mapping or a string or null, got 5",
+        "{structured: {type: object, json_schema: {}}}":
+            "structured.type: unknown key; allowed: json_schema, json_object, regex, choice, grammar, structural_tag, ",
         "{stop: [a, '']}": "stop[1]: expected a non-empty string, got '' (a string)",
         "{temprature: 1}": "sampling.temprature: unknown key; did you mean 'temperature'?; allowed: temp",
     },
@@ -142,14 +145,34 @@ class TestModelPath:
         assert read("model: {path: ~/lm}").model_path == tmp_path / "lm"
 
     def test_none(self, read: Read) -> None:
-        with pytest.raises(ConfigError, match=r"^c.yaml:model.path: no model is configured; pass --set model.path="):
+        """In Python and on the command line, each with its own remedy."""
+        with pytest.raises(ConfigError) as caught:
             _ = read("").model_path
+        message = "c.yaml:model.path: no model is configured; pass the folder of a checkpoint: "
+        assert (str(caught.value), caught.value.command_line) == (f"{message}LLM(FOLDER)", f"{message}--model FOLDER")
 
     def test_missing(self, read: Read, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"^c.yaml:model.path: no such folder: {tmp_path}/nowhere; give"):
             _ = read("model: {path: nowhere}").model_path
         with pytest.raises(ConfigError, match=r"^--set:model.path: no such folder"):
             _ = read("", "model.path=nowhere").model_path
+
+    def test_a_name_on_a_hub(self, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is no folder: the error says how to get one. A folder beside similar names is a misspelling."""
+        monkeypatch.chdir(tmp_path)
+        download = "; download a model of a hub first: hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B"
+        with pytest.raises(ConfigError) as caught:
+            _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
+        assert str(caught.value).endswith(f"give the folder of a checkpoint, or a .gguf file{download}")
+        (tmp_path / "Qwen/other").mkdir(parents=True)
+        with pytest.raises(ConfigError, match="hf download Qwen/Qwen3-0.6B"):
+            _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
+        (tmp_path / "Qwen/Qwen3-0.8B").mkdir()
+        with pytest.raises(ConfigError, match="did you mean 'Qwen3-0.8B'"):
+            _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
+        for path in ("a/b/c/d", "nowhere", "Qwen/other/a", "/a b/c"):
+            with pytest.raises(ConfigError, match="or a .gguf file$"):
+                _ = read("", f"model.path={path}").model_path
 
     def test_error_names_the_origin_of_a_key(self, read: Read) -> None:
         config = read("", "sampling.stop=[a]")

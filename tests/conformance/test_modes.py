@@ -67,7 +67,7 @@ def test_a_token_outside_the_vocabulary_is_a_failure_with_its_inputs() -> None:
     [
         ("ngram_macth", Capability(), "capabilities name the op 'ngram_macth'; did you mean 'ngram_match'?"),
         ("ngram_match", Capability(attrs={"match_polcy": frozenset()}), "no attribute 'match_polcy'; did you mean"),
-        ("ngram_match", Capability(attrs={"match_policy": frozenset({"LATEST"})}), "match_policy: expected some of "),
+        ("ngram_match", Capability(attrs={"match_policy": {"LATST"}}), "LEFTMOST | LATEST, got 'LATST'"),
         ("ngram_match", Capability(attrs={"match_policy": frozenset()}), "got nothing"),
         ("sample_target", Capability(dtypes={"logit": frozenset({"float32"})}), "no tensor 'logit'; did you mean"),
         (

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from specdec_hal.config import parse
-from specdec_hal.engine import LLM, AsyncEngine
+from specdec_hal.engine import LLM, AsyncEngine, rendering
 from specdec_hal.engine.llm import requests_of
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
@@ -35,7 +38,7 @@ PARAMS = [
 ]
 
 NO_PROMPTS = (
-    np.array(5), np.zeros((1, 1, 1), int), np.array("a"), {"prompt": "a"}, {}, {1, 2}, iter([[1]]), 5, None, b"a",
+    np.array(5), np.zeros((1, 1, 1), int), np.array("a"), {1, 2}, iter([[1]]), 5, None, b"a",
 )  # fmt: skip
 
 
@@ -163,7 +166,14 @@ class TestLLM:
         ("prompts", "message"),
         [
             *((value, "prompts: expected a text, token ids, or a list of these, got ") for value in NO_PROMPTS),
-            ([{"prompt": "a"}], r"a flat list of integers, got \{'prompt': 'a'\}"),
+            ([np.array(5)], r"a flat list of integers, got \[array\(5\)\]; pass token ids"),
+            ([[1, np.array(5)]], r"a flat list of integers, got \[1, array\(5\)\]; pass token ids"),
+            ({}, r"prompt: expected a dictionary with the key prompt or prompt_token_ids, got \{\}"),
+            ([{"prompt": "a", "prompt_token_ids": [1]}], "prompt: expected a dictionary with the key prompt or "),
+            ({"text": "a"}, "prompt: expected a dictionary with the key prompt or prompt_token_ids, got {'text': 'a'}"),
+            ({"prompt": [1]}, r"prompt: expected text, got \[1\]"),
+            ([{"prompt_token_ids": "a"}], "prompt_token_ids: expected token ids, got 'a'"),
+            ({"prompt_token_ids": [1.5]}, r"a flat list of integers, got \[1.5\]"),
             ([None], "a flat list of integers, got None"),
             ([b"a"], "a flat list of integers, got b'a'"),
             ([1, [2]], r"a flat list of integers, got \[1, \[2\]\];"),
@@ -199,6 +209,182 @@ class TestLLM:
             model.generate([[1, 2], [3]], PARAMS)
         assert not model.runner.has_requests
         assert len(model.generate([[1, 2]])) == 1
+
+
+class TestNamesOfVllm:
+    """What a user of vLLM types works with the same meaning, or the error names ours."""
+
+    def test_sampling_of_one_call(self) -> None:
+        """Keywords replace values of the parameters, or of the defaults."""
+        decoder = llm(sampling={"max_new_tokens": 4, "bad_token_ids": [0]})
+        given = SamplingParams(temperature=0.7, seed=1, bad_token_ids=[0])
+        (short,) = decoder.generate([1, 2], max_tokens=7, use_tqdm=False)
+        assert short.token_ids == decoder.generate([1, 2], SamplingParams(max_tokens=7, bad_token_ids=[0]))[0].token_ids
+        outputs = decoder.generate([[1, 2], [3]], [given, given.updated(seed=2)], max_new_tokens=9, top_k=-1)
+        assert [(len(output.token_ids), output.seed) for output in outputs] == [(9, 1), (9, 2)]
+        assert given.max_new_tokens == 128, "unchanged"
+
+    def test_outputs(self) -> None:
+        """vLLM's own example reads these."""
+        first, second, tokens = llm().generate(["ab", {"prompt": "cd"}, [1, 2]], max_tokens=3)
+        assert (first.prompt, second.prompt, tokens.prompt) == ("ab", "cd", None)
+        assert first.outputs[0].text == first.text and first.outputs[0].finish_reason == "length"
+
+    def test_dictionaries_are_prompts(self) -> None:
+        decoder, params = llm(), SamplingParams(max_tokens=5)
+        ids = LetterTokenizer().encode("ab")
+        expected = decoder.generate("ab", params)[0].token_ids
+        one: list[Any] = [{"prompt": "ab"}, {"prompt_token_ids": ids}, {"prompt_token_ids": np.array(ids)}]
+        assert [output.token_ids for output in decoder.generate(one, params)] == [expected] * 3
+        assert [decoder.generate(prompt, params)[0].token_ids for prompt in one] == [expected] * 3
+        assert decoder.get_tokenizer().encode("ab") == ids
+
+    async def test_dictionaries_and_sampling_of_a_stream(self) -> None:
+        async with engine() as streaming:
+            deltas = [delta async for delta in streaming.generate({"prompt_token_ids": [1, 2]}, max_tokens=3)]
+        assert sum(len(delta.token_ids) for delta in deltas) == 3
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            ({"max_tokens": 3, "max_new_tokens": 3}, "max_tokens: another name of 'max_new_tokens', which is given"),
+            ({"max_tokens": 0}, "max_new_tokens: expected an integer in 1.."),
+            ({"max_token": 3}, "max_token: unknown key; did you mean 'max_new_tokens'?"),
+            ({"progress": True, "use_tqdm": False}, "use_tqdm: another name of 'progress', expected True as there"),
+        ],
+    )
+    def test_conflicts(self, call: dict[str, Any], message: str) -> None:
+        decoder = llm()
+        with pytest.raises(RequestError, match=re.escape(message)):
+            decoder.generate([1, 2], **call)
+        assert not decoder.runner.has_requests
+        assert decoder.generate([1, 2], progress=False, use_tqdm=False, max_tokens=1)
+
+    def test_arguments_of_the_engine(self) -> None:
+        decoder = llm()
+        given: dict[str, Any] = {
+            "num_gpu_blocks_override": 9, "tensor_parallel_size": 1,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "model": "x"},
+        }  # fmt: skip
+        config = LLM(HistoryModel(), parse(CONFIG), tokenizer=LetterTokenizer(), **given).runner.config  # type: ignore[arg-type]
+        assert (config.runner.num_kv_blocks, config.engine.tensor_parallel) == (9, 1)
+        assert config.speculative.num_speculative_tokens == 2 and config.speculative.path == str(Path("x").absolute())
+        assert decoder.runner.config.speculative.path is None
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"tensor_parallel_size": 1, "tensor_parallel": 1}, "argument:tensor_parallel_size: another name of 'ten"),
+            ({"speculative": {"model": "a", "path": "b"}}, "argument:speculative.model: another name of 'path'"),
+            ({"enforce_eager": True}, "argument:enforce_eager: unknown; did you mean 'graph'?"),
+            ({"gpu_memory_utilization": 0.9}, "argument:gpu_memory_utilization: unknown; did you mean 'num_kv_blocks'?"),
+            ({"tensor_parallel_size": 0}, "argument:engine.tensor_parallel: expected an integer in 1..64, got 0"),
+        ],
+    )
+    def test_arguments_that_conflict_or_mean_something_else(self, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            LLM(HistoryModel(), parse(CONFIG), tokenizer=LetterTokenizer(), **given)  # type: ignore[arg-type]
+
+    def test_no_model(self) -> None:
+        """The remedy is Python's."""
+        with pytest.raises(ConfigError, match=r"no model is configured; pass the folder of a checkpoint: LLM\(FOLDER\)$"):
+            LLM(backend={"name": "reference"})
+
+
+class TestStream:
+    def test_the_deltas_of_a_request(self) -> None:
+        params = SamplingParams(temperature=0.7, seed=3, max_new_tokens=20)
+        decoder = llm()
+        expected = decoder.generate([1, 5, 6], params)[0]
+        deltas = list(decoder.stream([1, 5, 6], params))
+        assert tuple(token for delta in deltas for token in delta.token_ids) == expected.token_ids
+        assert "".join(delta.text for delta in deltas) == expected.text
+        assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + [expected.finish_reason]
+        assert len(deltas) > 3 and not decoder.runner.has_requests and not decoder.runner.take_finished()
+
+    def test_decoded_in_the_thread_of_the_caller(self) -> None:
+        model = HeldModel()  # a fourth step would wait for ever
+        decoder = LLM(model, parse(CONFIG), tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+        before = threading.active_count()
+        deltas = decoder.stream("ab", max_tokens=9, bad_token_ids=[0], num_speculative_tokens=0)
+        next(deltas)
+        assert threading.active_count() == before and not model.waiting.is_set()
+        deltas.close()
+
+    @pytest.mark.parametrize("leave", ["close", "forget"])
+    def test_closing_early_frees_the_slot(self, leave: str) -> None:
+        decoder = llm(runner={"max_num_seqs": 1})
+        deltas: Any = decoder.stream([1, 2], max_tokens=40, bad_token_ids=[0])
+        next(deltas)
+        assert decoder.runner.load().running == 1
+        if leave == "close":
+            deltas.close()
+        del deltas
+        assert not decoder.runner.has_requests and decoder.runner.load().running == 0
+        assert decoder.runner.metrics.requests["cancelled"] == 1 and not decoder.runner.take_finished()
+        assert len(decoder.generate([3, 4], max_tokens=5, bad_token_ids=[0])[0].token_ids) == 5
+
+    def test_others_meanwhile(self) -> None:
+        """Two streams and a batch share steps; each gets its own tokens, and none waits for another's end."""
+        decoder, params = llm(), SamplingParams(max_new_tokens=30, bad_token_ids=[0])
+        expected = [plain_decoding(prompt, params).tokens for prompt in ([1, 2], [3, 4], [5, 6])]
+        first, second = decoder.stream([1, 2], params), decoder.stream([3, 4], params)
+        tokens = [[*next(first).token_ids], [*next(second).token_ids]]
+        assert list(decoder.generate([5, 6], params, max_tokens=4)[0].token_ids) == expected[2][:4]
+        assert decoder.runner.has_requests, "the streams are not over"
+        for found, stream in zip(tokens, (first, second), strict=True):
+            found += [token for delta in stream for token in delta.token_ids]
+        assert tokens == expected[:2]
+
+    def test_choices_are_interleaved(self) -> None:
+        deltas = list(llm().stream([1, 2], max_tokens=6, n=2, temperature=0.9, seed=1, bad_token_ids=[0]))
+        assert {delta.request_id for delta in deltas} == {"llm-0-0", "llm-0-1"}
+        assert [delta.finish_reason for delta in deltas].count("length") == 2
+
+    def test_refusals_and_an_llm_that_is_closed(self) -> None:
+        decoder = llm()
+        with pytest.raises(RequestError, match="empty prompt"):
+            next(decoder.stream([]))
+        with pytest.raises(RequestError, match="expected one SamplingParams"):
+            next(decoder.stream([1], 5))  # type: ignore[arg-type]
+        deltas = decoder.stream([1], max_tokens=40, bad_token_ids=[0])
+        next(deltas)
+        decoder.close()
+        with pytest.raises(EngineDeadError, match="the LLM was closed"):
+            list(deltas)
+
+
+class TestChatTemplates:
+    CHAT = [{"role": "user", "content": "ab"}]  # noqa: RUF012
+
+    def test_one_that_never_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its process is killed; the next chat works."""
+        monkeypatch.setattr(rendering, "Renderer", partial(rendering.Renderer, render_s=1.0))
+        loop = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+        decoder = llm()
+        with pytest.raises(RequestError, match="rendering the chat template has taken more than 1 s"):
+            decoder.chat(self.CHAT, chat_template=loop)
+        assert decoder.chat(self.CHAT, chat_template="{{ messages[0].content }}", max_tokens=2)[0].prompt == "ab"
+
+    def test_one_that_is_too_large(self) -> None:
+        with pytest.raises(RequestError, match="the chat template fails on them: MemoryError|at most 16777216"):
+            llm().chat(self.CHAT, chat_template="{{ messages[0].content | center(10 ** 9) }}")
+
+    def test_sampling_and_variables(self) -> None:
+        """A name of both is sampling's; `chat_template_kwargs` are the template's."""
+        template = "{{ messages[0].content }}{{ more }}{{ max_tokens }}{{ stop }}"
+        (output,) = llm().chat(
+            [MappingProxyType(self.CHAT[0])], chat_template=template, more="c", max_tokens=2,
+            chat_template_kwargs={"stop": "d"},
+        )  # fmt: skip
+        assert (output.prompt, len(output.token_ids)) == ("abcd", 2)
+        with pytest.raises(RequestError, match="messages: expected values that JSON can hold"):
+            llm().chat(self.CHAT, chat_template=template, more=object())
+
+    def test_none(self, tmp_path: Path) -> None:
+        """The remedy is Python's."""
+        with pytest.raises(RequestError, match="has no chat template; pass chat_template=, a Jinja template$"):
+            llm(model={"path": str(tmp_path)}).chat(self.CHAT)
 
 
 class TestOverrides:

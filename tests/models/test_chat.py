@@ -58,6 +58,32 @@ def test_a_developer_is_the_system_where_a_template_does_not_know_one() -> None:
     assert messages[0]["role"] == "developer"
 
 
+COSTLY = "9 ** 99999999"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ COSTLY }}",
+        "{% if COSTLY > 1 %}{% endif %}",
+        "{% set a = COSTLY %}",
+        "{% for a in [COSTLY] %}{% endfor %}",
+        "{{ a[COSTLY] ~ (COSTLY is odd) }}",
+        "{{ 'a' | center(10 ** 11) }}",
+        "{% generation %}{{ [COSTLY] | list }}{% endgeneration %}",
+    ],
+)
+def test_constants_are_not_evaluated_before_rendering(source: str) -> None:
+    """Rendering has limits, compiling has none: these took hours or all memory."""
+    ChatTemplate("{% if bad %}" + source.replace("COSTLY", COSTLY) + "{% endif %}")
+
+
+def test_autoescape_is_refused() -> None:
+    """Jinja evaluates its argument while compiling."""
+    with pytest.raises(CheckpointError, match="expected no autoescape"):
+        ChatTemplate("{% autoescape " + COSTLY + " > 1 %}{% endautoescape %}")
+
+
 PUBLISHED = {
     "chatml with a default system message": """{% for message in messages %}{% if loop.first and messages[0]['role'] \
 != 'system' %}{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + \

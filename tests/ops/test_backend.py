@@ -288,3 +288,13 @@ def test_tensors_may_be_empty():
             {"B": 0, "E": 0, "T_cap": 0, "R_cap": 0, "A_cap": 0, "D_cap": 0, "W": 0},
         ):
             run(op, generate(op, 0, **size))
+
+
+def test_a_capability_takes_names_as_a_call_does() -> None:
+    named = Capability(attrs={"strategy": {"GREEDY", "target_match"}, "pad_to_max": [False]})
+    assert named == Capability(
+        attrs={"strategy": frozenset({Strategy.GREEDY, Strategy.TARGET_MATCH}), "pad_to_max": frozenset({False})}
+    )
+    assert named.modes() == "strategy: GREEDY|TARGET_MATCH; pad_to_max: False"
+    backend = Recorder(verify_draft_tokens=named)
+    backend.check_capabilities()
