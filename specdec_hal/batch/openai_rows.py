@@ -15,12 +15,12 @@ from specdec_hal.batch.rows import Answered, Line, read_json, seeded
 from specdec_hal.config.schema import UnicodeText
 from specdec_hal.engine import LLM
 from specdec_hal.engine.async_engine import EngineInfo
+from specdec_hal.engine.rendering import Renderer
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import load_chat_template, missing_template
 from specdec_hal.runner import Request, RequestOutput, StreamDelta
 from specdec_hal.serve.answers import Answer, ChatAnswer, CompletionAnswer, check_model, error_body
 from specdec_hal.serve.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationRequest, first_problem
-from specdec_hal.engine.rendering import Renderer
 from specdec_hal.text import clip
 
 BODIES: dict[str, type[GenerationRequest]] = {

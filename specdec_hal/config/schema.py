@@ -326,10 +326,10 @@ MAX_GRAMMAR = 1 << 18
 
 class StructuredOutput(Section):
     """A constraint on the whole output, in exactly one form. `json_schema`: JSON by a schema: an object, its text or,
-    from Python, a pydantic model. `json_object`: any JSON object. `regex`: a full match. `choice`: one of these texts. `grammar`: a grammar in EBNF.
-    `structural_tag`: text with constrained parts, in xgrammar's form. `any_whitespace`: allow any white space between
-    elements of JSON, not only one space after each comma and colon. `after_thinking`: constrain only the text after
-    `model.think_end_id`; implied by `sampling.thinking`.
+    from Python, a pydantic model. `json_object`: any JSON object. `regex`: a full match. `choice`: one of these texts.
+    `grammar`: a grammar in EBNF. `structural_tag`: text with constrained parts, in xgrammar's form. `any_whitespace`:
+    allow any white space between elements of JSON, not only one space after each comma and colon. `after_thinking`:
+    constrain only the text after `model.think_end_id`; implied by `sampling.thinking`.
     """
 
     json_schema: Annotated[dict[str, Any] | UnicodeText | None, BeforeValidator(_json_schema)] = None

@@ -118,8 +118,8 @@ def _line(source: str, key: str, message: str) -> str:
 def arguments(given: Mapping[str, Any], registry: Registry | None = None) -> list[Override]:
     """Keyword arguments as overrides: a section with a mapping of some of its keys, or a key of one of :data:`_BARE`.
 
-    Some of vLLM's names work too (:data:`_VLLM_NAMES`). ConfigError for a name that is none of these, or for a value under
-    both of its names.
+    Some of vLLM's names work too (:data:`_VLLM_NAMES`). ConfigError for a name that is none of these, or for a value
+    under both of its names.
     """
     schema = config_class(or_default(registry))
     bare = {key: f"{name}.{key}" for name, section in _BARE.items() for key in section.model_fields}

@@ -224,6 +224,7 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         add_special_tokens: bool = True,
         timeout_s: float | None = None,
         ttft_timeout_s: float | None = None,
@@ -231,15 +232,18 @@ class AsyncEngine:
     ) -> AsyncIterator[StreamDelta]:
         """Stream a request's deltas.
 
-        `prompt`: a text, token ids, or a dictionary of either, as :meth:`LLM.generate` takes them. `params` None:
-        :attr:`default_params`. `sampling`: values of :class:`SamplingParams` that replace those. With `n` choices, deltas of all are interleaved; choice i has the id
-        `request_id`-i. `add_special_tokens`: add the tokenizer's special tokens, such as a BOS, to a text. `timeout_s`,
+        `prompt`: a text, token ids, or a dictionary of either, as :meth:`LLM.generate` takes them. `params`, or
+        `sampling_params` as in vLLM; None: :attr:`default_params`. `sampling`: values of :class:`SamplingParams` that
+        replace those. With `n` choices, deltas of all are interleaved; choice i has the id `request_id`-i.
+        `add_special_tokens`: add the tokenizer's special tokens, such as a BOS, to a text. `timeout_s`,
         `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`. RequestError if the request cannot be served,
         EngineDeadError if the engine has stopped.
         """
+        if params is not None and sampling_params is not None:
+            raise RequestError("sampling_params: another name of 'params', which is given too; give one of them")
         name = f"async-{next(self._numbers)}" if request_id is None else request_id
         tokens = encoded(prompt, self.runner.tokenizer, add_special_tokens)
-        wanted = (self.default_params if params is None else params).updated(**sampling)
+        wanted = (params or sampling_params or self.default_params).updated(**sampling)
         requests = requests_of(name, tokens, wanted, timeout_s=timeout_s, ttft_timeout_s=ttft_timeout_s)
         stream = await self.submit(requests)
         try:

@@ -159,7 +159,10 @@ class LLM:
         return self.runner.default_params
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer: ``encode(text)`` gives token ids, ``decode(ids)`` text. EngineDeadError after close."""
+        """The model's tokenizer: ``encode(text)`` gives token ids, ``decode(ids)`` text.
+
+        RequestError if the engine has none, EngineDeadError after close.
+        """
         return _tokenizer(self.runner)
 
     def generate(

@@ -26,7 +26,9 @@ def load(
 ) -> Runtime:
     """Read a configuration (see :func:`specdec_hal.config.load`) and build a runtime.
 
-    ``sd.load("configs/reference.yaml").backend`` is the backend it names, ``.runner()`` a runner with its model.
+    `path`: a YAML file; `overrides`: ``"key=value"`` or pairs (key, value), such as ``"sampling.temperature=0.8"``;
+    `registry` None: the process's. ``sd.load("configs/reference.yaml").backend`` is the backend it names, ``.runner()``
+    a runner with its model. ConfigError, one line per problem.
     """
     return Runtime(configuration.load(path, overrides, registry=registry), registry)
 
@@ -75,7 +77,8 @@ class Runtime:
     def load_model(self, *, group: Group | None = None) -> TargetModel:
         """The configured model, where the backend works; a part of it on each rank of engine.tensor_parallel.
 
-        `group`: that of a rank which is not the first.
+        `group`: that of a rank which is not the first. ConfigError without a model; other errors are those of
+        :func:`specdec_hal.models.load_model`, and of :attr:`backend`.
         """
         from specdec_hal.models import load_model
         from specdec_hal.models.loader import begin_imports
@@ -99,7 +102,7 @@ class Runtime:
         return load_model(path, settings.framework, registry=self.registry, device=device, **options)
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer beside the configured model."""
+        """The tokenizer beside the configured model. ConfigError without a model, CheckpointError for its files."""
         from specdec_hal.models import load_tokenizer
 
         return load_tokenizer(self.config.model_path)
@@ -107,7 +110,8 @@ class Runtime:
     def runner(self, *, model: TargetModel | None = None, tokenizer: Tokenizer | None = None) -> ModelRunner:
         """A runner as configured; a loaded model or tokenizer may be passed.
 
-        Do not interleave runners that share a model: each takes over its KV cache.
+        Do not interleave runners that share a model: each takes over its KV cache. Errors: those of
+        :meth:`load_model`, :meth:`load_tokenizer` and :func:`specdec_hal.build_runner`.
         """
         from specdec_hal.runner import build_runner
 

@@ -85,8 +85,9 @@ _ATTRS = {spec.name: spec for op in OPS.values() for spec in op.attrs}
 class Capability:
     """A backend's support of one op. Empty means no limit beyond the contract's.
 
-    `attrs`: attribute name -> supported values; of an enum, members or their names in any case. `dtypes`: tensor name -> supported dtypes. `limits`: symbol -> largest
-    extent. `graph_safe`: a bound call can be captured in a device graph and replayed.
+    `attrs`: attribute name -> supported values; of an enum, members or their names in any case. `dtypes`: tensor name
+    -> supported dtypes. `limits`: symbol -> largest extent. `graph_safe`: a bound call can be captured in a device
+    graph and replayed.
     """
 
     attrs: Mapping[str, Collection[Any]] = field(default_factory=dict)

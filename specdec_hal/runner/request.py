@@ -291,5 +291,5 @@ class RequestOutput:
 
     @property
     def outputs(self) -> tuple[RequestOutput]:
-        """This output alone, as vLLM's ``outputs[0].outputs[0].text`` reads it; each of `n` choices is one of its own."""
+        """This output, for ``outputs[0].outputs[0].text`` as in vLLM. Here, each of `n` choices has a RequestOutput."""
         return (self,)

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from specdec_hal.engine.rendering import RENDER_S, packed, unpacked
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.serve.forms import WrongKeyError
 from specdec_hal.serve.protocol import Body, first_problem
-from specdec_hal.engine.rendering import RENDER_S, packed, unpacked
 from specdec_hal.structured.worker import MEMORY, Worker
 from specdec_hal.text import clip, describe, one_line
 

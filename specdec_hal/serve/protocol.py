@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model
 
 from specdec_hal.config.schema import INT32_MAX, NAIVE, StructuredOutput, Text, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
+from specdec_hal.engine.rendering import rendered
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.ops.seeds import SEEDS
@@ -33,7 +34,6 @@ from specdec_hal.serve.forms import (
     structured,
 )
 from specdec_hal.serve.parsers import TOOLS
-from specdec_hal.engine.rendering import rendered
 from specdec_hal.text import clip, one_line, short
 
 if TYPE_CHECKING:

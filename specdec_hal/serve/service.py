@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import AsyncEngine, RequestStream
+from specdec_hal.engine.rendering import Renderer
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
 from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
@@ -31,7 +32,6 @@ from specdec_hal.serve.protocol import (
     TokenizeRequest,
     in_api,
 )
-from specdec_hal.engine.rendering import Renderer
 from specdec_hal.serve.request_limit import RequestLimit
 from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
 from specdec_hal.serve.split.remote import RemoteEngine

@@ -162,6 +162,21 @@ class TestBadInput:
         assert captured.err.count("\n") == 1
 
 
+def test_no_model(capsys: Capture) -> None:
+    """The remedy is that of the command line."""
+    assert main(["generate", "--set", "backend.name=reference", "--prompt", "a"]) == 2
+    message = "defaults:model.path: no model is configured; pass the folder of a checkpoint: --model FOLDER\n"
+    assert capsys.readouterr().err == f"specdec-hal: {message}"
+
+
+def test_model_is_an_option(capsys: Capture) -> None:
+    given = ["--set", "backend.name=reference", "--prompt", "def f", "--max-new-tokens", "3", "--json"]
+    model = str(Path(__file__).parents[2] / "models/tiny-py-lm")
+    assert main(["generate", "--model", model, *given]) == 0
+    (request,) = json.loads(capsys.readouterr().out)["requests"]
+    assert len(request["token_ids"]) == 3
+
+
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])
 def test_request_that_fails_gives_status_1(model: Model, capsys: Capture, json_flag: list[str]) -> None:
     assert main(["generate", *model(broken=True).naive, "--prompt", "a", *json_flag]) == 1

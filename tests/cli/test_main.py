@@ -41,6 +41,11 @@ def test_bad_input_from_a_real_process() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "specdec_hal", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"specdec-hal {__version__}\n"
+
+
 def test_every_problem_of_a_configuration_gets_a_line(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("runner: {max_num_seqs: 0}\nbakend: {}\n")
     done = run("explain", "--config", str(tmp_path / "c.yaml"), "--json")

@@ -165,13 +165,13 @@ class TestModelPath:
             _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
         assert str(caught.value).endswith(f"give the folder of a checkpoint, or a .gguf file{download}")
         (tmp_path / "Qwen/other").mkdir(parents=True)
-        with pytest.raises(ConfigError, match="hf download Qwen/Qwen3-0.6B"):
+        with pytest.raises(ConfigError, match=r"hf download Qwen/Qwen3-0\.6B"):
             _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
         (tmp_path / "Qwen/Qwen3-0.8B").mkdir()
-        with pytest.raises(ConfigError, match="did you mean 'Qwen3-0.8B'"):
+        with pytest.raises(ConfigError, match=r"did you mean 'Qwen3-0\.8B'"):
             _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
         for path in ("a/b/c/d", "nowhere", "Qwen/other/a", "/a b/c"):
-            with pytest.raises(ConfigError, match="or a .gguf file$"):
+            with pytest.raises(ConfigError, match=r"or a \.gguf file$"):
                 _ = read("", f"model.path={path}").model_path
 
     def test_error_names_the_origin_of_a_key(self, read: Read) -> None:

@@ -242,7 +242,11 @@ class TestNamesOfVllm:
     async def test_dictionaries_and_sampling_of_a_stream(self) -> None:
         async with engine() as streaming:
             deltas = [delta async for delta in streaming.generate({"prompt_token_ids": [1, 2]}, max_tokens=3)]
-        assert sum(len(delta.token_ids) for delta in deltas) == 3
+            given = SamplingParams(max_tokens=2)
+            more = [delta async for delta in streaming.generate("ab", sampling_params=given)]
+            with pytest.raises(RequestError, match="sampling_params: another name of 'params'"):
+                await anext(streaming.generate("ab", given, sampling_params=given))
+        assert [sum(len(delta.token_ids) for delta in one) for one in (deltas, more)] == [3, 2]
 
     @pytest.mark.parametrize(
         ("call", "message"),
@@ -277,7 +281,10 @@ class TestNamesOfVllm:
             ({"tensor_parallel_size": 1, "tensor_parallel": 1}, "argument:tensor_parallel_size: another name of 'ten"),
             ({"speculative": {"model": "a", "path": "b"}}, "argument:speculative.model: another name of 'path'"),
             ({"enforce_eager": True}, "argument:enforce_eager: unknown; did you mean 'graph'?"),
-            ({"gpu_memory_utilization": 0.9}, "argument:gpu_memory_utilization: unknown; did you mean 'num_kv_blocks'?"),
+            (
+                {"gpu_memory_utilization": 0.9},
+                "argument:gpu_memory_utilization: unknown; did you mean 'num_kv_blocks'?",
+            ),
             ({"tensor_parallel_size": 0}, "argument:engine.tensor_parallel: expected an integer in 1..64, got 0"),
         ],
     )
@@ -287,7 +294,9 @@ class TestNamesOfVllm:
 
     def test_no_model(self) -> None:
         """The remedy is Python's."""
-        with pytest.raises(ConfigError, match=r"no model is configured; pass the folder of a checkpoint: LLM\(FOLDER\)$"):
+        with pytest.raises(
+            ConfigError, match=r"no model is configured; pass the folder of a checkpoint: LLM\(FOLDER\)$"
+        ):
             LLM(backend={"name": "reference"})
 
 
@@ -367,7 +376,7 @@ class TestChatTemplates:
         assert decoder.chat(self.CHAT, chat_template="{{ messages[0].content }}", max_tokens=2)[0].prompt == "ab"
 
     def test_one_that_is_too_large(self) -> None:
-        with pytest.raises(RequestError, match="the chat template fails on them: MemoryError|at most 16777216"):
+        with pytest.raises(RequestError, match=r"the chat template fails on them: MemoryError|at most 16777216"):
             llm().chat(self.CHAT, chat_template="{{ messages[0].content | center(10 ** 9) }}")
 
     def test_sampling_and_variables(self) -> None:
@@ -383,7 +392,7 @@ class TestChatTemplates:
 
     def test_none(self, tmp_path: Path) -> None:
         """The remedy is Python's."""
-        with pytest.raises(RequestError, match="has no chat template; pass chat_template=, a Jinja template$"):
+        with pytest.raises(RequestError, match=r"has no chat template; pass chat_template=, a Jinja template$"):
             llm(model={"path": str(tmp_path)}).chat(self.CHAT)
 
 

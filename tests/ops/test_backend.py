@@ -291,10 +291,13 @@ def test_tensors_may_be_empty():
 
 
 def test_a_capability_takes_names_as_a_call_does() -> None:
-    named = Capability(attrs={"strategy": {"GREEDY", "target_match"}, "pad_to_max": [False]})
+    named = Capability(attrs={"strategy": {"GREEDY", "target_match"}, "end_at_limit": [False]})
     assert named == Capability(
-        attrs={"strategy": frozenset({Strategy.GREEDY, Strategy.TARGET_MATCH}), "pad_to_max": frozenset({False})}
+        attrs={"strategy": frozenset({Strategy.GREEDY, Strategy.TARGET_MATCH}), "end_at_limit": frozenset({False})}
     )
-    assert named.modes() == "strategy: GREEDY|TARGET_MATCH; pad_to_max: False"
-    backend = Recorder(verify_draft_tokens=named)
+    assert named.modes() == "strategy: GREEDY|TARGET_MATCH; end_at_limit: False"
+    backend = Recorder(verify_draft_tokens=Capability(attrs={"strategy": {"Greedy"}}))
     backend.check_capabilities()
+    backend.verify_draft_tokens(**valid_call("verify_draft_tokens", strategy="greedy"))
+    topp = valid_call("verify_draft_tokens", strategy="topp")
+    assert "strategy=TOPP (has: GREEDY)" in unsupported(backend, "verify_draft_tokens", **topp)

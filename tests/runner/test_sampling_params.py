@@ -50,7 +50,7 @@ def test_updated_values_are_checked() -> None:
         temperature=0.5, max_new_tokens=9, stop=["a"], thinking={"max_tokens": 3}
     )
     assert params.updated() == params
-    with pytest.raises(ParameterError, match="max_new_tokens: expected an integer in 1.."):
+    with pytest.raises(ParameterError, match=r"max_new_tokens: expected an integer in 1\.\."):
         params.updated(max_tokens=0)
     with pytest.raises(ParameterError, match="max_tokens: another name of 'max_new_tokens'"):
         params.updated(max_tokens=1, max_new_tokens=1)

@@ -122,8 +122,8 @@ def test_parts_by_every_name_of_text(shared: Running) -> None:
 
 
 def test_reasoning_effort_is_a_variable_of_the_template(running: Running) -> None:
-    from specdec_hal.models.chat import ChatTemplate
     from specdec_hal.engine.rendering import Renderer
+    from specdec_hal.models.chat import ChatTemplate
 
     running.service.renderer = Renderer(ChatTemplate("{{ {'low': 'a', 'high': 'bb'}[reasoning_effort] }}"))
     counts = [running.post({**ASKED, "reasoning_effort": effort}, CHAT).json()["usage"] for effort in ("low", "high")]

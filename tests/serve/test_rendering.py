@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from specdec_hal.engine.rendering import Renderer
 from specdec_hal.errors import CheckpointError, RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.serve import service
-from specdec_hal.engine.rendering import Renderer
 from tests.serve.conftest import Running, serving
 
 MESSAGES = [{"role": "user", "content": "Grüße 😀"}, {"role": "assistant", "content": "🎉"}]

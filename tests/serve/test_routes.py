@@ -9,8 +9,8 @@ import openai
 import pytest
 
 import specdec_hal
-from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.engine.rendering import Renderer
+from specdec_hal.models.chat import ChatTemplate
 from tests.serve.conftest import MODEL, Running, serving
 
 EVIL, FRIEND = "https://evil.com", "https://friend.org"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from specdec_hal.engine.rendering import Renderer
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.serve.parsers import Call, Content, Reasoning, make_parser
-from specdec_hal.engine.rendering import Renderer
 from tests.support.history_model import LetterTokenizer
 
 
