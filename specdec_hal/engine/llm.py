@@ -189,19 +189,25 @@ class LLM:
         texts = _each(prompts)
         params = self._per_prompt(sampling_params, len(texts), sampling)
         queued: dict[str, Prompt] = {}
-        finished: dict[str, RequestOutput] = {}
-        with _bar(sum(wanted.n for wanted in params), shown) as advance:
+        unfinished = sum(wanted.n for wanted in params)
+        with _bar(unfinished, shown) as advance:
+
+            def receive(delta: StreamDelta) -> None:
+                nonlocal unfinished
+                unfinished -= delta.finish_reason is not None
+                advance(delta)
+
             try:
                 for text, wanted in zip(texts, params, strict=True):
-                    for request in self._requests(text, wanted, add_special_tokens, advance):
+                    for request in self._requests(text, wanted, add_special_tokens, receive):
                         self.runner.add_request(request)
                         queued[request.request_id] = text
-                while len(finished) < len(queued):
+                while unfinished:
                     self.runner.step()
-                    finished |= self.runner.take_finished(queued)
             except BaseException:
                 self._drop(queued)
                 raise
+        finished = self.runner.take_finished(queued)
         return [replace(finished[name], prompt=_text(prompt)) for name, prompt in queued.items()]
 
     def stream(
