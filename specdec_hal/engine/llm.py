@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.config import Config, Override, arguments, changed, parse
@@ -50,11 +51,14 @@ def make_runner(
     (which loaded `model`, if that is an object), or None for the defaults. `overrides`: see :class:`LLM`. Errors: see
     :func:`specdec_hal.load`.
     """
-    if isinstance(model, (Mapping, Config, Runtime)):
-        raise ConfigError(
-            "argument:model: expected a checkpoint folder or a loaded model, got a configuration; pass config="
-        )
     folder = os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
+    if folder is None and model is not None and not hasattr(model, "capabilities"):
+        configured = isinstance(model, (Mapping, Config, Runtime))
+        got = "a configuration; pass config=" if configured else f"{short(model)}; pass LLM(FOLDER)"
+        raise ConfigError(f"argument:model: expected a checkpoint folder or a loaded model, got {got}")
+    if not isinstance(tokenizer, (str, os.PathLike, NoneType)) and not hasattr(tokenizer, "detokenizer"):
+        expected = "a folder, or a loaded tokenizer with encode, decode and detokenizer"
+        raise ConfigError(f"argument:tokenizer: expected {expected}, got {short(tokenizer)}; pass its folder")
     registry = config.registry if isinstance(config, Runtime) else registry
     changes: list[Override] = [] if folder is None else [("model.path", folder)]
     changes += arguments(overrides or {}, registry)
@@ -266,6 +270,10 @@ class LLM:
         """
         if isinstance(messages, (str, Mapping)):
             raise RequestError(f"messages: expected a list of messages, or of such lists, got {short(messages)}")
+        if not isinstance(chat_template, (str, NoneType)):
+            raise RequestError(f"chat_template: expected the text of a Jinja template, got {short(chat_template)}")
+        if not isinstance(chat_template_kwargs, (Mapping, NoneType)):
+            raise RequestError(f"chat_template_kwargs: expected a dictionary, got {short(chat_template_kwargs)}")
         chats: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
         renderer = self._renderer(chat_template)
         sampling = {name: options.pop(name) for name in SAMPLING_NAMES & options.keys()}

@@ -292,6 +292,19 @@ class TestNamesOfVllm:
         with pytest.raises(ConfigError, match=re.escape(message)):
             LLM(HistoryModel(), parse(CONFIG), tokenizer=LetterTokenizer(), **given)  # type: ignore[arg-type]
 
+    def test_a_tokenizer_is_a_folder_or_an_object(self) -> None:
+        folder = Path(__file__).parents[2] / "models/tiny-py-lm"
+        for path in (folder, str(folder)):
+            decoder = LLM(HistoryModel(), parse(CONFIG), tokenizer=path)  # type: ignore[arg-type]
+            assert decoder.get_tokenizer().decode(decoder.get_tokenizer().encode("def f")) == "def f"
+        for other in (5, object()):
+            with pytest.raises(ConfigError, match=r"^argument:tokenizer: expected a folder, or a loaded tokenizer"):
+                LLM(HistoryModel(), parse(CONFIG), tokenizer=other)  # type: ignore[arg-type]
+
+    def test_what_is_no_model(self) -> None:
+        with pytest.raises(ConfigError, match=r"^argument:model: expected a checkpoint folder .* got 5; pass LLM\("):
+            LLM(5, parse(CONFIG))  # type: ignore[arg-type]
+
     def test_no_model(self) -> None:
         """The remedy is Python's."""
         with pytest.raises(
@@ -387,6 +400,10 @@ class TestChatTemplates:
             chat_template_kwargs={"stop": "d"},
         )  # fmt: skip
         assert (output.prompt, len(output.token_ids)) == ("abcd", 2)
+        with pytest.raises(RequestError, match="chat_template_kwargs: expected a dictionary, got 5"):
+            llm().chat(self.CHAT, chat_template=template, chat_template_kwargs=5)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="chat_template: expected the text of a Jinja template, got 5"):
+            llm().chat(self.CHAT, chat_template=5)  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="messages: expected values that JSON can hold"):
             llm().chat(self.CHAT, chat_template=template, more=object())
 
