@@ -74,7 +74,7 @@ class Endpoints:
             return CompletionAnswer(request, name, self._tokenizer, request.prompts, created=0)
         assert isinstance(request, ChatCompletionRequest)
         request.check_calls(settings.tool_call_parser)
-        prompt = self._renderer.render_here(request.template_arguments(self._renderer.template))
+        prompt = self._renderer.render_here(request.template_arguments)
         return ChatAnswer(
             request,
             name,

@@ -34,6 +34,12 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Marks the end of a message to continue; its white space shows whether the template trims.
 _END = "CONTINUE_FINAL_MESSAGE_TAG "
+# Find out which forms of content a template shows.
+_PROBE, _UNUSED = "CONTENT_FORM_PROBE", "CONTENT_FORM_UNUSED"
+# Roles before and after the first message of the user.
+_FIRST, _LATER = ("system", "developer"), ("user", "assistant", "tool")
+# What a template raises on messages that it does not take.
+_REFUSALS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 class ChatTemplate:
@@ -54,16 +60,13 @@ class ChatTemplate:
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
         environment.filters["tojson"] = _to_json
+        self._shown: dict[tuple[str, str], set[type]] = {}
         environment.globals.update(raise_exception=_refuse, strftime_now=_now, **self.tokens)
         try:
             self._templates = {name: _compiled(environment, source) for name, source in self.sources.items()}
         except Exception as error:  # compiling it may also raise RecursionError, SyntaxError or MemoryError
             got = f"expected a Jinja template, got {clip(describe(error), 300)}"
             raise CheckpointError(f"chat template: {got}; correct the template") from error
-
-    def mentions(self, name: str) -> bool:
-        """Whether one of the templates has a variable of this name."""
-        return any(name in source for source in self.sources.values())
 
     def render(
         self,
@@ -77,7 +80,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt, as ``apply_chat_template`` of `transformers` renders it.
 
-        `tools`, `documents` and `kwargs` go to the template. `continue_final_message`: the prompt ends in the last
+        A message's `content` is text or a list of parts. It goes to the template in that form, unless the template
+        shows the other form only: text as one part; parts of text, joined by line breaks, as text. `tools`, `documents`
+        and `kwargs` go to the template. `continue_final_message`: the prompt ends in the last
         message's content, which the model continues. RequestError if the template refuses the messages.
         """
         if continue_final_message and add_generation_prompt:
@@ -86,20 +91,45 @@ class ChatTemplate:
             )
         name = self._name(bool(tools))
         given, last = _as_known(messages, self.sources[name]), ""
+        for message in given:
+            if "content" in message:
+                message["content"] = _in_form(message["content"], self._forms(name, message.get("role")))
         if continue_final_message:
-            last = given[-1].get("content", "")
-            if not isinstance(last, str) or "content" not in self.sources[name]:
-                where = "text in the last message that the template shows"
-                raise RequestError(f"continue_final_message: expected {where}, got {short(last)}")
-            given[-1]["content"] = last + _END
+            last = _marked(given[-1])
+            if "content" not in self.sources[name]:
+                raise _nothing_to_continue(last)
         try:
             text = self._templates[name].render(
                 messages=given, tools=tools or None, documents=documents, add_generation_prompt=add_generation_prompt,
                 **kwargs,
             )  # fmt: skip
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _REFUSALS as error:
             raise RequestError(f"messages: the chat template refuses them: {one_line(error)}") from error
         return _cut(text, last) if continue_final_message else text
+
+    def _forms(self, name: str, role: Any) -> set[type]:
+        """The forms of content that a template shows for a role, found by rendering both on first use.
+
+        Those of the user's messages for other roles, and where the template shows neither.
+        """
+        role = role if role in _FIRST + _LATER else "user"
+        if (name, role) not in self._shown:
+            self._shown[name, role] = {kind for kind in (str, list) if self._shows(kind, name, role)}
+        return self._shown[name, role] or (set() if role == "user" else self._forms(name, "user"))
+
+    def _shows(self, kind: type, name: str, role: str) -> bool:
+        """Whether a template renders content of this form as text, not as a list in Python's or JSON's notation."""
+
+        def message(role: str, text: str) -> dict[str, Any]:
+            return {"role": role, "content": text if kind is str else [{**_part(text), "unused": _UNUSED}]}
+
+        asked, user = message(role, _PROBE), message("user", "Hi")
+        messages = [asked] if role == "user" else [asked, user] if role in _FIRST else [user, asked]
+        try:
+            text = self._templates[name].render(messages=messages, add_generation_prompt=True)
+        except _REFUSALS:
+            return False
+        return _PROBE in text and _UNUSED not in text
 
     def _name(self, with_tools: bool) -> str:
         if with_tools and TOOL_USE in self._templates:
@@ -172,11 +202,42 @@ def _as_known(messages: Sequence[Message], source: str) -> list[dict[str, Any]]:
     return given
 
 
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _in_form(content: Any, forms: set[type]) -> Any:
+    """The content of a message in one of these forms; unchanged if it is not text, or in one of them."""
+    if isinstance(content, str):
+        return [_part(content)] if forms == {list} else content
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content or ()]
+    found = [text for text in texts if isinstance(text, str)]
+    return content if content is None or list in forms or len(found) < len(texts) else "\n".join(found)
+
+
+def _marked(message: dict[str, Any]) -> str:
+    """Mark the end of the message's text, its last part, and return this text. RequestError if it has none."""
+    content = message.get("content", "")
+    if isinstance(content, str):
+        message["content"] = content + _END
+        return content
+    last = content[-1] if isinstance(content, list) and content else None
+    if not isinstance(last, dict) or not isinstance(text := last.get("text"), str):
+        raise _nothing_to_continue(content)
+    last["text"] = text + _END
+    return text
+
+
+def _nothing_to_continue(got: Any) -> RequestError:
+    where = "text in the last message that the template shows"
+    return RequestError(f"continue_final_message: expected {where}, got {short(got)}")
+
+
 def _cut(text: str, last: str) -> str:
     """The prompt up to the end of the last message's content."""
     at = text.rfind(_END.strip())
     if at < 0 or last.strip() not in text:
-        raise RequestError("continue_final_message: expected text in the last message that the template shows")
+        raise _nothing_to_continue(last)
     return text[:at] if text[at : at + len(_END)] == _END else text[:at].rstrip()
 
 

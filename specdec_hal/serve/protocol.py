@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from specdec_hal.config.schema import INT32_MAX, NAIVE, StructuredOutput, Text, TokenId, UnicodeText
+from specdec_hal.config.schema import INT32_MAX, MAX_CONTEXT, NAIVE, StructuredOutput, Text, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.engine.rendering import rendered
 from specdec_hal.errors import RequestError
@@ -34,7 +34,7 @@ from specdec_hal.serve.forms import (
     structured,
 )
 from specdec_hal.serve.parsers import TOOLS
-from specdec_hal.text import clip, one_line, short
+from specdec_hal.text import clip, short
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,6 +43,9 @@ MAX_CHOICES = 128
 """Most choices of one request: prompts times `n`."""
 MAX_LOGPROBS = 20
 """Most alternatives per token, as in OpenAI's API."""
+
+INT64_MAX = 2**63 - 1
+"""Largest number that an answer can repeat."""
 
 MAX_ITEMS = 2048
 """Most entries of a list or object except token ids; OpenAI's limit for messages."""
@@ -175,6 +178,7 @@ class StreamOptions(Body):
 
 
 One = Annotated[int | float, Field(ge=1, le=1)]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class UnusedKeys(Body):
@@ -194,6 +198,7 @@ class UnusedKeys(Body):
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: One | None = None
+    early_stopping: Literal[False] | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
     request_id: str | None = Field(None, description="ignored: answers have their own ids")
     session_id: str | None = None
@@ -317,12 +322,6 @@ class GenerationRequest(SamplingKeys, ABC):
     def _constrain(self, key: str, wanted: Mapping[str, Any]) -> None:
         self._structured, self._structured_by = structured(key, wanted), key
 
-    @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
-        if "stream_options" in self.model_fields_set and not self.stream:
-            raise WrongKeyError("stream_options", "expected none without stream; set stream to true, or leave it out")
-        return self
-
     @property
     @abstractmethod
     def token_limit(self) -> int | None:
@@ -356,7 +355,7 @@ class GenerationRequest(SamplingKeys, ABC):
         if self.stop is not None:
             changes["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
         if self.token_limit is not None:
-            changes["max_new_tokens"] = self.token_limit
+            changes["max_new_tokens"] = min(self.token_limit, MAX_CONTEXT)
         if not self.generates:
             changes |= {"max_new_tokens": 1, "min_new_tokens": 0}  # not shown
         elif self.min_tokens is not None:
@@ -407,7 +406,7 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[_TokenIds], Field(fail_fast=True)],
         BeforeValidator(_few_prompts),
     ]
-    max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = Field(
+    max_tokens: Annotated[int | None, Field(ge=0, le=INT64_MAX)] = Field(
         None, description="0, with `echo` or `prompt_logprobs`: nothing but the prompt, with its log-probabilities"
     )
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
@@ -498,17 +497,17 @@ class ToolCall(Body):
     function: FunctionCall
 
     def plain(self) -> dict[str, Any]:
-        """For a chat template: the arguments as an object."""
+        """For a chat template: the arguments as an object, or as text if a limit of tokens has cut them."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"tool_calls.function.arguments: expected JSON, got {one_line(error)}") from error
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
         call = {"type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
         return call if self.id is None else {**call, "id": self.id}
 
 
 class Message(Body):
-    """A message of a chat; parts are joined. `content` may be null beside `tool_calls` or a `refusal`."""
+    """A message of a chat; a `content` of null is empty text, or the `refusal`."""
 
     role: Annotated[UnicodeText, Field(min_length=1, max_length=64)]
     content: Annotated[UnicodeText | Annotated[list[TextPart], Field(fail_fast=True)] | None, _ITEMS] = None
@@ -522,17 +521,15 @@ class Message(Body):
         None, description="ignored: the openai client sends it back"
     )
     type: Literal["text", "message"] | None = Field(None, description="ignored: lm-eval sends it")
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None and not self.tool_calls and self.refusal is None:
-            raise ValueError("content: expected text, got none; only tool_calls or a refusal may replace it")
-        return self
+    id: str | None = Field(None, description="ignored: clients send back the ids of messages")
 
     def plain(self) -> dict[str, Any]:
-        """For a chat template. RequestError if a call's arguments are not JSON."""
-        content = self.refusal if self.content is None else self.content
-        text = content if isinstance(content, str) else "".join(part.plain for part in content or ())
+        """For a chat template, which takes `content` as text or as parts (:meth:`ChatTemplate.render`)."""
+        content: str | list[dict[str, str]] = self.refusal or ""
+        if isinstance(self.content, str):
+            content = self.content
+        elif self.content is not None:
+            content = [{"type": "text", "text": part.plain} for part in self.content]
         values: dict[str, Any] = {
             "name": self.name,
             "reasoning_content": self.reasoning if self.reasoning_content is None else self.reasoning_content,
@@ -540,7 +537,7 @@ class Message(Body):
         }
         if self.tool_calls:
             values["tool_calls"] = [call.plain() for call in self.tool_calls]
-        return {"role": self.role, "content": text, **{key: one for key, one in values.items() if one is not None}}
+        return {"role": self.role, "content": content, **{key: one for key, one in values.items() if one is not None}}
 
 
 class TemplateKeys(Body):
@@ -556,7 +553,9 @@ class TemplateKeys(Body):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
-    reasoning_effort: UnicodeText | None = Field(None, description="a variable of the chat template")
+    reasoning_effort: UnicodeText | None = Field(
+        None, description="a variable of the chat template; ignored if the template does not use it"
+    )
     add_generation_prompt: bool = Field(True, description="the prompt ends where the assistant's answer begins")
     continue_final_message: bool = Field(
         False, description="the prompt ends in the last message; add_generation_prompt must be false"
@@ -573,31 +572,24 @@ class TemplateKeys(Body):
         """See :class:`Body`."""
         found = super().settled(template)
         if self.messages is not None and template is not None:
-            found._prompt = rendered(template, self.template_arguments(template))
+            found._prompt = rendered(template, self.template_arguments)
         tools = self.tools and [{}]  # presence is checked later
         empty = {"messages": self.messages and [], "tools": tools, "documents": None, "chat_template_kwargs": None}
         return found.model_copy(update=empty)
 
-    def template_arguments(self, template: ChatTemplate) -> dict[str, Any]:
-        """Arguments of :meth:`ChatTemplate.render`. RequestError if this template cannot render them."""
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Arguments of :meth:`ChatTemplate.render`."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {
             "messages": [message.plain() for message in self.messages or ()],
             "tools": self.tools,
             "documents": self.documents,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
-            **self._variables(template),
+            **effort,
+            **(self.chat_template_kwargs or {}),
         }
-
-    def _variables(self, template: ChatTemplate) -> dict[str, Any]:
-        given = self.chat_template_kwargs or {}
-        if self.reasoning_effort is None:
-            return given
-        if not template.mentions("reasoning_effort"):
-            got = short(self.reasoning_effort)
-            what = f"expected none, got {got}; the chat template has no such variable"
-            raise WrongKeyError("reasoning_effort", what)
-        return {"reasoning_effort": self.reasoning_effort, **given}
 
     @field_validator("tools")
     @classmethod
@@ -637,8 +629,9 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     add_special_tokens: bool = Field(
         False, description="add the tokenizer's own special tokens to the rendered template, which usually has them"
     )
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    verbosity: Verbosity | None = Field(None, description="ignored")
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT64_MAX)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=INT64_MAX)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 

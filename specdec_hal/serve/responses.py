@@ -10,19 +10,21 @@ from uuid import uuid4
 from pydantic import BeforeValidator, Field, PrivateAttr
 from starlette.exceptions import HTTPException
 
-from specdec_hal.config.schema import INT32_MAX, UnicodeText
+from specdec_hal.config.schema import UnicodeText
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import ChatAnswer, Json, encode
 from specdec_hal.serve.bodies import validated
 from specdec_hal.serve.forms import TextFormat
 from specdec_hal.serve.protocol import (
+    INT64_MAX,
     MAX_ITEMS,
     MAX_LOGPROBS,
     Body,
     ChatCompletionRequest,
     Message,
     SamplingKeys,
+    Verbosity,
 )
 from specdec_hal.text import short
 
@@ -34,9 +36,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputMessage(Message):
-    """A message in an input; `id`, `status` and `phase`, which clients send back, are ignored."""
+    """A message in an input; `status` and `phase`, which clients send back, are ignored."""
 
-    id: str | None = None
     status: str | None = None
     phase: str | None = None
 
@@ -45,7 +46,7 @@ class TextSettings(Body):
     """`text`: the format; verbosity is ignored."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningSettings(Body):
@@ -82,7 +83,7 @@ class ResponsesRequest(SamplingKeys):
         BeforeValidator(_messages),
     ]
     instructions: UnicodeText | None = Field(None, description="a system message before the input")
-    max_output_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    max_output_tokens: Annotated[int | None, Field(ge=1, le=INT64_MAX)] = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -92,7 +93,7 @@ class ResponsesRequest(SamplingKeys):
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["disabled", "auto"] | None = Field(None, description="ignored: no item is dropped")
     background: Literal[False] | None = None
     # vLLM's
     include_reasoning: bool = Field(True, description="false: omit thoughts")
@@ -260,12 +261,12 @@ class ResponsesAnswer(ChatAnswer):
             "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
             "store": False,
             "temperature": self.params.temperature,
-            "text": {"format": asked.text_format},
+            "text": {"format": asked.text_format, "verbosity": asked.text.verbosity if asked.text else None},
             "tool_choice": asked.tool_choice or "auto",
             "tools": [],
             "top_logprobs": asked.top_logprobs,
             "top_p": self.params.top_p,
-            "truncation": "disabled",
+            "truncation": asked.truncation or "disabled",
             "seed": self.seeds[0] if self.seeds else None,
             "user": asked.user,
             "usage": None if outputs is None else self._counts(outputs),

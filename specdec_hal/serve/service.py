@@ -146,7 +146,7 @@ class Service:
             raise missing_template(self.name)
         if keys.prompt_text is not None:
             return keys.prompt_text
-        return await self.renderer.render(keys.template_arguments(self.renderer.template))
+        return await self.renderer.render(keys.template_arguments)
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = await _off_loop(len(text), partial(self.tokenizer.encode, text, add_special_tokens))

@@ -160,6 +160,55 @@ def test_the_final_message_is_continued() -> None:
         template.render([{"role": "assistant", "content": None}], **how)
 
 
+SMOLVLM = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]\
+['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}{% for line in message['content'] %}{% if line['type'] == \
+'text' %}{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}""".replace("\\\n", "")
+LLAVA = """{% for message in messages %}{{ message['role'].upper() + ': ' }}{% for content in message['content'] | \
+selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}{% endfor %}{% endfor %}""".replace("\\\n", "")
+EITHER = """{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}\
+{% for part in message.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}""".replace("\\\n", "")
+MLLAMA = "{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% set messages = messages[1:] %}" + (
+    "{% endif %}" + EITHER
+)
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        (SMOLVLM, "Hi", "<|im_start|>User: Hi<end_of_utterance>\nAssistant:"),
+        (SMOLVLM, PARTS, "<|im_start|>User: ab<end_of_utterance>\nAssistant:"),
+        (SMOLVLM, "", "<|im_start|>User: <end_of_utterance>\nAssistant:"),
+        (LLAVA, "Hi", "USER: Hi "),
+        (LLAVA, PARTS, "USER: a b "),
+        (CHATML, "Hi", "<|user|>Hi\n<|assistant|>"),
+        (CHATML, PARTS, "<|user|>a\nb\n<|assistant|>"),
+        ("{{ messages[0].content | tojson }}", PARTS, r'"a\nb"'),
+        (EITHER, "Hi", "Hi"),
+        (EITHER, PARTS, "<a><b>"),
+        ("{% if messages | length > 1 %}{{ messages[1].content }}{% endif %}", PARTS, ""),
+    ],
+)
+def test_content_has_the_form_that_the_template_shows(source: str, content: Any, expected: str) -> None:
+    """SmolVLM and LLaVA showed no message of text."""
+    assert ChatTemplate(source).render([{"role": "user", "content": content}]) == expected
+
+
+def test_the_form_may_depend_on_the_role() -> None:
+    messages = [{"role": "system", "content": PARTS}, {"role": "user", "content": PARTS}]
+    assert ChatTemplate(MLLAMA).render(messages) == "a\nb<a><b>"
+    assert messages[0]["content"] == PARTS
+
+
+@pytest.mark.parametrize("content", ["The capital is ", [{"type": "text", "text": "The capital is "}]])
+def test_a_final_message_of_parts_is_continued(content: Any) -> None:
+    messages = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": content}]
+    for source, start in ((SMOLVLM, "Assistant: "), (CHATML, "<|assistant|>")):
+        text = ChatTemplate(source).render(messages, add_generation_prompt=False, continue_final_message=True)
+        assert text.endswith(f"{start}The capital is ")
+
+
 @pytest.mark.parametrize(
     "template", [CHATML, [{"name": "tools", "template": "no"}, {"name": "default", "template": CHATML}]]
 )

@@ -14,6 +14,7 @@ from openai.types.responses import response_create_params
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest
 from specdec_hal.serve.responses import ResponsesRequest
 from tests.serve.conftest import MODEL, ROOT, Running
+from tests.support.history_model import CONTEXT
 
 PROMPT = [3, 5, 6, 5, 6]
 CHAT = "/v1/chat/completions"
@@ -26,11 +27,13 @@ BOTH: dict[str, Any] = {
     "use_beam_search": False, "length_penalty": 1.0, "return_tokens_as_token_ids": False, "request_id": "x",
     "session_id": "x", "stream_interval": 9, "truncation_side": "left", "thinking_token_budget": -1,
     "watermarking": False, "mm_payload": "none", "bad_words": [], "guided_json": None,
+    "early_stopping": False, "stream_options": {"include_usage": True},
 }  # fmt: skip
 COMPLETIONS: dict[str, Any] = {**BOTH, "best_of": 1, "suffix": ""}
 CHATS: dict[str, Any] = {
     **BOTH, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "functions": [], "function_call": "none",
-    "modalities": ["text"], "audio": None,
+    "modalities": ["text"], "audio": None, "reasoning_effort": "high", "verbosity": "low",
+    "messages": [{"role": "user", "content": "abc", "id": "msg_1"}],
 }  # fmt: skip
 
 
@@ -79,7 +82,9 @@ def tool(parameters: Any) -> dict[str, Any]:
         (CHAT, "audio", {"voice": "x"}, "audio: unknown key; it is not served"),
         (CHAT, "web_search_options", {}, "web_search_options: unknown key; it is not served"),
         (CHAT, "chat_template", "x", "chat_template: unknown key; it is not served"),
-        (CHAT, "reasoning_effort", "high", "reasoning_effort: expected none, got 'high'; the chat template"),
+        (CHAT, "verbosity", "much", "verbosity: expected 'low', 'medium' or 'high', got 'much'"),
+        (None, "early_stopping", True, "early_stopping: expected False, got True; nothing else is served"),
+        (None, "max_tokens", 1 << 63, "max_tokens: Input should be less than or equal to 9223372036854775807"),
         (CHAT, "tool_choice", "required", "tool_choice: expected 'none' or 'auto' without tools, got 'required'"),
         *(
             (CHAT, "tools", [tool(parameters)], "tools: expected an object as parameters of tool 0, got ")
@@ -109,9 +114,9 @@ def test_a_part_of_another_type_is_refused_by_its_type(shared: Running, kind: st
 
 
 def test_parts_by_every_name_of_text(shared: Running) -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "c"}]
-    body = {**ASKED, "messages": [{"role": "user", "content": parts}]}
-    assert choices(shared, CHAT, body) == choices(shared, CHAT, ASKED)
+    for kind in ("text", "input_text", "output_text"):
+        body = {**ASKED, "messages": [{"role": "user", "content": [{"type": kind, "text": "abc"}]}]}
+        assert choices(shared, CHAT, body) == choices(shared, CHAT, ASKED)
     refusal = [
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "c"}]},
@@ -128,6 +133,25 @@ def test_reasoning_effort_is_a_variable_of_the_template(running: Running) -> Non
     running.service.renderer = Renderer(ChatTemplate("{{ {'low': 'a', 'high': 'bb'}[reasoning_effort] }}"))
     counts = [running.post({**ASKED, "reasoning_effort": effort}, CHAT).json()["usage"] for effort in ("low", "high")]
     assert [usage["prompt_tokens"] for usage in counts] == [1, 2]
+
+
+@pytest.mark.parametrize("most", [(1 << 20) + 1, 1 << 31, (1 << 63) - 1])
+@pytest.mark.parametrize(
+    ("path", "body", "keys"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}, ["max_tokens"]),
+        (CHAT, {"messages": ASKED["messages"]}, ["max_tokens", "max_completion_tokens"]),
+        ("/v1/responses", {"input": "abc"}, ["max_output_tokens"]),
+    ],
+    ids=["completions", "chat", "responses"],
+)
+def test_an_answer_ends_where_the_context_does_whatever_the_limit(
+    shared: Running, path: str, body: dict[str, Any], keys: list[str], most: int
+) -> None:
+    """Limits above 1,048,576 were refused."""
+    for key in keys:
+        usage = shared.post({**body, key: most, "ignore_eos": True}, path).json()["usage"]
+        assert usage["total_tokens"] == CONTEXT
 
 
 @pytest.mark.parametrize("n", [1, 2])

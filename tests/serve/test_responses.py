@@ -126,13 +126,14 @@ def test_the_messages_that_the_template_gets(running: Running) -> None:
     assert template.messages == [
         {"role": "system", "content": "be kind"},
         {"role": "developer", "content": "be brief"},
-        {"role": "user", "content": "a b"},
-        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": first.output_text}]},
         {"role": "user", "content": "c"},
     ]
 
 
 def test_keys_that_change_nothing_are_taken(shared: Running) -> None:
+    repeated = {"text", "reasoning", "truncation"}
     plain = same(shared.openai.responses.create(**ASKED))
     keys: dict[str, Any] = {
         "store": True, "truncation": "disabled", "background": False, "tools": [], "tool_choice": "auto",
@@ -140,8 +141,14 @@ def test_keys_that_change_nothing_are_taken(shared: Running) -> None:
         "service_tier": "auto", "prompt_cache_key": "x", "safety_identifier": "x", "max_tool_calls": 3,
         "include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False},
     }  # fmt: skip
-    for name, value in keys.items():
-        assert same(shared.openai.responses.create(**{**ASKED, name: value})) == plain, name
+    more: dict[str, Any] = {"truncation": "auto", "text": {"verbosity": "low"}, "reasoning": {"effort": "high"}}
+    for name, value in [*keys.items(), *more.items()]:
+        found = same(shared.openai.responses.create(**{**ASKED, name: value}))
+        assert {key: found[key] for key in found.keys() - repeated} == {
+            key: plain[key] for key in plain.keys() - repeated
+        }, name
+    found = shared.openai.responses.create(**ASKED, **more)
+    assert (found.truncation, found.text.verbosity, found.reasoning.effort) == ("auto", "low", "high")
 
 
 @pytest.mark.parametrize(
@@ -170,11 +177,11 @@ def test_keys_of_sampling_are_those_of_a_chat(shared: Running, keys: dict[str, A
         ("conversation", "c", "conversation: unknown key"),
         ("prompt", {"id": "p"}, "prompt: unknown key"),
         ("background", True, "background: expected False, got True"),
-        ("truncation", "auto", "truncation: expected 'disabled', got 'auto'"),
+        ("truncation", "old", "truncation: expected 'disabled' or 'auto', got 'old'"),
         ("text", {"format": {"type": "xml"}}, "text.format.type: expected 'text', 'json_object' or 'json_schema'"),
-        ("text", {"verbosity": "low"}, "text.verbosity: expected 'medium', got 'low'"),
+        ("text", {"verbosity": "much"}, "text.verbosity: expected 'low', 'medium' or 'high', got 'much'"),
         ("tools", [{"type": "web_search"}], "tools: List should have at most 0 items"),
-        ("reasoning", {"effort": "high"}, "reasoning_effort: expected none, got 'high'"),
+        ("reasoning", {"effort": 5}, "reasoning.effort: Input should be a valid string"),
         ("include", ["file_search_call.results"], "include.0: expected "),
         ("input", [], "List should have at least 1 item"),
         ("input", 5, "input: Input should be a valid string, or Input should be a valid list"),
