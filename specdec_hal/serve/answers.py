@@ -312,7 +312,9 @@ class ChatAnswer(Answer):
         if index not in self._parsers:
             reasoning, tools, prompt = *self._parser, self.prompts[index // self.request.n]
             text = prompt if isinstance(prompt, str) else ""
-            self._parsers[index] = make_parser(reasoning, tools, text, self.call_ids, self.request.forced_call)
+            self._parsers[index] = make_parser(
+                reasoning, tools, text, self.call_ids, self.request.forced_call, self.request.tool_names
+            )
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]
         said: dict[type[Part], list[str]] = {Content: [], Reasoning: []}
@@ -331,16 +333,20 @@ class ChatAnswer(Answer):
             if part == "message":
                 for call in calls:
                     del call["index"]
-        if part == "message" and not result["content"] and (calls or said[Reasoning]):
+        if part == "message" and not result["content"] and (calls or said[Reasoning] or self._forced):
             result["content"] = None
         return result
+
+    @property
+    def _forced(self) -> bool:
+        return self.request.forced_call is not None
 
     @cached_property
     def _parser(self) -> tuple[str | None, str | None] | None:
         """The names of the parsers of thoughts and calls; None without them."""
-        looked_for = self.request.may_call and self.request.forced_call is None
+        looked_for = self.request.may_call and not self._forced
         names = self.reasoning_parser, self.tool_call_parser if looked_for else None
-        return None if names == (None, None) and self.request.forced_call is None else names
+        return None if names == (None, None) and not self._forced else names
 
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
         """After the model's thoughts, unless the prompt or a call ends them."""

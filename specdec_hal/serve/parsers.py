@@ -11,7 +11,7 @@ import json
 import re
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
 from typing import ClassVar, NamedTuple
@@ -141,6 +141,8 @@ class ToolParser(Parser):
 
     ids: Random = field(default_factory=SystemRandom)
     """What the calls' ids are drawn from."""
+    functions: Collection[str] | None = None
+    """The names that a call may have; None: any."""
     _number: int = -1
     """Of the last call."""
     _held: str = ""
@@ -149,6 +151,8 @@ class ToolParser(Parser):
     """The start of the call, which becomes content if the call is invalid."""
     closers: tuple[str, ...] = ()
     """Text after a call that is not content."""
+    _may_close: bool = False
+    """Whether only white space and closers follow the last call so far."""
 
     begin: ClassVar[str]
     """The start of a call."""
@@ -166,6 +170,7 @@ class ToolParser(Parser):
             if self._call is None:
                 content, begins = self._until_call()
                 if content:
+                    self._may_close = False
                     yield Content(content)
                 if not begins:
                     return
@@ -175,13 +180,14 @@ class ToolParser(Parser):
             yield from self._numbered(parts)
             if not self._call.ended:
                 return
+            self._may_close = not self._call.wrong
             if self._call.wrong:
                 yield Content(self._opening + self._call.raw)
             self._call = None
 
     def finish(self) -> Iterator[Part]:
-        """The rest; a call without a name is content, an incomplete closer is not."""
-        if self._number >= 0 and self._call is None and self._closes(self._held.strip()):
+        """The rest; a call that is not certain is content, an incomplete closer is not."""
+        if self._may_close and self._call is None and self._closes(self._held.strip()):
             self._held = ""
         if self._call is not None and not self._call.named:
             yield Content(self._opening + self._call.raw)
@@ -201,7 +207,7 @@ class ToolParser(Parser):
 
     def _until_call(self) -> tuple[str, bool]:
         """The content before a call, and whether there is one; a possible start of a call stays held."""
-        if self._number >= 0:
+        if self._may_close:
             for closer in self.closers:
                 left = self._held.lstrip()
                 if left.startswith(closer):
@@ -219,7 +225,7 @@ class ToolParser(Parser):
         return content, False
 
     def _scanner(self) -> CallScanner:
-        return CallScanner()
+        return CallScanner(self.functions)
 
     def _new_id(self) -> str:
         return f"call_{self.ids.getrandbits(96):024x}"
@@ -280,7 +286,7 @@ class MistralParser(ToolParser):
     _in_list = False
 
     def _until_call(self) -> tuple[str, bool]:
-        if not self._in_list:
+        if not (self._in_list and self._may_close):
             content, begins = super()._until_call()
             self._in_list = begins
             return content, begins
@@ -297,14 +303,14 @@ class MistralParser(ToolParser):
         return self._until_call()
 
     def _scanner(self) -> CallScanner:
-        return MistralScanner()
+        return MistralScanner(self.functions)
 
     def _new_id(self) -> str:
         return "".join(self.ids.choices(string.ascii_letters + string.digits, k=9))
 
 
 class ListParser(ToolParser):
-    """``[{"name": ..., "parameters": {...}}, ...]`` as the whole answer, enforced by a grammar."""
+    """``[{"name": ..., "parameters": {...}}, ...]`` as the whole answer, enforced by a grammar. Nothing is content."""
 
     begin = "["
     _separators = "[,]"
@@ -312,6 +318,10 @@ class ListParser(ToolParser):
     def _until_call(self) -> tuple[str, bool]:
         self._held = self._held.lstrip(self._separators + string.whitespace)
         return "", bool(self._held)
+
+    def finish(self) -> Iterator[Part]:
+        """What was held back is a call that a limit has cut before its arguments."""
+        yield from ()
 
 
 @dataclass
@@ -346,13 +356,14 @@ TOOLS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": Lla
 
 @dataclass
 class CallScanner:
-    """Reads one JSON object with a name and arguments, and streams the text of the arguments.
+    """Reads one JSON object with the name of a function and arguments, and streams the text of the arguments.
 
-    Anything else, or an object without a name, is `wrong`: not a call.
+    Anything else is `wrong`: not a call. `functions`: the possible names; None: any.
     """
 
+    functions: Collection[str] | None = None
     raw: str = ""
-    """All of it, until the name is known."""
+    """All of it, until it is certain to be a call."""
     named: bool = False
     ended: bool = False
     wrong: bool = False
@@ -384,11 +395,14 @@ class CallScanner:
         if self.named:
             self._arguments.clear()
             return [Call(0, arguments)] if arguments else []
-        if self._name is None:
+        if self._name is None or not self._has_arguments:
             return []
         self.named, self.raw = True, ""
         self._arguments.clear()
         return [Call(0, arguments, name=self._name)]
+
+    def _may_call(self, name: str | None) -> bool:
+        return name is not None and (self.functions is None or name in self.functions)
 
     def _take(self, char: str) -> None:
         if self._depth == 0:
@@ -409,9 +423,7 @@ class CallScanner:
         if char == "}" and self._depth == 1:
             self._end_value()
             self._depth, self.ended = 0, True
-            self.wrong = self._name is None
-            if not self._has_arguments:
-                self._arguments.append("{}")
+            self.wrong |= self._name is None or not self._has_arguments
         elif char == "," and self._depth == 1:
             self._end_value()
         elif char == ":" and self._depth == 1 and self._key is None:
@@ -430,8 +442,10 @@ class CallScanner:
             self._arguments.append(char)
 
     def _end_value(self) -> None:
-        if self._key == "name":
+        if self._key == "name" and self._name is None:
             self._name = _text("".join(self._token))
+            if not self._may_call(self._name):
+                self.ended = self.wrong = True
         self._key, self._token = None, []
 
 
@@ -439,6 +453,7 @@ class MistralScanner(CallScanner):
     """The same, or a name and then the object of its arguments."""
 
     _NAME: ClassVar[re.Pattern[str]] = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+    _ALLOWED: ClassVar[re.Pattern[str]] = re.compile(r"[\w.\-\[\]\s]*")
     _kind = ""
     _waiting = ""
 
@@ -457,13 +472,19 @@ class MistralScanner(CallScanner):
         if left[:1] in ("[", "{"):
             self._kind = "list"
             skipped = len(self._waiting) - len(left) + (left[0] == "[")
+            self.raw = self._waiting[:skipped]
             used, parts = super().feed(self._waiting[skipped:])
             return skipped + used - before, parts
         found = self._NAME.match(self._waiting)
         if found is None:
-            self.raw = self._waiting
-            self.ended = self.wrong = len(left) > _NAME_CHARS or not re.match(r"[\w.\-\[\]\s]*$", left)
-            return len(text), []
+            most = len(self._waiting) - len(left) + _NAME_CHARS
+            end = min(self._ALLOWED.match(self._waiting).end(), most) + 1  # type: ignore[union-attr]
+            self.raw, self.ended = self._waiting[:end], end <= len(self._waiting)
+            self.wrong = self.ended
+            return min(end - before, len(text)), []
+        if not self._may_call(found[1]):
+            self.raw, self.ended, self.wrong = self._waiting[: found.end()], True, True
+            return found.end() - before, []
         self._kind, self.named = "named", True
         used, parts = self.feed(self._waiting[found.end() :])
         return found.end() + used - before, [Call(0, "".join(part.arguments for part in parts), name=found[1])]
@@ -502,14 +523,19 @@ def _text(token: str) -> str | None:
 
 
 def make_parser(
-    reasoning: str | None, tools: str | None, prompt: str, ids: Random | None = None, forced: str | None = None
+    reasoning: str | None,
+    tools: str | None,
+    prompt: str,
+    ids: Random | None = None,
+    forced: str | None = None,
+    functions: Collection[str] | None = None,
 ) -> Parser:
     """The parser of an answer to `prompt`, by the parsers' names; None: no thoughts, or no calls.
 
     `ids`: what the calls' ids are drawn from (default: the operating system's entropy). `forced`: see
-    :func:`forced_parser`; it replaces `tools`.
+    :func:`forced_parser`; it replaces `tools`. `functions`: the names that a call may have; None: any.
     """
-    after: Parser = Plain() if tools is None else TOOLS[tools](ids or SystemRandom())
+    after: Parser = Plain() if tools is None else TOOLS[tools](ids or SystemRandom(), functions)
     if forced is not None:
         after = forced_parser(forced, ids or SystemRandom())
     return after if reasoning is None else ThoughtParser(reasoning, prompt, after)

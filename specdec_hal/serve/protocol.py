@@ -573,7 +573,7 @@ class TemplateKeys(Body):
         found = super().settled(template)
         if self.messages is not None and template is not None:
             found._prompt = rendered(template, self.template_arguments)
-        tools = self.tools and [{}]  # presence is checked later
+        tools = self.tools and [{"function": {"name": tool["function"]["name"]}} for tool in self.tools]
         empty = {"messages": self.messages and [], "tools": tools, "documents": None, "chat_template_kwargs": None}
         return found.model_copy(update=empty)
 
@@ -647,6 +647,11 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     def may_call(self) -> bool:
         """Whether to parse calls in the answer."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def tool_names(self) -> set[str]:
+        """The names of the tools."""
+        return {tool["function"]["name"] for tool in self.tools or ()}
 
     @property
     def forced_call(self) -> str | None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.models.chat import ChatTemplate
+from specdec_hal.serve.bodies import LONG
 from tests.serve.conftest import MODEL, Running, serving
 from tests.support.history_model import LetterTokenizer
 from tests.support.killing import split_server
@@ -126,14 +127,38 @@ def test_what_is_not_looked_for_stays_text(shared: Running, monkeypatch: pytest.
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_call_alone(shared: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    script(monkeypatch, '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>')
+    one = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
+    script(monkeypatch, one % "f" + one % "g")
+    other = {"type": "function", "function": {"name": "g"}}
     for parallel, names in ((True, ["f", "g"]), (False, ["f"])):
-        answer = ask(shared, tools=[TOOL], parallel_tool_calls=parallel, stream=stream)
+        answer = ask(shared, tools=[TOOL, other], parallel_tool_calls=parallel, stream=stream)
         if stream:
             found = [one["name"] for one in streamed(answer)[1]]
         else:
             found = [call.function.name for call in answer.choices[0].message.tool_calls]
         assert found == names
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("description", ["", "long " * LONG], ids=["short", "in a long body"])
+def test_json_that_is_no_call_of_the_tools_is_content(
+    running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool, description: str
+) -> None:
+    """It was a call `Alice Smith({})`."""
+    settings_ = running.service.settings.model_copy(update={"tool_call_parser": "llama3_json"})
+    monkeypatch.setattr(running.service, "settings", settings_)
+    tool = {"type": "function", "function": {"name": "f", "description": description}}
+    for text, name in (('{"name": "Alice Smith", "age": 30}', None), ('{"name": "f", "parameters": {}}', "f")):
+        script(monkeypatch, text)
+        answer = ask(running, tools=[tool], stream=stream)
+        if stream:
+            said, calls, reason = streamed(answer)
+            found = said["content"], [call["name"] for call in calls], reason
+        else:
+            (choice,) = answer.choices
+            named = [call.function.name for call in choice.message.tool_calls or ()]
+            found = choice.message.content or "", named, choice.finish_reason
+        assert found == ((text, [], "stop") if name is None else ("", [name], "tool_calls"))
 
 
 def test_a_call_that_is_cut_off(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:

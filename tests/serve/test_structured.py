@@ -165,6 +165,20 @@ def test_tools_that_must_be_called(
         assert call.function.name == "weather" and arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 9
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("most", range(1, 12, 2))
+def test_a_forced_call_that_is_cut_leaves_no_content(running: Running, stream: bool, most: int) -> None:
+    """It left `{`."""
+    asked: Any = {**MORE, "messages": USER, "tools": [CITY, STOP], "tool_choice": "required", "max_tokens": most}
+    if stream:
+        chunks = [chunk.choices[0] for chunk in running.openai.chat.completions.create(**asked, stream=True)]
+        content = "".join(choice.delta.content or "" for choice in chunks)
+        assert content == "" and chunks[-1].finish_reason == "length"
+    else:
+        (choice,) = running.openai.chat.completions.create(**asked).choices
+        assert choice.message.content is None and choice.finish_reason == "length"
+
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 99}}\n</tool_call>\n'
 
 

@@ -36,6 +36,18 @@ LLAMA = f'{{"name": "f", "parameters": {NASTY}}}'
 
 
 F, G = ("f", NASTY), ("g", "{}")
+FUNCTIONS = ("f", "g")
+
+
+NO_CALLS = (
+    '{"name": "Alice Smith", "age": 30}',
+    '{"age": 30, "name": "Alice Smith"}',
+    '{"name": "g", "age": 30}',
+    '{"name": "g"}',
+    '{"name": 5, "parameters": {}}',
+    '{"name": "Alice", "parameters": {"a": [1, {"b": 2}]}}',
+    '{"arguments": {"a": "}"}, "name": "Alice"}',
+)
 
 
 # reasoning parser, tool parser, the prompt's end, the text; thought, content, calls
@@ -64,7 +76,7 @@ CASES: list[tuple[Any, Any, str, str, str, str, list[tuple[str, str]]]] = [
     ("mistral", "mistral", "", "[THINK]ab[TOOL_CALLS]g[ARGS]{}", "ab", "", [G]),
     ("deepseek_r1", "hermes", "", f"{HERMES}</think>{HERMES}", HERMES, "", [F]),
     (None, "hermes", "", '<tool_call>{"arguments": {}, "name": "g"}</tool_call>', "", "", [G]),
-    (None, "hermes", "", '<tool_call>{"name": "g"}</tool_call> bye', "", " bye", [G]),
+    (None, "hermes", "", '<tool_call>{"name": "g", "arguments": {}}</tool_call> bye</tool_call>', "", " bye</tool_call>", [G]),
     (None, "hermes", "", '<tool_call> { "name" : "g" , "arguments" : {} } </tool_call>', "", "", [G]),
     (None, "hermes", "", '<tool_call>{"name": "g", "arguments": {"a":', "", "", [("g", '{"a":')]),
     (None, "hermes", "", "a < b <tool_cal", "", "a < b <tool_cal", []),
@@ -78,17 +90,33 @@ CASES: list[tuple[Any, Any, str, str, str, str, list[tuple[str, str]]]] = [
     (None, "llama3_json", "", 'So: {"name": "g", "parameters": {}}', "", 'So: {"name": "g", "parameters": {}}', []),
     (None, "llama3_json", "", '{"a": 1}', "", '{"a": 1}', []),
     (None, "llama3_json", "", "<|python_tag|>print(1)", "", "<|python_tag|>print(1)", []),
+    (None, "llama3_json", "", '{"parameters": {}, "name": "g"}', "", "", [G]),
+    (None, "llama3_json", "", '{"name": "g", "parameters": {}, "name": "h"}', "", "", [G]),
     # Mistral, to version 7 of its tokenizer and from 11 on
     (None, "mistral", "", f'[TOOL_CALLS][{HERMES[12:-13]}, {{"name": "g", "arguments": {{}}}}]', "", "", [F, G]),
     (None, "mistral", "", f"ok [TOOL_CALLS]f{NASTY}[TOOL_CALLS]g{{}}", "", "ok", [F, G]),
     (None, "mistral", "", f"[TOOL_CALLS]f[CALL_ID]a1[ARGS]{NASTY}[TOOL_CALLS]g[ARGS]{{}}", "", "", [F, G]),
     (None, "mistral", "", "[TOOL_CALLS] what?", "", "[TOOL_CALLS] what?", []),
+    (None, "mistral", "", "[TOOL_CALLS] what? [TOOL_CALLS]g{}", "", "[TOOL_CALLS] what?", [G]),
     (None, "mistral", "", "[x] y", "", "[x] y", []),
+    # JSON that is no call of these functions, or has no arguments
+    *(
+        (None, tools, "", text, "", text, [])
+        for tools, begin, end in (
+            ("llama3_json", "", ""), ("llama3_json", "<|python_tag|>", ""), ("hermes", "<tool_call>", "</tool_call>"),
+            ("mistral", "[TOOL_CALLS]", ""), ("mistral", "[TOOL_CALLS][", "]"),
+        )
+        for text in (begin + said + end for said in NO_CALLS)
+    ),
+    (None, "mistral", "", "[TOOL_CALLS]Alice[ARGS]{}", "", "[TOOL_CALLS]Alice[ARGS]{}", []),
+    (None, "hermes", "", f"{HERMES}<tool_call>{NO_CALLS[0]}</tool_call>{HERMES}", "",
+     f"<tool_call>{NO_CALLS[0]}</tool_call>", [F, F]),
 ]  # fmt: skip
 
 
 def parts(reasoning: Any, tools: Any, prompt: str, pieces: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
-    parser, said, calls = make_parser(reasoning, tools, prompt), {Content: "", Reasoning: ""}, dict[int, list[str]]()
+    parser = make_parser(reasoning, tools, prompt, functions=FUNCTIONS)
+    said, calls = {Content: "", Reasoning: ""}, dict[int, list[str]]()
     for one in [part for piece in pieces for part in parser.push(piece)] + list(parser.finish()):
         if not isinstance(one, Call):
             assert one.text
