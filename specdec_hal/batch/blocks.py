@@ -19,6 +19,7 @@ from typing import Any
 from specdec_hal.batch.rows import Answered, Row, custom_id_of, encode
 from specdec_hal.config.files import Lock, open_regular, replacing, sweep
 from specdec_hal.errors import BatchError, BatchWriteError
+from specdec_hal.text import short
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,29 @@ class Input:
 
 
 def scan(path: Path, block_size: int) -> Input:
-    """Divide a file into blocks of `block_size` rows. OSError if it cannot be read."""
+    """Divide a file into blocks of `block_size` rows. OSError if it cannot be read.
+
+    BatchError for a second row with the same `custom_id`, as in OpenAI's batches: answers are found by it.
+    """
     blocks: list[Block] = []
     digest = hashlib.sha256()
     rows = begin = end = 0
     openai: int | None = None
+    named: dict[str, int] = {}
     with open_regular(path) as file:
         for line in file:
             digest.update(line)
             end += len(line)
             if not line.strip():
                 continue
-            if openai is None and custom_id_of(line) is not None:
+            name = custom_id_of(line)
+            if openai is None and name is not None:
                 openai = rows
+            if isinstance(name, str) and (first := named.setdefault(name, rows)) != rows:
+                raise BatchError(
+                    f"{path}: row {rows}: custom_id: expected another one than that of row {first}, got {short(name)} "
+                    "again; give each row its own"
+                )
             rows += 1
             if rows % block_size == 0:
                 blocks.append(Block(len(blocks), rows - block_size, begin, end - begin))

@@ -20,12 +20,14 @@ from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import load_chat_template, missing_template
 from specdec_hal.runner import Request, RequestOutput, StreamDelta
 from specdec_hal.serve.answers import Answer, ChatAnswer, CompletionAnswer, check_model, error_body
-from specdec_hal.serve.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationRequest, first_problem
+from specdec_hal.serve.protocol import Body, ChatCompletionRequest, CompletionRequest, first_problem
+from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
 from specdec_hal.text import clip
 
-BODIES: dict[str, type[GenerationRequest]] = {
+BODIES: dict[str, type[CompletionRequest | ChatCompletionRequest | ResponsesRequest]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/responses": ResponsesRequest,
 }
 """Allowed values of `url`."""
 
@@ -38,7 +40,7 @@ class BatchLine(Body):
 
     custom_id: UnicodeText
     method: Literal["POST"]
-    url: Literal["/v1/completions", "/v1/chat/completions"]
+    url: Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
     body: dict[str, Any]
 
 
@@ -63,28 +65,27 @@ class Endpoints:
         answer = self._answer_to(request, number)
         answer.id = f"{answer.prefix}-{number}"
         tokens = [
-            self._tokenizer.encode(prompt, request.add_special_tokens) if isinstance(prompt, str) else prompt
+            self._tokenizer.encode(prompt, answer.request.add_special_tokens) if isinstance(prompt, str) else prompt
             for prompt in answer.prompts
         ]
         return answer, answer.requests(seeded(self._defaults, number), self._info, tokens)
 
-    def _answer_to(self, request: GenerationRequest, number: int) -> Answer:
+    def _answer_to(self, request: CompletionRequest | ChatCompletionRequest | ResponsesRequest, number: int) -> Answer:
         name, settings = self._config.served_name, self._config.serve
         if isinstance(request, CompletionRequest):
             return CompletionAnswer(request, name, self._tokenizer, request.prompts, created=0)
-        assert isinstance(request, ChatCompletionRequest)
-        request.check_calls(settings.tool_call_parser)
-        prompt = self._renderer.render_here(request.template_arguments)
-        return ChatAnswer(
-            request,
-            name,
-            self._tokenizer,
-            [prompt],
-            created=0,
-            reasoning_parser=settings.reasoning_parser,
-            tool_call_parser=settings.tool_call_parser,
-            call_ids=Random(number),
-        )
+        chat = request.chat() if isinstance(request, ResponsesRequest) else request
+        chat.check_calls(settings.tool_call_parser)
+        prompts = [self._renderer.render_here(chat.template_arguments)]
+        common: dict[str, Any] = {
+            "created": 0,
+            "reasoning_parser": settings.reasoning_parser,
+            "tool_call_parser": settings.tool_call_parser,
+            "item_ids": Random(number),
+        }
+        if isinstance(request, ResponsesRequest):
+            return ResponsesAnswer(chat, name, self._tokenizer, prompts, asked=request, **common)
+        return ChatAnswer(chat, name, self._tokenizer, prompts, **common)
 
     @cached_property
     def _renderer(self) -> Renderer:

@@ -283,8 +283,8 @@ class ChatAnswer(Answer):
     request: ChatCompletionRequest
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
-    call_ids: Random = field(default_factory=SystemRandom)
-    """The random source of call ids."""
+    item_ids: Random = field(default_factory=SystemRandom)
+    """The random source of ids of calls and other parts of the answer."""
     _parsers: dict[int, Parser] = field(default_factory=dict)
     """The parser per choice, if configured."""
     _called: set[int] = field(default_factory=set)
@@ -313,7 +313,7 @@ class ChatAnswer(Answer):
             reasoning, tools, prompt = *self._parser, self.prompts[index // self.request.n]
             text = prompt if isinstance(prompt, str) else ""
             self._parsers[index] = make_parser(
-                reasoning, tools, text, self.call_ids, self.request.forced_call, self.request.tool_names
+                reasoning, tools, text, self.item_ids, self.request.forced_call, self.request.tool_names
             )
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from uuid import uuid4
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 from starlette.exceptions import HTTPException
@@ -211,7 +210,7 @@ class ResponsesAnswer(ChatAnswer):
 
     def _begin_item(self, kind: str) -> Iterator[bytes]:
         own: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
-        name = f"{'msg' if kind == 'message' else 'rs'}_{uuid4().hex}"
+        name = f"{'msg' if kind == 'message' else 'rs'}_{self.item_ids.getrandbits(128):032x}"
         item = {"id": name, "type": kind, "status": "in_progress", "content": [], **own}
         self._output.append(item)
         yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from tests.cli.conftest import CharDetokenizer
 from tests.support.batch import Capture, Model, batch, rows_of
@@ -32,7 +33,7 @@ LINES = [
     {"id": "own", "prompt": "a", "params": {"max_new_tokens": 5}},
     chat("chat", "abc", n=2),
     line("s", SAMPLED),
-    line("s", {**SAMPLED, "return_spans": True, "return_token_ids": True, "return_drafts": True}),
+    line("t", {**SAMPLED, "return_spans": True, "return_token_ids": True, "return_drafts": True}),
     line("seed", {**SAMPLED, "seed": 3}),
     line("two", {"prompt": ["b", "c"], "n": 2, "max_tokens": 3, "logprobs": 2, "stop": ["f"]}),
 ]
@@ -58,7 +59,7 @@ def test_answers(model: Model, tmp_path: Path, capsys: Capture) -> None:
     rows = rows_of(tmp_path / "out")
     own = rows.pop(1)
     assert (own["row"], own["id"], own["text"]) == (1, "own", "bcdef")
-    assert [row["custom_id"] for row in rows] == ["c", "chat", "s", "s", "seed", "two"]
+    assert [row["custom_id"] for row in rows] == ["c", "chat", "s", "t", "seed", "two"]
     assert [row["id"] for row in rows] == [f"batch_req-{number}" for number in (0, 2, 3, 4, 5, 6)]
     assert all(row.keys() == {"id", "custom_id", "response", "error"} and row["error"] is None for row in rows)
     assert [row["response"]["request_id"] for row in rows[:2]] == ["req-0", "req-2"]
@@ -95,7 +96,7 @@ def test_calls_have_the_same_ids_in_every_run(model: Model, tmp_path: Path, monk
 TEXT = [{"role": "user", "content": "a"}]
 BAD: list[tuple[dict[str, Any], str, str]] = [
     (line("x", {"prompt": "a", "stream": True}), "invalid_request_error", "stream: expected false in a batch"),
-    (line("x", {"prompt": "a"}, "/v1/embeddings"), "invalid_request_error", "url: expected '/v1/completions' or"),
+    (line("x", {"prompt": "a"}, "/v1/embeddings"), "invalid_request_error", "url: expected '/v1/completions', "),
     (line("x", {"prompt": "a"}, method="GET"), "invalid_request_error", "method: expected 'POST', got 'GET'"),
     (line("x", {"prompt": "a"}, more=1), "invalid_request_error", "more: unknown key"),
     (line("x", ["a"]), "invalid_request_error", "body: "),
@@ -114,7 +115,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_bad_rows_are_answered_with_errors(model: Model, tmp_path: Path) -> None:
-    lines = [*(one for one, _, _ in BAD), line(7, {"prompt": "a"}), line("\ud800", {"prompt": "a"})]
+    lines = [*({**one, "custom_id": f"x{at}"} for at, (one, _, _) in enumerate(BAD)), line(7, {"prompt": "a"}), line("\ud800", {"prompt": "a"})]
     source = write(tmp_path, [*lines, line("good", {"prompt": "a", "max_tokens": 2})])
     assert batch(model().naive, source, tmp_path / "out", "--block-size", "4") == 1
     *failed, good = rows_of(tmp_path / "out")
@@ -122,11 +123,35 @@ def test_bad_rows_are_answered_with_errors(model: Model, tmp_path: Path) -> None
     for number, row in enumerate(failed):
         assert (row["id"], row["response"]) == (f"batch_req-{number}", None)
         assert row["error"].keys() == {"code", "message"}
-    for row, (_, code, message) in zip(failed, BAD, strict=False):
-        assert (row["custom_id"], row["error"]["code"]) == ("x", code)
+    for at, (row, (_, code, message)) in enumerate(zip(failed, BAD, strict=False)):
+        assert (row["custom_id"], row["error"]["code"]) == (f"x{at}", code)
         assert message in row["error"]["message"]
     assert [row["custom_id"] for row in failed[len(BAD) :]] == [None, None]
     assert all("custom_id: " in row["error"]["message"] for row in failed[len(BAD) :])
+
+
+def test_equal_ids_are_refused_before_work_begins(model: Model, tmp_path: Path, capsys: Capture) -> None:
+    source = write(tmp_path, [line(name, {"prompt": "a", "max_tokens": 2}) for name in (7, "a", 7, "b", "a")])
+    assert batch(model().ngram, source, tmp_path / "out", "--block-size", "1") == 2
+    assert "row 4: custom_id: expected another one than that of row 1, got 'a' again" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("template")
+def test_responses(model: Model, tmp_path: Path) -> None:
+    """As the server answers them, and with the same ids in every run."""
+    lines = [line(str(at), {"input": "abc", "max_output_tokens": 4}, "/v1/responses") for at in range(2)]
+    bad = {"input": "abc", "stream": True}
+    for out in ("1", "2"):
+        source = write(tmp_path, [*lines, line("bad", bad, "/v1/responses")])
+        assert batch(model().ngram, source, tmp_path / out, "--block-size", out) == 1
+    assert (tmp_path / "1" / "results.jsonl").read_bytes() == (tmp_path / "2" / "results.jsonl").read_bytes()
+    *rows, refused = rows_of(tmp_path / "1")
+    found = [Response.model_validate(row["response"]["body"]) for row in rows]
+    assert [(one.id, one.created_at, one.output_text) for one in found] == [("resp-0", 0, "defg"), ("resp-1", 0, "defg")]
+    assert found[0].output[0].id != found[1].output[0].id
+    assert found[0].usage is not None and found[0].usage.output_tokens == 4
+    assert refused["error"]["message"].startswith("stream: expected false in a batch")
 
 
 def test_a_row_that_the_engine_cannot_end(model: Model, tmp_path: Path) -> None:
