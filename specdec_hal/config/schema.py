@@ -329,7 +329,10 @@ class StructuredOutput(Section):
     from Python, a pydantic model. `json_object`: any JSON object. `regex`: a full match. `choice`: one of these texts.
     `grammar`: a grammar in EBNF. `structural_tag`: text with constrained parts, in xgrammar's form. `any_whitespace`:
     allow any white space between elements of JSON, not only one space after each comma and colon. `after_thinking`:
-    constrain only the text after `model.think_end_id`; implied by `sampling.thinking`.
+    constrain only the text after `model.think_end_id`; implied by `sampling.thinking`. `think_end`: constrain only the
+    text after this text, whatever tokens spell it; with limits of thinking, `model.think_end_id` counts instead.
+    `think_start`: beside `think_end`, an output that does not begin with this text has no thought and is constrained
+    from its start; null: every output begins with a thought.
     """
 
     json_schema: Annotated[dict[str, Any] | UnicodeText | None, BeforeValidator(_json_schema)] = None
@@ -340,6 +343,8 @@ class StructuredOutput(Section):
     structural_tag: dict[str, Any] | UnicodeText | None = None
     any_whitespace: bool = False
     after_thinking: bool = False
+    think_start: Annotated[UnicodeText | None, Field(min_length=1, max_length=64)] = None
+    think_end: Annotated[UnicodeText | None, Field(min_length=1, max_length=64)] = None
 
     @property
     def kind(self) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,12 @@ from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.structured.backend import GrammarFailedError, Vocabulary
 from specdec_hal.structured.compiler import Grammars
-from specdec_hal.structured.state import GrammarState, Thought
+from specdec_hal.structured.state import GrammarState, MarkedThought, Thought
 
 _log = logging.getLogger("specdec_hal")
 
+_MARKED = 8
+"""Pairs of texts around thoughts whose tokens are kept."""
 Failed = Callable[[Sequence, str], None]
 """Ends a request whose grammar failed."""
 
@@ -65,6 +67,7 @@ class StructuredRequests:
     ) -> None:
         self._state, self._model, self._ends, self._vocab_size = state, model, end_tokens, vocab_size
         self._tokenizer = tokenizer
+        self._marked = lru_cache(_MARKED)(self._thought_between)
         self.grammars = Grammars(settings, partial(Vocabulary.of, tokenizer, vocab_size, end_tokens))
 
     def begin(self, params: SamplingParams, name: str) -> GrammarState | None:
@@ -76,8 +79,10 @@ class StructuredRequests:
             raise RequestError(f"{name}: structured: a grammar needs a tokenizer; give the runner one")
         if params.limits_thinking and params.thinking is not None and not params.thinking.enabled:
             raise RequestError(f"{name}: structured: expected no limits of thinking where thinking.enabled is false")
-        thought = None
-        if wanted.after_thinking or (params.thinking is not None and params.thinking.enabled):
+        thought: Thought | MarkedThought | None = None
+        if wanted.think_end is not None and not params.limits_thinking:
+            thought = self._marked(wanted.think_start or "", wanted.think_end, params.skip_special_tokens)
+        elif wanted.after_thinking or (params.thinking is not None and params.thinking.enabled):
             end, most = self._model.think_end_id, params.thinking_limits[0]
             if end is None:
                 raise RequestError(
@@ -86,7 +91,8 @@ class StructuredRequests:
             thought = Thought(
                 end, tuple(self._model.think_end_text or (end,)), most, params.limits_thinking, self._ends
             )
-        matcher = self.grammars.get(wanted).matcher()
+        grammar = self.grammars.get(wanted)
+        matcher = grammar.matcher()
         first = np.zeros(-(-self._vocab_size // 32), np.int32)
         matcher.mask(first)
         begins = np.unpackbits(first.view(np.uint8), bitorder="little")[: self._vocab_size]
@@ -101,7 +107,17 @@ class StructuredRequests:
             ends &= set(params.allowed_token_ids)
         banned = not ends
         least = params.min_new_tokens
-        return GrammarState(matcher, thought, len(first), self._ends, lambda position: not banned and position >= least)
+        direct = grammar.matcher() if isinstance(thought, MarkedThought) and wanted.think_start else None
+        return GrammarState(
+            matcher, thought, len(first), self._ends, lambda position: not banned and position >= least, direct
+        )
+
+    def _thought_between(self, start: str, end: str, skip_special_tokens: bool) -> MarkedThought:
+        """`skip_special_tokens`: these have no text."""
+        vocabulary = self.grammars.vocabulary
+        silent = self._tokenizer.special_ids if skip_special_tokens else ()
+        tokens = [b"" if token in silent else data for token, data in enumerate(vocabulary.tokens)]
+        return MarkedThought(start.encode(), end.encode(), tokens, self._vocab_size, self._ends)
 
     def plan(self, schedule: Schedule, exact_drafts: bool, failed: Failed) -> MaskedStep:
         """Update the grammars of a step and adapt its drafts. No step may be running.

@@ -27,7 +27,7 @@ from specdec_hal.runner.metrics import acceptance
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.stream import PROMPT_TAIL, Detokenizer, detokenizer_for
 from specdec_hal.serve.bodies import BodyError
-from specdec_hal.serve.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, make_parser
+from specdec_hal.serve.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, make_parser, thinks
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 Json = dict[str, Any]
@@ -313,7 +313,13 @@ class ChatAnswer(Answer):
             reasoning, tools, prompt = *self._parser, self.prompts[index // self.request.n]
             text = prompt if isinstance(prompt, str) else ""
             self._parsers[index] = make_parser(
-                reasoning, tools, text, self.item_ids, self.request.forced_call, self.request.tool_names
+                reasoning,
+                tools,
+                text,
+                self.item_ids,
+                self.request.forced_call,
+                self.request.tool_names,
+                calls_end=self.params.structured is None or self.params.structured.think_end is None,
             )
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]
@@ -349,13 +355,16 @@ class ChatAnswer(Answer):
         return None if names == (None, None) and not self._forced else names
 
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
-        """After the model's thoughts, unless the prompt or a call ends them."""
+        """After the thought that the parser finds, if there may be one; not if a call may end it."""
         wanted, prompt = params.structured, self.prompts[0]
-        if wanted is None or self.reasoning_parser is None or wanted.after_thinking or self.request.calls_are_strict:
+        if wanted is None or self.reasoning_parser is None or self.request.calls_are_strict:
             return params
-        if isinstance(prompt, str) and prompt.rstrip().endswith(THINK[self.reasoning_parser][1]):
+        thought = thinks(self.reasoning_parser, prompt if isinstance(prompt, str) else "")
+        if thought is False:
             return params
-        return params.model_copy(update={"structured": wanted.model_copy(update={"after_thinking": True})})
+        start, end = THINK[self.reasoning_parser]
+        marks = {"think_start": None if thought else start, "think_end": end}
+        return params.model_copy(update={"structured": wanted.model_copy(update=marks)})
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -78,21 +78,24 @@ class Plain(Parser):
         yield from ()
 
 
-class ThoughtParser(Parser):
-    """Thoughts first; `after` parses the rest.
+def thinks(name: str, prompt: str) -> bool | None:
+    """Whether the answer to `prompt` begins with a thought; None: if it begins with the thought's marker.
 
-    `prompt`: of the answer; a template may start a thought there, or start and end it. Otherwise a thought needs its
-    marker at the start, except for models that think at once.
+    `name`: the parser's. A template may start a thought at the end of the prompt, or start and end it.
     """
+    begin, end = THINK[name]
+    tail = prompt.rstrip()
+    return False if tail.endswith(end) else (tail.endswith(begin) or name in THINKS_AT_ONCE or None)
 
-    def __init__(self, name: str, prompt: str, after: Parser) -> None:
+
+class ThoughtParser(Parser):
+    """Thoughts first, as :func:`thinks` says; `after` parses the rest. `calls_end`: a call ends a thought."""
+
+    def __init__(self, name: str, prompt: str, after: Parser, calls_end: bool = True) -> None:
         (self._begin, self._end), self._after = THINK[name], after
-        tail = prompt.rstrip()
-        self._thinks: bool | None = True if tail.endswith(self._begin) or name in THINKS_AT_ONCE else None
-        if tail.endswith(self._end):
-            self._thinks = False
-        self._may_begin = not tail.endswith(self._begin)
-        self._ends = (self._end, CALLS_END.get(name, self._end))
+        self._thinks = thinks(name, prompt)
+        self._may_begin = not prompt.rstrip().endswith(self._begin)
+        self._ends = (self._end, CALLS_END.get(name, self._end)) if calls_end else (self._end,)
         self._held = ""
 
     def push(self, text: str) -> Iterator[Part]:
@@ -529,13 +532,15 @@ def make_parser(
     ids: Random | None = None,
     forced: str | None = None,
     functions: Collection[str] | None = None,
+    calls_end: bool = True,
 ) -> Parser:
     """The parser of an answer to `prompt`, by the parsers' names; None: no thoughts, or no calls.
 
     `ids`: what the calls' ids are drawn from (default: the operating system's entropy). `forced`: see
-    :func:`forced_parser`; it replaces `tools`. `functions`: the names that a call may have; None: any.
+    :func:`forced_parser`; it replaces `tools`. `functions`: the names that a call may have; None: any. `calls_end`:
+    a call ends a thought; False where a grammar begins after the thought.
     """
     after: Parser = Plain() if tools is None else TOOLS[tools](ids or SystemRandom(), functions)
     if forced is not None:
         after = forced_parser(forced, ids or SystemRandom())
-    return after if reasoning is None else ThoughtParser(reasoning, prompt, after)
+    return after if reasoning is None else ThoughtParser(reasoning, prompt, after, calls_end)

@@ -112,6 +112,11 @@ class Grammars:
 
         return LLGuidance(self._vocabulary)
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of all grammars."""
+        return self._vocabulary
+
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return self._make_vocabulary()
