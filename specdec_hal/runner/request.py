@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
+from random import Random
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
 from specdec_hal.config.problems import problems
-from specdec_hal.config.schema import MAX_DRAFTS, Config, SamplingSettings, UnicodeText
+from specdec_hal.config.schema import MAX_DRAFTS, Config, SamplingSettings, Section, UnicodeText
 from specdec_hal.errors import RequestError
 from specdec_hal.models.checkpoint import read_generation_defaults
 from specdec_hal.ops import seeds
 from specdec_hal.plugin.backend import AUTO
+from specdec_hal.runner.parsers import Parser, make_parser
 from specdec_hal.text import renamed
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
@@ -33,6 +35,26 @@ class ParameterError(RequestError):
         super().__init__("; ".join(f"sampling parameter {key}: {message}" for key, message in self.problems))
 
 
+class AnswerParser(Section):
+    """What finds the content of a chat's answer, as :func:`~specdec_hal.runner.parsers.make_parser` takes it.
+
+    `prompt`: its end.
+    """
+
+    reasoning: str | None
+    tools: str | None
+    prompt: str
+    forced: str | None
+    functions: list[str]
+    calls_end: bool
+
+    def parser(self, ids: Random | None = None) -> Parser:
+        """A parser at the start of an answer. `ids`: what the calls' ids are drawn from."""
+        return make_parser(
+            self.reasoning, self.tools, self.prompt, ids, self.forced, self.functions, calls_end=self.calls_end
+        )
+
+
 class SamplingParams(SamplingSettings):
     """Sampling and stopping of one request: the keys of the configuration's `sampling` section.
 
@@ -41,14 +63,16 @@ class SamplingParams(SamplingSettings):
     `n`: choices per prompt, each a separate request (:meth:`choices`).
     `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's.
     `return_drafts`: report what was drafted, the rejected tokens too. `cache_salt`: only requests with equal salts
-    share KV blocks, so that response times reveal nothing about other requests. ParameterError for values out of
-    range, and for a value under both of its names.
+    share KV blocks, so that response times reveal nothing about other requests. `answer_parser`: stop strings end the
+    output only in the content that it finds, not in thoughts and calls. ParameterError for values out of range, and for
+    a value under both of its names.
     """
 
     n: Annotated[int, Field(ge=1, le=1 << 14)] = 1
     num_speculative_tokens: Annotated[int | None, Field(ge=0, le=MAX_DRAFTS)] = None
     return_drafts: bool = False
     cache_salt: Annotated[UnicodeText | None, Field(min_length=1)] = None
+    answer_parser: AnswerParser | None = None
 
     def __init__(self, **values: Any) -> None:
         known, twice = renamed(values, VLLM_NAMES)

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, Protocol
 
+from specdec_hal.runner.parsers import ContentFinder
 from specdec_hal.runner.request import (
     Drafts,
     FinishReason,
@@ -176,13 +177,22 @@ class _StopString:
 class TextStream:
     """Text of a request without stop strings; possible starts of them are held back.
 
-    `include_stop`: the text ends with the stop string rather than before it.
+    `include_stop`: the text ends with the stop string rather than before it. `content`: finds the content of the text,
+    if only a stop string inside it counts.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Collection[str], include_stop: bool = False) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: Collection[str],
+        include_stop: bool = False,
+        content: ContentFinder | None = None,
+    ) -> None:
         self._decode, self._finish = detokenizer.push, detokenizer.finish
         self.stop = tuple(map(_StopString, stop))
-        self._include_stop = include_stop
+        self._include_stop, self._content = include_stop, content
+        self._content_end = 0
+        """Relative to the end of the text."""
         self._stopped = False
         self._pieces: list[str] = []
         self._held: deque[Span] = deque()
@@ -202,7 +212,7 @@ class TextStream:
         """Take over the text of a step, with the spans to show; False, with nothing changed, if it is not known or a
         stop string ends in it.
         """
-        pieces = step.pieces(slot)
+        pieces = None if self._content is not None else step.pieces(slot)
         if pieces is None:
             return False
         text = "".join(pieces)
@@ -227,17 +237,35 @@ class TextStream:
         self._pieces.append(piece)
         self._held.append((piece, from_draft))
         self._held_chars += len(piece)
+        found = self._found(piece, may_stop) if self._content is None else self._found_in_content(piece, may_stop)
+        if found is not None:
+            self._stopped = True
+            start, end = found
+            self._drop(len(piece) - (end if self._include_stop else start))
+
+    def _found(self, text: str, may_stop: bool) -> tuple[int, int] | None:
+        """The first stop string that ends in a text: its start and end there."""
         found = []
         for stop in self.stop:
-            end = stop.feed(piece)
+            end = stop.feed(text)
             while end and not may_stop:
-                end = stop.feed(piece, end)
+                end = stop.feed(text, end)
             if end:
                 found.append((end - len(stop.text), end))
-        if found:
-            self._stopped = True
-            start, end = min(found)
-            self._drop(len(piece) - (end if self._include_stop else start))
+        return min(found, default=None)
+
+    def _found_in_content(self, piece: str, may_stop: bool) -> tuple[int, int] | None:
+        assert self._content is not None
+        for start, text in self._content.push(piece):
+            if start != self._content_end:
+                for stop in self.stop:
+                    stop.matched = 0
+            self._content_end = start + len(text)
+            found = self._found(text, may_stop)
+            if found is not None:
+                return start + found[0], start + found[1]
+        self._content_end -= len(piece)
+        return None
 
     def _drop(self, count: int) -> None:
         text = self.text
@@ -252,6 +280,8 @@ class TextStream:
     def release(self, final: bool) -> tuple[Span, ...]:
         """The spans to show now: all after the end, else without a possible start of a stop string."""
         begun = max([stop.matched for stop in self.stop]) if self.stop else 0
+        if self._content is not None:
+            begun = min(begun + self._content.held, self._held_chars)
         if final or not begun:
             if not self._held:
                 return ()
@@ -414,7 +444,8 @@ class OutputStream:
         self.written: TokenText | TextStream = TokenText(detokenizer, self._token_ids)
         """Its text."""
         if detokenizer is not None and params.stop:
-            self.written = TextStream(detokenizer(), params.stop, params.include_stop_str_in_output)
+            content = None if params.answer_parser is None else ContentFinder(params.answer_parser.parser())
+            self.written = TextStream(detokenizer(), params.stop, params.include_stop_str_in_output, content)
 
     @property
     def token_ids(self) -> list[int]:

@@ -24,16 +24,18 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.runner import RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.metrics import acceptance
-from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.runner.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, thinks
+from specdec_hal.runner.request import AnswerParser, TokenLogprobs
 from specdec_hal.runner.stream import PROMPT_TAIL, Detokenizer, detokenizer_for
 from specdec_hal.serve.bodies import BodyError
-from specdec_hal.serve.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, make_parser, thinks
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 Json = dict[str, Any]
 LEAST = -9999.0
 """Replaces the log-probability -inf, which JSON lacks."""
 
+_TAIL = 32
+"""Characters at the end of a prompt that may be a parser's marker."""
 _COUNTED = ("num_drafts", "drafted_tokens", "accepted_tokens", "mean_acceptance_length")
 """Draft statistics in `usage`."""
 _REASONS = {"cancelled": "abort"}
@@ -78,6 +80,8 @@ class Answer(ABC):
         params = self._after_thoughts(self.request.sampling_params(defaults, engine))
         if self.markers and any(map(self._is_special, self.markers)):
             params = params.model_copy(update={"skip_special_tokens": False})
+        if params.stop and (parser := self.parser(params)) is not None:
+            params = params.model_copy(update={"answer_parser": parser})
         self.params, self.end_tokens = params, engine.end_tokens
         self.prompt_ids = [params.truncated(tokens, engine.max_model_len) for tokens in token_ids]
         choices = [(tokens, wanted) for tokens in self.prompt_ids for wanted in params.choices()]
@@ -91,6 +95,10 @@ class Answer(ABC):
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
         """The start of a grammar."""
         return params
+
+    def parser(self, params: SamplingParams) -> AnswerParser | None:
+        """What finds the content; None if all of the text is content."""
+        return None
 
     def _is_special(self, text: str) -> bool:
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
@@ -307,20 +315,10 @@ class ChatAnswer(Answer):
 
     def _said(self, index: int, delta: StreamDelta, part: str) -> Json:
         """The text of a delta, split by the parser if there is one."""
-        if self._parser is None:
-            return {"content": delta.text}
         if index not in self._parsers:
-            reasoning, tools, prompt = *self._parser, self.prompts[index // self.request.n]
-            text = prompt if isinstance(prompt, str) else ""
-            self._parsers[index] = make_parser(
-                reasoning,
-                tools,
-                text,
-                self.item_ids,
-                self.request.forced_call,
-                self.request.tool_names,
-                calls_end=self.params.structured is None or self.params.structured.think_end is None,
-            )
+            if (made := self.parser(self.params)) is None:
+                return {"content": delta.text}
+            self._parsers[index] = made.parser(self.item_ids)
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]
         said: dict[type[Part], list[str]] = {Content: [], Reasoning: []}
@@ -342,6 +340,20 @@ class ChatAnswer(Answer):
         if part == "message" and not result["content"] and (calls or said[Reasoning] or self._forced):
             result["content"] = None
         return result
+
+    def parser(self, params: SamplingParams) -> AnswerParser | None:
+        """See :class:`Answer`."""
+        if self._parser is None:
+            return None
+        (reasoning, tools), (prompt,) = self._parser, self.prompts
+        return AnswerParser(
+            reasoning=reasoning,
+            tools=tools,
+            prompt=prompt.rstrip()[-_TAIL:] if isinstance(prompt, str) else "",
+            forced=self.request.forced_call,
+            functions=sorted(self.request.tool_names),
+            calls_end=params.structured is None or params.structured.think_end is None,
+        )
 
     @property
     def _forced(self) -> bool:

@@ -17,10 +17,10 @@ from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model
 from specdec_hal.config.schema import INT32_MAX, MAX_CONTEXT, NAIVE, StructuredOutput, Text, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.engine.rendering import rendered
-from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.runner import SamplingParams
+from specdec_hal.runner.parsers import TOOLS
 from specdec_hal.runner.request import ParameterError
 from specdec_hal.serve.forms import (
     Keys,
@@ -33,7 +33,6 @@ from specdec_hal.serve.forms import (
     strict_calls,
     structured,
 )
-from specdec_hal.serve.parsers import TOOLS
 from specdec_hal.text import clip, short
 
 if TYPE_CHECKING:

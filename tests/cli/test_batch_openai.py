@@ -115,7 +115,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_bad_rows_are_answered_with_errors(model: Model, tmp_path: Path) -> None:
-    lines = [*({**one, "custom_id": f"x{at}"} for at, (one, _, _) in enumerate(BAD)), line(7, {"prompt": "a"}), line("\ud800", {"prompt": "a"})]
+    lines = [
+        *({**one, "custom_id": f"x{at}"} for at, (one, _, _) in enumerate(BAD)),
+        line(7, {"prompt": "a"}),
+        line("\ud800", {"prompt": "a"}),
+    ]
     source = write(tmp_path, [*lines, line("good", {"prompt": "a", "max_tokens": 2})])
     assert batch(model().naive, source, tmp_path / "out", "--block-size", "4") == 1
     *failed, good = rows_of(tmp_path / "out")
@@ -148,7 +152,10 @@ def test_responses(model: Model, tmp_path: Path) -> None:
     assert (tmp_path / "1" / "results.jsonl").read_bytes() == (tmp_path / "2" / "results.jsonl").read_bytes()
     *rows, refused = rows_of(tmp_path / "1")
     found = [Response.model_validate(row["response"]["body"]) for row in rows]
-    assert [(one.id, one.created_at, one.output_text) for one in found] == [("resp-0", 0, "defg"), ("resp-1", 0, "defg")]
+    assert [(one.id, one.created_at, one.output_text) for one in found] == [
+        ("resp-0", 0, "defg"),
+        ("resp-1", 0, "defg"),
+    ]
     assert found[0].output[0].id != found[1].output[0].id
     assert found[0].usage is not None and found[0].usage.output_tokens == 4
     assert refused["error"]["message"].startswith("stream: expected false in a batch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.models.detokenizer import ByteDetokenizer, KnownTexts
 from specdec_hal.runner import Request, SamplingParams, StreamDelta, build_runner
+from specdec_hal.runner.parsers import TOOLS, ContentFinder, make_parser
 from specdec_hal.runner.stream import TextStream
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
@@ -96,6 +98,75 @@ def test_against_the_whole_text(pieces: list[str], stop: list[str], release_ever
     if consumed < len(pieces):
         assert any(s in whole for s in stop)
         assert not any(s in "".join(pieces[: consumed - 1]) for s in stop)
+
+
+BESIDE = [
+    ("", ""),
+    ("<think>b\nb</think>", ""),
+    ("", '<tool_call>{"name": "f", "arguments": {"a": "a\na"}}</tool_call>'),
+]
+
+
+@given(
+    before=st.sampled_from(BESIDE),
+    content=st.text("ab \n<{", max_size=12),
+    stop=st.lists(st.sampled_from(["\n", "a", "b b", "ba", "<", "{a", "a<b"]), min_size=1, max_size=3, unique=True),
+    cuts=st.sets(st.integers(1, 99), max_size=20),
+    include=st.booleans(),
+)
+def test_only_content_is_searched(
+    before: tuple[str, str], content: str, stop: list[str], cuts: set[int], include: bool
+) -> None:
+    """A stop string in a thought ended the answer, and one in the arguments of a call cut their JSON."""
+    thought, call = before
+    content = content if thought or call else "a" + content.strip()  # or it might begin a thought
+    content = content.rstrip() if call else content
+    whole = thought + content + call + "."
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
+    pieces = [whole[a:b] for a, b in pairwise(bounds)]
+    finder = ContentFinder(make_parser("qwen3", "hermes", "", functions=["f"]))
+    stream, shown = TextStream(Pieces(pieces), stop, include, finder), ""
+    for token in range(len(pieces)):
+        if stream.push(token, False):
+            break
+        shown += "".join(text for text, _ in stream.release(False))
+    stream.finish()
+    shown += "".join(text for text, _ in stream.release(True))
+    assert shown == stream.text
+    searched = content if call else content + "."
+    ends = [(at, at + len(one)) for one in stop if (at := searched.find(one)) >= 0]
+    if not ends:
+        assert shown == whole
+    else:
+        possible = {thought + searched[: end if include else start] for start, end in ends}
+        assert shown in possible and len(shown) <= len(thought) + max(end for _, end in ends)
+
+
+@given(
+    text=st.text('{}":, \na|tg', max_size=30),
+    tools=st.sampled_from(["hermes", "llama3_json", "mistral"]),
+    marked=st.booleans(),
+    stop=st.lists(st.sampled_from(["\n", "a", "}", '"a', ":", "{"]), min_size=1, max_size=2, unique=True),
+)
+@example(text='{"a":\n1}', tools="llama3_json", marked=False, stop=["\n"])
+@example(text='{"a":\n1}', tools="hermes", marked=True, stop=["\n"])
+@example(text=' \n{"a":\n1}', tools="llama3_json", marked=True, stop=["\n"])
+@example(text='[{"a":\n1}', tools="mistral", marked=True, stop=["\n"])
+def test_a_stop_string_in_what_is_no_call(text: str, tools: str, marked: bool, stop: list[str]) -> None:
+    """Such text is content once that is certain, and ends where the stop string begins; nothing else may be lost."""
+    whole = (TOOLS[tools].begin if marked else "") + text + "\n.."
+    stream, shown = TextStream(Pieces(list(whole)), stop, False, ContentFinder(make_parser(None, tools, ""))), ""
+    for token in range(len(whole)):
+        if stream.push(token, False):
+            break
+        shown += "".join(text for text, _ in stream.release(False))
+    else:
+        token = len(whole) - 1
+    stream.finish()
+    shown += "".join(text for text, _ in stream.release(True))
+    assert shown == stream.text and whole.startswith(shown)
+    if shown != whole:
+        assert any(whole[len(shown) :].startswith(one) for one in stop)
 
 
 def test_flags_stay_with_their_characters() -> None:

@@ -19,7 +19,7 @@ from specdec_hal.serve.bodies import LONG
 from tests.serve.conftest import MODEL, Running, serving
 from tests.support.history_model import LetterTokenizer
 from tests.support.killing import split_server
-from tests.support.model_texts import CASES, END, HERMES, Script, parts, script
+from tests.support.model_texts import CASES, END, HERMES, NASTY, Script, parts, script
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0] or case[1]}-{case[3][:24]!r}")
@@ -198,6 +198,39 @@ def test_without_a_parser_calls_are_refused(running: Running, choice: dict[str, 
         ask(running, tools=[TOOL], **choice)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("parser", "text", "stop", "thought", "content", "arguments", "reason"),
+    [
+        ("hermes", "<think>a\nb</think>c\nd", ["\n"], "a\nb", "c", [], "stop"),
+        ("hermes", "<think>a\nb</think>\n\nc", ["\n\n", "b"], "a\nb", "", [], "stop"),
+        ("hermes", "<think>Q:</think>Q", ["Q:"], "Q:", "Q", [], "stop"),
+        ("hermes", f"ok {HERMES} so\n", ["\n", ":"], "", "ok so", [NASTY], "tool_calls"),
+        ("hermes", f"a{HERMES}b", ["ab"], "", "ab", [NASTY], "tool_calls"),
+        ("llama3_json", '{"a":\n1}', ["\n"], "", '{"a":', [], "stop"),
+        ("llama3_json", '{"name": "f", "parameters": {"a":\n1}}', ["\n", "}"], "", "", ['{"a":\n1}'], "tool_calls"),
+        ("mistral", f"x[TOOL_CALLS]f{NASTY}", ["[", "y"], "", "x", [NASTY], "tool_calls"),
+    ],
+)
+def test_stop_strings_look_at_the_content(
+    shared: Running, monkeypatch: pytest.MonkeyPatch, stream: bool, parser: str, text: str, stop: list[str],
+    thought: str, content: str, arguments: list[str], reason: str,
+) -> None:  # fmt: skip
+    settings_ = shared.service.settings.model_copy(update={"tool_call_parser": parser})
+    monkeypatch.setattr(shared.service, "settings", settings_)
+    script(monkeypatch, text)
+    answer = ask(shared, tools=[TOOL], stop=[*stop, END], stream=stream, max_tokens=60)
+    if stream:
+        said, calls, why = streamed(answer)
+        found = said["reasoning"], said["content"], [call["arguments"] for call in calls], why
+    else:
+        (choice,) = answer.choices
+        named = [call.function.arguments for call in choice.message.tool_calls or ()]
+        said = getattr(choice.message, "reasoning", None) or ""
+        found = said, choice.message.content or "", named, choice.finish_reason
+    assert found == (thought, content, arguments, reason)
+
+
 @pytest.mark.parametrize("key", ["reasoning_parser", "tool_call_parser"])
 def test_an_unknown_parser_is_refused_by_name(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"serve\.{key}.*mistral.*got 'nosuch'"):
@@ -234,6 +267,10 @@ def test_thoughts_where_http_is_a_process_of_its_own() -> None:
         body = {"messages": USER, "max_tokens": 9, "ignore_eos": True}
         message = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]["message"]
         assert message["content"] is None and len(message["reasoning_content"]) == 9
+        stopped = httpx.post(
+            f"{server.url}/v1/chat/completions", json={**body, "stop": [*message["reasoning_content"]]}, timeout=60
+        ).json()
+        assert stopped["choices"][0]["message"] == message and stopped["choices"][0]["finish_reason"] == "length"
         lines = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "stream": True}, timeout=60).text
         deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines.splitlines() if line[6:7] == "{"]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]

@@ -15,9 +15,9 @@ from pydantic import BaseModel, Field
 from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.models.chat import load_chat_template
+from specdec_hal.runner.parsers import TOOLS
 from specdec_hal.serve.bodies import LONG
 from specdec_hal.serve.forms import strict_calls
-from specdec_hal.serve.parsers import TOOLS
 from tests.serve.conftest import ROOT, Running, served
 
 TINY = ROOT / "models/tiny-py-lm"

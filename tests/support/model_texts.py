@@ -8,7 +8,7 @@ import pytest
 
 from specdec_hal.engine.rendering import Renderer
 from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.serve.parsers import Call, Content, Reasoning, make_parser
+from specdec_hal.runner.parsers import Call, Content, Reasoning, make_parser
 from tests.support.history_model import LetterTokenizer
 
 
@@ -76,7 +76,8 @@ CASES: list[tuple[Any, Any, str, str, str, str, list[tuple[str, str]]]] = [
     ("mistral", "mistral", "", "[THINK]ab[TOOL_CALLS]g[ARGS]{}", "ab", "", [G]),
     ("deepseek_r1", "hermes", "", f"{HERMES}</think>{HERMES}", HERMES, "", [F]),
     (None, "hermes", "", '<tool_call>{"arguments": {}, "name": "g"}</tool_call>', "", "", [G]),
-    (None, "hermes", "", '<tool_call>{"name": "g", "arguments": {}}</tool_call> bye</tool_call>', "", " bye</tool_call>", [G]),
+    (None, "hermes", "", '<tool_call>{"name": "g", "arguments": {}}</tool_call> a</tool_call>', "",
+     " a</tool_call>", [G]),
     (None, "hermes", "", '<tool_call> { "name" : "g" , "arguments" : {} } </tool_call>', "", "", [G]),
     (None, "hermes", "", '<tool_call>{"name": "g", "arguments": {"a":', "", "", [("g", '{"a":')]),
     (None, "hermes", "", "a < b <tool_cal", "", "a < b <tool_cal", []),

@@ -56,6 +56,11 @@ Part = Reasoning | Content | Call
 class Parser(ABC):
     """Takes a text piece by piece."""
 
+    @property
+    def held(self) -> int:
+        """The number of characters at the end of the text so far that may become content."""
+        return 0
+
     @abstractmethod
     def push(self, text: str) -> Iterator[Part]:
         """The parts that one more piece completes."""
@@ -127,6 +132,11 @@ class ThoughtParser(Parser):
         if shown:
             yield Reasoning(shown)
 
+    @property
+    def held(self) -> int:
+        """See :class:`Parser`."""
+        return self._after.held if self._thinks is False else len(self._held)
+
     def _go_on(self, rest: str) -> Iterator[Part]:
         self._thinks, self._held = False, ""
         yield from self._after.push(rest)
@@ -183,10 +193,10 @@ class ToolParser(Parser):
             yield from self._numbered(parts)
             if not self._call.ended:
                 return
-            self._may_close = not self._call.wrong
-            if self._call.wrong:
-                yield Content(self._opening + self._call.raw)
-            self._call = None
+            ended, self._call = self._call, None
+            self._may_close = not ended.wrong
+            if ended.wrong:
+                yield Content(self._opening + ended.raw)
 
     def finish(self) -> Iterator[Part]:
         """The rest; a call that is not certain is content, an incomplete closer is not."""
@@ -196,6 +206,12 @@ class ToolParser(Parser):
             yield Content(self._opening + self._call.raw)
         elif self._call is None and (self._held.strip() or self._number < 0) and self._held:
             yield Content(self._held)
+
+    @property
+    def held(self) -> int:
+        """See :class:`Parser`."""
+        uncertain = self._call is not None and not self._call.named
+        return len(self._held) + (len(self._opening + self._call.raw) if self._call and uncertain else 0)
 
     def _closes(self, text: str) -> bool:
         """Whether a closer begins with a text."""
@@ -269,7 +285,9 @@ class LlamaParser(ToolParser):
         if self._number >= 0:
             left = left.removeprefix(";").lstrip()
         if left.startswith(self.begin):
-            self._opening, left = self.begin, left.removeprefix(self.begin).lstrip()
+            rest = left.removeprefix(self.begin)
+            left = rest.lstrip()
+            self._opening = self.begin + rest[: len(rest) - len(left)]
         if left.startswith("{"):
             self._held = left
             return "", True
@@ -544,3 +562,22 @@ def make_parser(
     if forced is not None:
         after = forced_parser(forced, ids or SystemRandom())
     return after if reasoning is None else ThoughtParser(reasoning, prompt, after, calls_end)
+
+
+class ContentFinder:
+    """Finds the content in a text that comes in pieces, with its place."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser, self._length = parser, 0
+
+    @property
+    def held(self) -> int:
+        """See :class:`Parser`."""
+        return self._parser.held
+
+    def push(self, text: str) -> Iterator[tuple[int, str]]:
+        """The content that one more piece makes certain: its start, relative to that of the piece, and its text."""
+        for at, char in enumerate(text, 1):
+            for part in self._parser.push(char):
+                if isinstance(part, Content):
+                    yield at - self._parser.held - len(part.text), part.text
