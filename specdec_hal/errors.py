@@ -90,6 +90,10 @@ class QueueFullError(RequestError):
         super().__init__(message)
 
 
+class WorkerError(SpecDecError, RuntimeError):
+    """A helper process of this one has ended, or does not start; no request is at fault, and any may be repeated."""
+
+
 class RunnerBusyError(SpecDecError, RuntimeError):
     """A runner was driven from inside its own callback, or by two threads at once; nothing was changed."""
 

@@ -474,7 +474,7 @@ ERRORS: dict[int | str, Json] = {
         (429, "too many requests; Retry-After says when to retry"),
         (431, "the target and headers are too long"),
         (500, "the request failed inside the engine"),
-        (503, "the engine has stopped, or is restarting"),
+        (503, "the engine has stopped or is restarting, or a helper process was ended"),
         (504, "the request has waited too long"),
     )
 }

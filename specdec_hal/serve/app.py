@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import specdec_hal
-from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
+from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError, WorkerError
 from specdec_hal.serve.answers import ERRORS, CompletionAnswer, Json, error_body, refusal, refuse
 from specdec_hal.serve.bodies import Bodies, BodyError
 from specdec_hal.serve.forms import WrongKeyError
@@ -66,6 +66,8 @@ class _JsonRequest(Request):
             return await self._bodies.read(self._kind, await self.body())
         except RequestError as error:  # FastAPI would handle other errors itself
             raise BodyError(str(error)) from error
+        except WorkerError as error:
+            raise BodyError(str(error), status=503) from error
 
 
 class Route(APIRoute):
@@ -139,7 +141,8 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
 
     @app.exception_handler(BodyError)
     async def invalid(request: Request, error: BodyError) -> Response:
-        return JSONResponse(error_body(error.status_code, error.detail, error.param), error.status_code)
+        headers = {"Retry-After": "1"} if error.status_code == 503 else None
+        return JSONResponse(error_body(error.status_code, error.detail, error.param), error.status_code, headers)
 
     @app.exception_handler(RequestValidationError)
     async def empty(request: Request, error: RequestValidationError) -> Response:
@@ -151,6 +154,10 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
             return refuse(refusal(429, str(error), {"Retry-After": str(max(1, round(error.retry_after_s)))}))
         param = error.param if isinstance(error, WrongKeyError) else None
         return JSONResponse(error_body(400, str(error), param), 400)
+
+    @app.exception_handler(WorkerError)
+    async def lost(request: Request, error: WorkerError) -> Response:
+        return refuse(refusal(503, str(error), {"Retry-After": "1"}))
 
     @app.exception_handler(EngineDeadError)
     async def stopped(request: Request, error: EngineDeadError) -> Response:

@@ -177,10 +177,13 @@ def test_a_process_that_is_killed_is_replaced(running: Running) -> None:
     with ThreadPoolExecutor(1) as thread:
         os.kill(pid, signal.SIGSTOP)
         asked = thread.submit(running.http.post, TEXT, content=raw(LARGE[0][1]))
-        assert running.http.get("/health").status_code == 200
+        running.until(lambda: not running.service.bodies._worker._idle)
         os.kill(pid, signal.SIGKILL)
         answer = asked.result()
-    assert answer.status_code == 400 and "body: reading it has failed: its process has ended" in answer.text
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+    error = answer.json()["error"]
+    assert error["type"] == "server_error" and error["code"] == 503
+    assert "body: reading it has failed: its process was ended by SIGKILL; try again" in error["message"]
     assert worker(running) != pid
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,8 +15,12 @@ import pytest
 from specdec_hal.engine.rendering import Renderer
 from specdec_hal.errors import CheckpointError, RequestError
 from specdec_hal.models.chat import ChatTemplate
+from specdec_hal.engine import rendering
 from specdec_hal.serve import service
 from tests.serve.conftest import Running, serving
+from tests.support.processes import descendants
+
+CHAT = "/v1/chat/completions"
 
 MESSAGES = [{"role": "user", "content": "Grüße 😀"}, {"role": "assistant", "content": "🎉"}]
 PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tools | tojson }}"
@@ -72,6 +79,28 @@ def test_a_loop_is_ended(name: str) -> None:
         render(renderer, bad=True)
     assert time.monotonic() - start < 30
     assert render(renderer) == "fine"
+
+
+def test_a_killed_process_is_the_servers_failure() -> None:
+    with serving(template=ChatTemplate("{% if messages[0].content == 'b' %}" + FOREVER + "{% endif %}a")) as running:
+
+        def chat(content: str) -> Any:
+            return running.post({"messages": [{"role": "user", "content": content}], "max_tokens": 1}, CHAT)
+
+        def kill() -> None:
+            assert running.service.renderer is not None
+            worker = running.service.renderer._worker
+            running.until(lambda: not worker._idle)
+            os.kill(descendants(os.getpid(), rendering.__name__)[-1], signal.SIGKILL)
+
+        assert chat("a").status_code == 200
+        with ThreadPoolExecutor(1) as thread:
+            looping = thread.submit(chat, "b")
+            kill()
+            answer = looping.result()
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert "rendering the chat template has failed: its process was ended by SIGKILL" in answer.text
+        assert chat("a").status_code == 200
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -11,7 +11,7 @@ import zmq
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.engine.llm import warm_up
-from specdec_hal.errors import JournalError, QueueFullError, RequestError
+from specdec_hal.errors import JournalError, QueueFullError, RequestError, WorkerError
 from specdec_hal.runner import ModelRunner, Request, journal
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.split import messages
@@ -20,8 +20,8 @@ from specdec_hal.serve.stream import FrameWriter
 from specdec_hal.serve.stream.channel import FrameSender, receiver
 from specdec_hal.structured.backend import Grammar
 
-_COMPILERS = 4
-"""Most grammars compiled in parallel."""
+_COMPILERS = 64
+"""Most submissions whose grammars are compiled or wait for that."""
 _POLL_S = 2e-3
 """How often an idle engine polls them."""
 _log = logging.getLogger("specdec_hal")
@@ -148,7 +148,7 @@ class EngineProcess:
             command = self._compiling.pop(future)
             try:
                 grammars = future.result()
-            except RequestError as error:
+            except (RequestError, WorkerError) as error:
                 self._refuse(command, error)
                 continue
             self._add(command, [asked.request() for asked in command.requests])
@@ -163,14 +163,15 @@ class EngineProcess:
         new = [request for request in requests if self.runner.find(request.request_id) is None]
         try:
             self.runner.add_requests(new)
-        except RequestError as error:
+        except (RequestError, WorkerError) as error:
             self._refuse(command, error)
             return
         self._http[command.worker].send(messages.Queued(command.number))
 
-    def _refuse(self, command: messages.Submit, error: RequestError) -> None:
+    def _refuse(self, command: messages.Submit, error: RequestError | WorkerError) -> None:
         late = error.retry_after_s if isinstance(error, QueueFullError) else None
-        self._http[command.worker].send(messages.Refused(command.number, str(error), late))
+        refused = messages.Refused(command.number, str(error), late, isinstance(error, WorkerError))
+        self._http[command.worker].send(refused)
 
     def _release(self, name: str, reason: FinishReason) -> None:
         self.runner.cancel(name, reason)

@@ -144,11 +144,14 @@ class Queued(msgspec.Struct, array_like=True, tag="queued"):
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused"):
-    """A Submit was refused; `retry_after_s` if it may be retried."""
+    """A Submit was refused; `retry_after_s` if it may be retried. `failed`: the engine's side has failed, as by
+    WorkerError.
+    """
 
     number: int
     message: str
     retry_after_s: float | None
+    failed: bool = False
 
 
 class CountsAre(msgspec.Struct, array_like=True, tag="counts are"):

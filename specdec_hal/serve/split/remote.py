@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from specdec_hal.config import Config
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream, arriving
-from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
+from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError, WorkerError
 from specdec_hal.models import Tokenizer
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.serve.metrics import Observed
@@ -172,7 +172,7 @@ class RemoteEngine:
         except asyncio.CancelledError:
             stream.close()
             raise
-        except (RequestError, EngineDeadError):
+        except (RequestError, EngineDeadError, WorkerError):
             for request in requests:
                 self._live.pop(request.request_id, None)
             raise
@@ -267,13 +267,7 @@ class RemoteEngine:
             case messages.Queued():
                 self._answer(message.number, None)
             case messages.Refused():
-                late = message.retry_after_s
-                self._answer(
-                    message.number,
-                    RequestError(message.message)
-                    if late is None
-                    else QueueFullError(message.message, retry_after_s=late),
-                )
+                self._answer(message.number, _refusal(message))
             case messages.Hello():
                 self._hello(message)
             case messages.CountsAre():
@@ -289,7 +283,7 @@ class RemoteEngine:
                 if message.part == ENGINE:
                     self._engine_died()
 
-    def _answer(self, number: int, error: RequestError | EngineDeadError | None) -> None:
+    def _answer(self, number: int, error: RequestError | EngineDeadError | WorkerError | None) -> None:
         queued = self._submitted.pop(number, None)
         if queued is not None:
             if queued.done():  # the caller has gone away
@@ -372,6 +366,13 @@ class RemoteEngine:
             reason = update.delta.finish_reason
             assert reason is not None
             self._engine.send(messages.Release(name, reason))
+
+
+def _refusal(message: messages.Refused) -> RequestError | WorkerError:
+    if message.failed:
+        return WorkerError(message.message)
+    late = message.retry_after_s
+    return RequestError(message.message) if late is None else QueueFullError(message.message, retry_after_s=late)
 
 
 def _reader_ended(reading: asyncio.Task[None]) -> None:
