@@ -497,13 +497,17 @@ class ServeSettings(Section):
 
 class StructuredSettings(Section):
     """Compiler of the grammars of `sampling.structured`. `backend`: "xgrammar" or "llguidance"; "auto": xgrammar if
-    installed, llguidance for features that it lacks. `compile_timeout_s`: longest time to compile a grammar with
-    xgrammar. `cache_mb`: size of the cache of compiled grammars.
+    installed, llguidance for what it lacks or takes too long for. `compile_timeout_s`: longest time to compile a grammar
+    with xgrammar. `cache_mb`: size of the cache of compiled grammars. `mask_budget_s`: most processor time for a mask,
+    tried on some texts of a new grammar. `mask_timeout_s`: longest time for the masks of a request in a step, after
+    which it ends with an error; none with `engine.tensor_parallel`.
     """
 
     backend: Literal["auto", "xgrammar", "llguidance"] = "auto"
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     cache_mb: Annotated[int, Field(ge=0, le=1 << 20)] = 256
+    mask_budget_s: Annotated[float, Field(gt=0)] = 0.1
+    mask_timeout_s: Annotated[float, Field(gt=0)] = 2.0
 
 
 class Config(Section):

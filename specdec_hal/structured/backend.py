@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.config.schema import StructuredOutput
@@ -24,11 +25,15 @@ _TOKEN_BYTES = 8
 
 
 class UnsupportedGrammarError(RequestError):
-    """A library does not enforce a part of a valid grammar; another may."""
+    """A library does not enforce a part of a valid grammar, or not within the limits of time; another may."""
 
 
 class GrammarFailedError(Exception):
     """A matcher failed, for example at its library's limits."""
+
+
+class GrammarTimeoutError(GrammarFailedError):
+    """A matcher did not return in time."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class Grammar(Protocol):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Approximate memory."""
+        """Approximate bytes of heap."""
 
     @property
     @abstractmethod
@@ -133,6 +138,18 @@ class Grammar(Protocol):
     @abstractmethod
     def matcher(self) -> Matcher:
         """A matcher at the start of a text."""
+
+    def first(self, size: int) -> NDArray[Any]:
+        """The mask at the start of a text over `size` tokens, made once. GrammarFailedError as from a matcher.
+
+        Do not write to it.
+        """
+        known: dict[int, NDArray[Any]] = self.__dict__.setdefault("_first", {})
+        if size not in known:
+            row = np.zeros(-(-size // 32), np.int32)
+            self.matcher().mask(row)
+            known[size] = row
+        return known[size]
 
 
 class GrammarBackend(Protocol):

@@ -17,6 +17,8 @@ from specdec_hal.structured.backend import Grammar, GrammarBackend, UnsupportedG
 
 NAMES = ("xgrammar", "llguidance")
 """Libraries in the order of "auto"."""
+_SLOW = 1024
+"""Most grammars that are remembered as slow."""
 
 
 class Grammars:
@@ -30,6 +32,8 @@ class Grammars:
         """Grammars in use, cached or not."""
         self._nbytes = 0
         self._under_way: dict[str, Future[Grammar]] = {}
+        self._slow: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """Grammars that a library has taken too long for, after its trial."""
         self._backends: dict[str, GrammarBackend] = {}
 
     @cached_property
@@ -76,6 +80,18 @@ class Grammars:
             self._keep(wanted.key, found)
         return found
 
+    def too_slow(self, wanted: StructuredOutput, why: str) -> None:
+        """A mask of this grammar has taken too long: serve it by another library from now on, or refuse it."""
+        with self._lock:
+            found = self._alive.pop(wanted.key, None)
+            if found is None:
+                return
+            if self._kept.pop(wanted.key, None) is not None:
+                self._nbytes -= found.nbytes
+            self._slow[wanted.key, found.backend] = why
+            while len(self._slow) > _SLOW:
+                self._slow.popitem(last=False)
+
     def _keep(self, key: str, grammar: Grammar) -> None:
         with self._lock:
             self._under_way.pop(key, None)
@@ -92,9 +108,13 @@ class Grammars:
         refused = list[str]()
         for name in names:
             try:
+                if (why := self._slow.get((wanted.key, name))) is not None:
+                    raise UnsupportedGrammarError(f"structured.{wanted.kind[0]}: {why}")
                 return self._backend(name).compile(wanted)
             except UnsupportedGrammarError as error:
                 refused.append(str(error))
+            except RecursionError as error:
+                raise RequestError(f"structured.{wanted.kind[0]}: expected fewer nested levels; use references") from error
         raise UnsupportedGrammarError("; ".join(refused))
 
     def _backend(self, name: str) -> GrammarBackend:
@@ -107,10 +127,10 @@ class Grammars:
         if name == "xgrammar":
             from specdec_hal.structured.xgrammar import XGrammar
 
-            return XGrammar(self._vocabulary, self._settings.compile_timeout_s)
+            return XGrammar(self._vocabulary, self._settings.compile_timeout_s, self._settings.mask_budget_s)
         from specdec_hal.structured.llguidance import LLGuidance
 
-        return LLGuidance(self._vocabulary)
+        return LLGuidance(self._vocabulary, self._settings.mask_budget_s)
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from numpy.typing import NDArray
@@ -26,7 +29,11 @@ from specdec_hal.structured.backend import (
     Vocabulary,
     forced_bytes,
 )
+from specdec_hal.structured.trial import MASK_S, too_slow, try_masks
 from specdec_hal.text import clip, one_line
+
+_THREADS = 2
+"""Grammars that are compiled at once."""
 
 _UNSUPPORTED = ("Unimplemented keys", "not supported", "Unknown format", "are not disjoint")
 """Marks messages about valid but unenforced schemas."""
@@ -42,14 +49,19 @@ class LLGuidance(GrammarBackend):
 
     name = "llguidance"
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, mask_s: float = MASK_S) -> None:
         self._library: Any = import_module("llguidance")
-        self._vocabulary = vocabulary
+        self._vocabulary, self.mask_s = vocabulary, mask_s
+        self._places = threading.Semaphore(_THREADS)
         wrapper = self._library.TokenizerWrapper(_Tokenizer(vocabulary))
         self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=vocabulary.size)
 
     def compile(self, wanted: StructuredOutput) -> Grammar:
         """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
+        with self._places:
+            return self._compiled(wanted)
+
+    def _compiled(self, wanted: StructuredOutput) -> Grammar:
         kind, value = wanted.kind
         source = self._source(wanted)
         if wrong := one_line(self._library.LLMatcher.validate_grammar(source, self._tokenizer)):
@@ -58,12 +70,14 @@ class LLGuidance(GrammarBackend):
         if grammar.start.is_error():
             raise _refused(kind, value, _reason(grammar.start))
         # What it forces at the beginning may exceed the library's limits, which breaks it at the first token.
-        trial = grammar.matcher()
+        times: list[float] = []
         try:
-            for token in trial.forced(1):
-                trial.advance(token)
+            try_masks(grammar.matcher, self._vocabulary, lambda: times.append(time.thread_time()))
         except GrammarFailedError as error:
             raise _refused(kind, value, str(error)) from error
+        times.append(time.thread_time())
+        if max(after - before for before, after in pairwise(times)) > self.mask_s:
+            raise UnsupportedGrammarError(f"structured.{kind}: {too_slow(self.name, self.mask_s)}")
         return grammar
 
     def imported(self, exported: str) -> LLGrammar:
@@ -198,8 +212,8 @@ class LLGrammar(Grammar):
 
     @property
     def nbytes(self) -> int:
-        """Size of its source; its automata grow during matching."""
-        return 1024 + len(self._source)
+        """As measured with a text: a JSON schema takes 170 bytes per byte of its source; its automata grow further."""
+        return (128 << 10) + 170 * len(self._source)
 
     @property
     def exported(self) -> Any:

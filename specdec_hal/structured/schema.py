@@ -258,7 +258,7 @@ def _fits(value: Any, names: Iterable[str]) -> bool:
     kinds = {
         "null": value is None,
         "boolean": isinstance(value, bool),
-        "integer": isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value),
+        "integer": _integral(value),
         "number": isinstance(value, (int, float)) and not isinstance(value, bool),
         "string": isinstance(value, str),
         "array": isinstance(value, list),
@@ -269,10 +269,12 @@ def _fits(value: Any, names: Iterable[str]) -> bool:
 
 def _number(name: str, known: dict[str, Any], at: str) -> dict[str, Any]:
     for key, value in known.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == math.inf:
             raise RequestError(f"structured.json_schema: {at}/{key}: expected a number, got {short(value)}")
+        if abs(value) > sys.float_info.max:
+            _refuse(at, key, f"of {short(value)}, beyond 64-bit floating point")
     factor = known.get("multipleOf", 1)
-    if factor != int(factor) or ("multipleOf" in known and (name != "integer" or len(known) > 1)):
+    if not _integral(factor) or ("multipleOf" in known and (name != "integer" or len(known) > 1)):
         _refuse(at, "multipleOf", "but of integers without bounds")
     if name == "number":
         least, most = _bounds({key: Fraction(str(value)) * 10**_DECIMALS for key, value in known.items()})
@@ -367,8 +369,13 @@ def _pattern(pattern: str, at: str, key: str) -> None:
 def _counts(known: Mapping[str, Any], names: Iterable[str], at: str) -> None:
     for key in names:
         value = known.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != int(value):
+        if not _integral(value) or value < 0:
             raise RequestError(f"structured.json_schema: {at}/{key}: expected a count, got {short(value)}")
+
+
+def _integral(value: Any) -> bool:
+    """Whether this is a whole number, also as a float."""
+    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
 def _disjoint(branches: list[Any]) -> bool:

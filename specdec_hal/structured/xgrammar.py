@@ -1,16 +1,18 @@
 """Grammars by xgrammar (MLC). It needs PyTorch, which it imports.
 
-Compilation runs in a separate process, since a regular expression may take unlimited time and memory in C++. The result
-is transferred by `CompiledGrammar.serialize_json`.
+A regular expression may take unlimited time and memory in C++, for its compilation and for its masks. So a separate
+process compiles a grammar first, and makes some masks. Then this process compiles it again, since transferring the
+result by `CompiledGrammar.serialize_json` takes up to 60 times as long, and up to 20 times its memory.
 """
 
 from __future__ import annotations
 
 import json
-import threading
+import pickle
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -24,38 +26,43 @@ from specdec_hal.structured.backend import (
     Grammar,
     GrammarBackend,
     Matcher,
+    UnsupportedGrammarError,
     Vocabulary,
     forced_bytes,
 )
 from specdec_hal.structured.schema import enforceable
-from specdec_hal.structured.worker import Worker
+from specdec_hal.structured.trial import MASK_S, too_slow, try_masks
+from specdec_hal.structured.worker import CrashedError, TimeLimitError, Worker
+from specdec_hal.tensors.memory import heap_bytes
 from specdec_hal.text import clip
 
 _MEMORY = 2 << 30
 """Memory limit of compilation, in bytes."""
+_PROCESSES = 2
+"""Grammars that are compiled at once; as many more that take longer than _QUICK_S."""
+_QUICK_S = 0.5
+_NICE = 5
+"""So that they do not slow down the engine."""
+
+Source = tuple[str, Any, bool]
+"""The kind and value of a grammar, and whether it has `any_whitespace`."""
 
 
 class XGrammar(GrammarBackend):
-    """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
+    """See :class:`~specdec_hal.structured.backend.GrammarBackend`. `compile_s`: longest time to compile a grammar.
+    `mask_s`: most processor time for a mask, tried on some texts.
+    """
 
     name = "xgrammar"
 
-    def __init__(self, vocabulary: Vocabulary, compile_s: float) -> None:
-        self._library: Any = import_module("xgrammar")
-        self._vocabulary, self._others = vocabulary, _others(vocabulary)
-        # Structural tags may hold special tokens by their text, such as <tool_call>; no other text may.
-        self._info = {tags: self._tokenizer_info(tags) for tags in (False, True)}
-        setup = json.dumps([self._info[tags].serialize_json() for tags in (False, True)]).encode()
-        self._worker, self.compile_s = Worker(__name__, setup, "structured: compiling the grammar", _MEMORY), compile_s
-        self._lock = threading.Lock()
-
-    def _tokenizer_info(self, with_special: bool) -> Any:
-        tokens = list(self._vocabulary.tokens)
-        for token in self._vocabulary.special_ids if not with_special else self._vocabulary.end_ids:
-            tokens[token] = b""
-        kind = self._library.VocabType.RAW
-        ends = sorted(self._vocabulary.end_ids)
-        return self._library.TokenizerInfo(tokens, kind, vocab_size=self._vocabulary.size, stop_token_ids=ends)
+    def __init__(self, vocabulary: Vocabulary, compile_s: float, mask_s: float = MASK_S) -> None:
+        self._library = _Library(vocabulary)
+        known = vocabulary.size, list(vocabulary.tokens), vocabulary.special_ids, vocabulary.end_ids
+        task = "structured: compiling the grammar"
+        self._worker = Worker(
+            __name__, pickle.dumps(known), task, _MEMORY, processes=_PROCESSES, quick_s=_QUICK_S, nice=_NICE
+        )
+        self.compile_s, self.mask_s = compile_s, mask_s
 
     def compile(self, wanted: StructuredOutput) -> Grammar:
         """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
@@ -64,18 +71,45 @@ class XGrammar(GrammarBackend):
             value = enforceable(value)
         elif _has_tags(kind):
             value = _enforceable_parts(value)
-        question = json.dumps([kind, value, wanted.any_whitespace]).encode()
-        with self._lock:
-            answer = self._worker.ask_here(question, self.compile_s)
+        source = kind, value, wanted.any_whitespace
+        try:
+            answer = self._worker.ask_here(json.dumps([*source, self.mask_s]).encode(), self.compile_s)
+        except CrashedError as error:
+            wrong = too_slow(self.name, self.mask_s) if error.signal == signal.SIGPROF else str(error)
+            raise UnsupportedGrammarError(f"structured.{kind}: {wrong}") from error
+        except TimeLimitError as error:
+            raise UnsupportedGrammarError(f"{error} (structured.compile_timeout_s)") from error
         if answer[:1] == b"!":
             raise RequestError(f"structured.{kind}: {answer[1:].decode()}")
-        return self.imported((_has_tags(kind), answer.decode()))
+        return self._library.grammar(source, int(answer))
 
     def imported(self, exported: Any) -> Grammar:
         """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
-        tags, text = exported
-        compiled = self._library.CompiledGrammar.deserialize_json(text, self._info[tags])
-        return XGrammarGrammar(self._library, compiled, self._vocabulary, self._others, tags)
+        return self._library.grammar(*exported)
+
+
+class _Library:
+    """xgrammar over a vocabulary, in this process or in one that tries grammars."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._xgrammar: Any = import_module("xgrammar")
+        self._vocabulary, self._others = vocabulary, _others(vocabulary)
+        # Structural tags may hold special tokens by their text, such as <tool_call>; no other text may.
+        self._info = {tags: self._tokenizer_info(tags) for tags in (False, True)}
+
+    def _tokenizer_info(self, with_special: bool) -> Any:
+        tokens = list(self._vocabulary.tokens)
+        for token in self._vocabulary.special_ids if not with_special else self._vocabulary.end_ids:
+            tokens[token] = b""
+        kind = self._xgrammar.VocabType.RAW
+        ends = sorted(self._vocabulary.end_ids)
+        return self._xgrammar.TokenizerInfo(tokens, kind, vocab_size=self._vocabulary.size, stop_token_ids=ends)
+
+    def grammar(self, source: Source, nbytes: int = 0) -> XGrammarGrammar:
+        """Compile a grammar. RuntimeError and others of :data:`_REFUSALS` if the library refuses it."""
+        info = self._info[_has_tags(source[0])]
+        compiled = _compile(self._xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), *source)
+        return XGrammarGrammar(self._xgrammar, compiled, self._vocabulary, self._others, source, nbytes)
 
 
 def _enforceable_parts(tag: Any) -> Any:
@@ -114,18 +148,15 @@ class XGrammarGrammar(Grammar):
     _compiled: Any
     _vocabulary: Vocabulary
     _others: NDArray[np.int32]
-    _tags: bool
+    _source: Source
+    nbytes: int
+    """The heap that it has taken where it was compiled alone; the library counts half or less."""
     backend = XGrammar.name
 
     @property
-    def nbytes(self) -> int:
-        """As the library counts."""
-        return int(self._compiled.memory_size_bytes)
-
-    @cached_property
     def exported(self) -> Any:
         """See :class:`~specdec_hal.structured.backend.Grammar`."""
-        return self._tags, self._compiled.serialize_json()
+        return self._source, self.nbytes
 
     def matcher(self) -> Matcher:
         """See :class:`~specdec_hal.structured.backend.Grammar`."""
@@ -220,24 +251,26 @@ class XGrammarMatcher(Matcher):
         return True
 
 
-# ---- the process that compiles
+# ---- the processes that try grammars
+
+_REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError, RecursionError)
 
 
 def answerer(setup: bytes) -> Callable[[bytes], bytes]:
-    """In the process: compiles for :meth:`XGrammar.compile`."""
-    library: Any = import_module("xgrammar")
-    plain, tagged = (
-        library.GrammarCompiler(library.TokenizerInfo.deserialize_json(info), max_threads=1, cache_enabled=False)
-        for info in json.loads(setup)
-    )
+    """In the process: compiles and tries a grammar for :meth:`XGrammar.compile`. Returns the size of its heap."""
+    library = _Library(Vocabulary(*pickle.loads(setup), lambda text: []))
 
     def answer(question: bytes) -> bytes:
-        kind, value, any_whitespace = json.loads(question)
+        kind, value, any_whitespace, mask_s = json.loads(question)
         try:
-            compiled = _compile(tagged if _has_tags(kind) else plain, kind, value, any_whitespace)
-            return bytes(compiled.serialize_json().encode())
-        except (RuntimeError, ValueError, TypeError, MemoryError, RecursionError) as error:
+            before = heap_bytes()
+            grammar = library.grammar((kind, value, any_whitespace))
+            nbytes = max(heap_bytes() - before, 0)
+        except _REFUSALS as error:
             return b"!" + clip(_wording(error), 500).encode()
+        try_masks(grammar.matcher, library._vocabulary, partial(signal.setitimer, signal.ITIMER_PROF, mask_s))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return b"%d" % nbytes
 
     return answer
 
