@@ -506,7 +506,7 @@ class StructuredSettings(Section):
     backend: Literal["auto", "xgrammar", "llguidance"] = "auto"
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     cache_mb: Annotated[int, Field(ge=0, le=1 << 20)] = 256
-    mask_budget_s: Annotated[float, Field(gt=0)] = 0.1
+    mask_budget_s: Annotated[float, Field(gt=0)] = 0.25
     mask_timeout_s: Annotated[float, Field(gt=0)] = 2.0
 
 

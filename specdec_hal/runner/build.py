@@ -145,7 +145,15 @@ def build_parts(
         rules=RequestRules(
             vocab_size, state, speculative, room, missing, config.model, tuple(end for end in ends if end < vocab_size)
         ),
-        structured=StructuredRequests(config.structured, state, config.model, tokenizer, vocab_size, ends),
+        structured=StructuredRequests(
+            config.structured,
+            state,
+            config.model,
+            tokenizer,
+            vocab_size,
+            ends,
+            bounded=config.engine.tensor_parallel == 1,  # ranks may disagree about times
+        ),
         masks=masks,
         lengths=DraftLengths(k) if speculative.adaptive and k else None,
         launches=launches,

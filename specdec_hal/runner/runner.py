@@ -47,9 +47,8 @@ from specdec_hal.runner.slot_table import Bools, Ints
 from specdec_hal.runner.stream import PROMPT_TAIL, TextStream, detokenizer_for
 from specdec_hal.runner.structured import MaskedStep
 from specdec_hal.runner.watchdog import Activity
-from specdec_hal.structured.backend import Grammar, GrammarFailedError
+from specdec_hal.structured.backend import Grammar
 from specdec_hal.structured.compiler import Grammars
-from specdec_hal.structured.state import GrammarState
 from specdec_hal.text import describe, short
 
 _log = logging.getLogger("specdec_hal")
@@ -144,7 +143,7 @@ class ModelRunner:
         Hold the result until they are added. RequestError for an invalid or too large grammar.
         """
         wanted = (request.params.structured for request in requests)
-        return [self.grammars.get(one) for one in wanted if one is not None]
+        return [self._structured.compiled(one) for one in wanted if one is not None]
 
     def _admit(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
@@ -410,7 +409,7 @@ class ModelRunner:
         self._masks.upload()
 
     def _grammar_failed(self, sequence: Sequence, error: str) -> None:
-        self._end("error", sequence, f"structured: {error}")
+        self._end("error", sequence, error)
 
     def _reset_proposer(self, slots: list[int]) -> bool:
         """Pass new requests to the proposer; those that it fails on continue without drafts. Returns whether there are
@@ -443,11 +442,14 @@ class ModelRunner:
             usual, fresh = self._usual(schedule, report)
             slots, others = np.flatnonzero(usual), list[_Verified]()
             if len(slots) < len(schedule.work):
+                taken = list[_Taken]()
                 for slot in np.flatnonzero(schedule.takes_part[: schedule.slots] & ~usual).tolist():
                     work = schedule.work[slot]
                     work.sequence.in_flight -= not fresh[slot]
-                    if (verified := self._take(slot, work, report, record)) is not None:
-                        others.append(verified)
+                    if (one := self._take(slot, work, report)) is not None:
+                        taken.append(one)
+                self._commit([one.sequence for one in taken])
+                others = [verified for one in taken if (verified := self._verify(one, report, record)) is not None]
             if slots.size:
                 self._take_usual(slots, report, record)
             fed = report.fed * schedule.takes_part[: schedule.slots]
@@ -537,33 +539,44 @@ class ModelRunner:
     def _sequences(self, slots: Ints) -> list[Sequence]:
         return list(map(self.scheduler.running.__getitem__, slots.tolist()))
 
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> _Verified | None:
-        """Process one slot's tokens; None after prefill, or if the request has ended or has nothing to show."""
+    def _take(self, slot: int, work: Work, report: StepReport) -> _Taken | None:
+        """Take over one slot's tokens; None after prefill, or if the request has ended."""
         sequence = work.sequence
         if sequence.finish_reason is not None:
             return None
         if not work.emits:
             self._computed(sequence, work.end)
             return None
-        tokens = report.tokens(slot)
-        if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
-            vocabulary = f"the vocabulary [0, {self._vocab_size})"
-            self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
-            return None if work.chunk else _Verified(slot, sequence, report.drafted_of(slot), 0, 0)
-        flags = [False] * len(tokens) if work.chunk else report.flags(slot)
+        tokens, drafted = report.tokens(slot), None if work.chunk else report.drafted_of(slot)
         known, wants = sequence.token_ids, sequence.wants
         before = len(known)
+        if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
+            vocabulary = f"the vocabulary [0, {self._vocab_size})"
+            sequence.finish("error", f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
+            return _Taken(slot, sequence, before, drafted, [])
+        flags = [False] * len(tokens) if work.chunk else report.flags(slot)
         logprobs = [] if wants.top < 0 else report.logprobs(slot, len(tokens), wants.top)
-        drafted = None if work.chunk else report.drafted_of(slot)
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
         self._computed(sequence, sequence.prompt_len + len(known) - 1)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
-        if sequence.grammar is not None and sequence.finish_reason is None:
-            self._commit(sequence, sequence.grammar)
-        gained = len(known) - before
+        if sequence.finish_reason == "error" and min(tokens, default=0) < 0:
+            sequence.error = self._structured.nothing_left(sequence) or sequence.error
+        return _Taken(slot, sequence, before, drafted, flags)
+
+    def _commit(self, sequences: list[Sequence]) -> None:
+        """Advance the grammars of these requests by their new tokens, which may end them."""
+        live = [one for one in sequences if one.grammar is not None and one.finish_reason is None]
+        if live:
+            for sequence in self._structured.commit(live, lambda one, error: one.finish("error", error)):
+                sequence.finish("stop")
+
+    def _verify(self, taken: _Taken, report: StepReport, record: StepRecord) -> _Verified | None:
+        """Count a slot's tokens, and show them; None after prefill, or if the request has nothing to show."""
+        slot, sequence, before, drafted, flags = taken
+        gained = len(sequence.token_ids) - before
         record.emitted += gained
         verified = None
         if drafted is not None:
@@ -585,14 +598,6 @@ class ModelRunner:
         slot = sequence.slot
         if slot is not None and sequence.finish_reason != "error" and positions >= self.scheduler.table.shares_at[slot]:
             self.scheduler.computed(np.array([slot]), np.array([positions]))
-
-    def _commit(self, sequence: Sequence, grammar: GrammarState) -> None:
-        """Advance a request's grammar by its new tokens, which may end it."""
-        try:
-            if not grammar.commit(sequence.token_ids, sequence.limit_status):
-                sequence.finish("stop")
-        except GrammarFailedError as error:
-            sequence.finish("error", f"structured: {error}")
 
     def _show(self, sequence: Sequence) -> None:
         """Queue a request's delta if it has a reader; a sink already has it."""
@@ -654,6 +659,16 @@ class ModelRunner:
         if self.sink is not None:
             self.sink.ended(sequence)
         self._show(sequence)
+
+
+class _Taken(NamedTuple):
+    """A slot's new tokens, from token `before` of its request, with what was drafted; None for a prompt."""
+
+    slot: int
+    sequence: Sequence
+    before: int
+    drafted: int | None
+    flags: list[bool]
 
 
 class _Verified(NamedTuple):

@@ -49,6 +49,9 @@ STOPPED = "the engine has stopped; the server must be started again"
 _KEY = re.compile(r"(?:request '[^']*': )?(?:empty |at most \d+ )?(\w+)")
 """The parameter that an engine's message begins with. The engine may be another process, which sends only the text."""
 
+_OWN_FAULT = re.compile(r"(structured|allowed_token_ids|bad_token_ids|bad_words)(?:\.\w+)?: ")
+"""Begins the error of a request that its own parameters have ended."""
+
 _Made = TypeVar("_Made")
 
 
@@ -317,6 +320,8 @@ def failed(output: RequestOutput) -> HTTPException | None:
     """The error of a request that the engine did not finish."""
     if output.finish_reason == "timeout":
         return refusal(504, output.error)
+    if output.finish_reason == "error" and (named := _OWN_FAULT.match(output.error)):
+        return BodyError(in_api(output.error), named[1])
     if output.finish_reason == "error":
         _log.error("request '%s' failed: %s", output.request_id, output.error)
         return refusal(500, FAILED)

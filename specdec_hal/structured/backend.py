@@ -32,6 +32,10 @@ class GrammarFailedError(Exception):
     """A matcher failed, for example at its library's limits."""
 
 
+class TokenRefusedError(GrammarFailedError):
+    """A matcher refused a token that its mask allows: a defect."""
+
+
 class GrammarTimeoutError(GrammarFailedError):
     """A matcher did not return in time."""
 

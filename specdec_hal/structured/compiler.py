@@ -80,17 +80,23 @@ class Grammars:
             self._keep(wanted.key, found)
         return found
 
-    def too_slow(self, wanted: StructuredOutput, why: str) -> None:
-        """A mask of this grammar has taken too long: serve it by another library from now on, or refuse it."""
+    def too_slow(self, wanted: StructuredOutput, backend: str) -> str:
+        """A mask of this grammar has taken too long: from now on the other library serves it, or it is refused.
+
+        Returns the message.
+        """
+        limit = f"{self._settings.mask_timeout_s:g} s (structured.mask_timeout_s)"
+        why = f"{backend} has taken more than {limit} for the masks of a step; simplify the grammar"
         with self._lock:
-            found = self._alive.pop(wanted.key, None)
-            if found is None:
-                return
-            if self._kept.pop(wanted.key, None) is not None:
-                self._nbytes -= found.nbytes
-            self._slow[wanted.key, found.backend] = why
+            self._slow[wanted.key, backend] = why
             while len(self._slow) > _SLOW:
                 self._slow.popitem(last=False)
+            found = self._alive.get(wanted.key)
+            if found is not None and found.backend == backend:
+                del self._alive[wanted.key]
+                if self._kept.pop(wanted.key, None) is not None:
+                    self._nbytes -= found.nbytes
+        return why
 
     def _keep(self, key: str, grammar: Grammar) -> None:
         with self._lock:

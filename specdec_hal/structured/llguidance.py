@@ -63,16 +63,23 @@ class LLGuidance(GrammarBackend):
 
     def _compiled(self, wanted: StructuredOutput) -> Grammar:
         kind, value = wanted.kind
-        source = self._source(wanted)
+        try:
+            source = self._source(wanted)
+        except RequestError:
+            raise
+        except ValueError as error:  # the library's own, of a schema with too many levels
+            raise _refused(kind, value, one_line(error)) from error
         if wrong := one_line(self._library.LLMatcher.validate_grammar(source, self._tokenizer)):
             raise _refused(kind, value, wrong)
         grammar = self.imported(source)
         if grammar.start.is_error():
             raise _refused(kind, value, _reason(grammar.start))
         # What it forces at the beginning may exceed the library's limits, which breaks it at the first token.
-        times: list[float] = []
+        trial, times = grammar.matcher(), list[float]()
         try:
-            try_masks(grammar.matcher, self._vocabulary, lambda: times.append(time.thread_time()))
+            for token in trial.forced(1):
+                trial.advance(token)
+            try_masks(grammar.matcher, self._vocabulary, lambda: times.append(time.thread_time()), forced=False)
         except GrammarFailedError as error:
             raise _refused(kind, value, str(error)) from error
         times.append(time.thread_time())

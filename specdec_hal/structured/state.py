@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.structured.backend import GrammarFailedError, Matcher
+from specdec_hal.structured.backend import Matcher, TokenRefusedError
 
 Row = NDArray[Any]
 """The words of a mask, int32 [ceil(V / 32)]."""
@@ -120,7 +120,8 @@ class GrammarState:
     """A request's matcher, and the number of tokens that it has consumed.
 
     `ends`: the model's end tokens. `end_allowed(position)`: whether one may follow `position` tokens. `words`: of a
-    mask. `direct`: another matcher, for an output without a thought, where the output decides.
+    mask. `direct`: another matcher, for an output without a thought, where the output decides. `backend`: the name of
+    the grammar's backend.
     """
 
     def __init__(
@@ -131,7 +132,9 @@ class GrammarState:
         ends: frozenset[int],
         end_allowed: Callable[[int], bool],
         direct: Matcher | None = None,
+        backend: str = "",
     ) -> None:
+        self.backend = backend
         self._matcher, self._thought, self._ends, self._end_allowed = matcher, thought, ends, end_allowed
         self._direct = direct
         self._scratch = np.empty(words, np.int32)
@@ -143,7 +146,7 @@ class GrammarState:
     def commit(self, tokens: Sequence[int], limit_status: int = 0) -> bool:
         """Consume new tokens; False if nothing may follow, neither text nor an end token.
 
-        `tokens`: all generated ones. `limit_status`: after them, if thinking has a limit. GrammarFailedError if the
+        `tokens`: all generated ones. `limit_status`: after them, if thinking has a limit. TokenRefusedError if the
         grammar refuses one despite its mask.
         """
         self._find_start(tokens, limit_status)
@@ -152,7 +155,7 @@ class GrammarState:
             return True
         for at in range(max(self._seen, self._start), len(tokens)):
             if not self._matcher.advance(tokens[at]):
-                raise GrammarFailedError(f"its grammar refuses token {tokens[at]} after {at} others")
+                raise TokenRefusedError(f"its grammar refuses token {tokens[at]} after {at} others")
         self._seen = len(tokens)
         return not self._stuck(len(tokens), self._matcher)
 

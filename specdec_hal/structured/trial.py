@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec_hal.structured.backend import Matcher, Vocabulary
 
-MASK_S = 0.1
+MASK_S = 0.25
 """Default of `structured.mask_budget_s`."""
 _TEXTS = 3
 _TOKENS = 64
@@ -22,8 +22,11 @@ _WHOLE_S = 0.25
 _FORCED = 8
 
 
-def try_masks(make: Callable[[], Matcher], vocabulary: Vocabulary, begins: Callable[[], object]) -> None:
-    """Make masks along some texts of a grammar; `begins()` is called before the work for each token.
+def try_masks(
+    make: Callable[[], Matcher], vocabulary: Vocabulary, begins: Callable[[], object], *, forced: bool
+) -> None:
+    """Make masks along some texts of a grammar; `begins()` is called before the work for each token. `forced`: look for
+    forced tokens too.
 
     The texts are equal for equal grammars: of tokens drawn at random, and of one token repeated where allowed, which
     is the worst for many ambiguous grammars.
@@ -33,7 +36,8 @@ def try_masks(make: Callable[[], Matcher], vocabulary: Vocabulary, begins: Calla
         matcher, last = make(), -1
         for _ in range(_TOKENS):
             begins()
-            matcher.forced(_FORCED)
+            if forced:
+                matcher.forced(_FORCED)
             matcher.mask(row)
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
             choice = [token for token in allowed if token not in vocabulary.end_ids]

@@ -149,14 +149,18 @@ class XGrammarGrammar(Grammar):
     _vocabulary: Vocabulary
     _others: NDArray[np.int32]
     _source: Source
-    nbytes: int
-    """The heap that it has taken where it was compiled alone; the library counts half or less."""
+    _nbytes: int
     backend = XGrammar.name
+
+    @property
+    def nbytes(self) -> int:
+        """The heap that it took where it was compiled alone; the library counts as little as half of it."""
+        return self._nbytes
 
     @property
     def exported(self) -> Any:
         """See :class:`~specdec_hal.structured.backend.Grammar`."""
-        return self._source, self.nbytes
+        return self._source, self._nbytes
 
     def matcher(self) -> Matcher:
         """See :class:`~specdec_hal.structured.backend.Grammar`."""
@@ -268,7 +272,8 @@ def answerer(setup: bytes) -> Callable[[bytes], bytes]:
             nbytes = max(heap_bytes() - before, 0)
         except _REFUSALS as error:
             return b"!" + clip(_wording(error), 500).encode()
-        try_masks(grammar.matcher, library._vocabulary, partial(signal.setitimer, signal.ITIMER_PROF, mask_s))
+        limit = partial(signal.setitimer, signal.ITIMER_PROF, mask_s)
+        try_masks(grammar.matcher, library._vocabulary, limit, forced=True)
         signal.setitimer(signal.ITIMER_PROF, 0)
         return b"%d" % nbytes
 

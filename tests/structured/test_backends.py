@@ -183,7 +183,7 @@ class Counting(LLGuidance):
 def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Grammars, Counting]]:
     def make(**settings: Any) -> tuple[Grammars, Counting]:
         counting = Counting()
-        monkeypatch.setattr("specdec_hal.structured.llguidance.LLGuidance", lambda vocabulary: counting)
+        monkeypatch.setattr("specdec_hal.structured.llguidance.LLGuidance", lambda *given: counting)
         return Grammars(StructuredSettings(**settings), lambda: BYTES), counting
 
     return make
