@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("specdec_hal")
 
+COMPILERS = 64
+"""Most submissions whose grammars are compiled or wait for that."""
 LAST_STEP_S = 5.0
 """Time for a step to end in a failed engine; a step that waits for a device may never end."""
 
@@ -189,6 +192,7 @@ class AsyncEngine:
         self._mail: list[tuple[RequestStream, Item]] = []
         """Events not yet sent to event loops: one wake-up per step instead of per request."""
         self._numbers = count()
+        self._compilers = ThreadPoolExecutor(COMPILERS, "grammars")
         self._lock = threading.Lock()
         self._ended = ""  # the reason for refusing commands
         self.failed = threading.Event()
@@ -216,6 +220,7 @@ class AsyncEngine:
         while self._thread.is_alive() and not self.failed.is_set():
             self._thread.join(0.1)
         self._thread.join(LAST_STEP_S)
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         self.runner.close()
 
     async def generate(
@@ -276,7 +281,7 @@ class AsyncEngine:
     @property
     def unready(self) -> str:
         """Why requests must wait for the engine itself, or ""."""
-        return self._unready
+        return self._unready or self.runner.late
 
     async def counts(self) -> Counts:
         """The engine's counts so far."""
@@ -317,7 +322,8 @@ class AsyncEngine:
         names, arrived = [request.request_id for request in requests], list(map(arriving, requests))
         grammars: object = None  # held until the runner has them, to avoid compiling again
         if any(request.params.structured is not None for request in requests):
-            grammars = await asyncio.to_thread(self.runner.compile_grammars, requests)
+            compiles = self._compilers.submit(self.runner.compile_grammars, requests)
+            grammars = await asyncio.wrap_future(compiles)
         stream = RequestStream(self, names)
 
         def add(runner: ModelRunner) -> None:

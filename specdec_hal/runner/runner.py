@@ -301,6 +301,11 @@ class ModelRunner:
         return 0.0 if doing is None or doing[0] not in ("wait", "replay") else time.perf_counter() - doing[2]
 
     @property
+    def late(self) -> str:
+        """That a step has not returned within `runner.watchdog_s`, or "". Any thread may ask."""
+        return self._activity.late
+
+    @property
     def grammars(self) -> Grammars:
         """What requests have as `structured`, compiled."""
         return self._structured.grammars
@@ -324,7 +329,7 @@ class ModelRunner:
         Callbacks have been called. Without overlap the two are the same step. A failed step is handled by
         :mod:`.recovery` and does not raise. With a :attr:`sink`, only requests with a callback have deltas.
         """
-        with self._guard.driving("step"):
+        with self._guard.driving("step"), self._activity.step():
             for sequence, late in self._deadlines.passed():
                 self._end("timeout", sequence, late)
             with self.state.device.working():

@@ -1,4 +1,4 @@
-"""Logs the op, model or proposer that has not returned.
+"""Logs the op, model or proposer that has not returned, and tells of the step.
 
 One thread per process watches all runners with a limit and only logs: a hang in a driver or foreign code cannot be
 stopped, but the log names it.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from weakref import WeakSet
 
 from specdec_hal.plugin.backend import BoundOp
@@ -24,9 +25,28 @@ class Activity:
         self.limit_s, self.names = limit_s, names or {}
         self.doing: tuple[str, object, float] | None = None
         """Stage, call and start time (:func:`time.perf_counter`), assigned atomically for the other thread."""
+        self.step_s: float | None = None
+        """Start time of the step under way."""
         self._reported: object = None
         if limit_s is not None:
             _watch(self)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step is under way."""
+        self.step_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.step_s = None
+
+    @property
+    def late(self) -> str:
+        """That the step under way has not returned in time, or "". Any thread may ask."""
+        began, limit = self.step_s, self.limit_s
+        if began is None or limit is None or time.perf_counter() - began < limit:
+            return ""
+        return f"a step has not returned for {limit:g} s (runner.watchdog_s)"
 
     def overdue(self, now: float) -> str | None:
         """A message about an overdue call, once per call."""

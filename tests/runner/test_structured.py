@@ -12,6 +12,7 @@ from tests.runner.conftest import make_runner
 from tests.support.decoding import THINK_END, THINKS_WITH, outputs_of, plain_decoding
 from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
 from tests.support.sessions import WORDS, params
+from tests.support.stuck_matchers import STUCK, stuck_matchers
 
 
 def test_what_is_forced_costs_no_step_of_its_own() -> None:
@@ -70,6 +71,14 @@ def test_thoughts_are_free_up_to_their_end_inside_a_step() -> None:
         ({"structured": {"json_object": True}}, "structured.json_object: the tokenizer has no token that begins"),
         ({"structured": {"choice": ["b"], "after_thinking": True}}, "set model.think_end_id"),
         ({"structured": {"choice": ["b"]}, "allowed_token_ids": [END]}, "no allowed_token_ids begin such a text"),
+        (
+            {"structured": {"choice": ["b"]}, "bad_sequences": [[1]]},
+            "structured.choice: at the beginning it and bad_words leave no token",
+        ),
+        (
+            {"structured": {"choice": ["b", "c"]}, "allowed_token_ids": [1], "bad_token_ids": [1]},
+            "bad_token_ids",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused(keys: dict[str, Any], message: str) -> None:
@@ -77,3 +86,45 @@ def test_what_cannot_be_served_is_refused(keys: dict[str, Any], message: str) ->
     with pytest.raises(RequestError) as refused:
         runner.add_request(Request("a", [1], params(**keys)))
     assert message in str(refused.value) and not runner.has_requests
+
+
+def test_what_leaves_nothing_inside_a_text_is_named() -> None:
+    """It blamed the model."""
+    runner = make_runner()
+    for name, keys in {
+        "words": {"structured": {"choice": ["bcd"]}, "bad_sequences": [[1, 2]]},
+        "allowed": {"structured": {"choice": ["bcd"]}, "allowed_token_ids": [1, 2]},
+        "fine": {"structured": {"choice": ["bcd"]}},
+    }.items():
+        runner.add_request(Request(name, [1, 2], params(**keys)))
+    outputs = runner.run()
+    words, allowed = outputs["words"], outputs["allowed"]
+    assert (words.finish_reason, list(words.token_ids)) == ("error", [1])
+    assert words.error == "structured.choice: after 1 tokens it and bad_words leave no token; change one of them"
+    assert (allowed.finish_reason, list(allowed.token_ids)) == ("error", [1, 2])
+    assert "structured.choice: after 2 tokens it and allowed_token_ids leave no token" in allowed.error
+    assert list(outputs["fine"].token_ids)[:3] == [1, 2, 3] and outputs["fine"].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stuck", ["mask", "advance", "forced"])
+def test_a_matcher_that_does_not_return_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch, stuck: str) -> None:
+    gate = stuck_matchers(monkeypatch, stuck)
+    runner = make_runner(structured={"backend": "llguidance", "mask_timeout_s": 0.3})
+    others = [Request(str(seed), [seed, 4], params(seed)) for seed in range(3)]
+    runner.add_request(Request("stuck", [1, 2], params(structured={"regex": STUCK})))
+    for request in others:
+        runner.add_request(request)
+    outputs = runner.run()
+    assert outputs["stuck"].finish_reason == "error"
+    assert outputs["stuck"].error == (
+        "structured.regex: llguidance has taken more than 0.3 s (structured.mask_timeout_s) for the masks of a step; "
+        "simplify the grammar"
+    )
+    for request in others:
+        output = outputs[request.request_id]
+        assert list(output.token_ids) == plain_decoding(list(request.prompt_token_ids), request.params).tokens
+    with pytest.raises(RequestError, match=r"structured\.regex: llguidance has taken more than 0\.3 s"):
+        runner.add_request(Request("again", [1, 2], params(structured={"regex": STUCK})))
+    gate.set()
+    (late,) = outputs_of(runner, ([1, 4], params(1)))
+    assert list(late.token_ids) == plain_decoding([1, 4], params(1)).tokens

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from typing import Any, Literal
 
 import jsonschema
@@ -14,11 +16,13 @@ from pydantic import BaseModel, Field
 
 from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
+from specdec_hal.errors import WorkerError
 from specdec_hal.models.chat import load_chat_template
 from specdec_hal.runner.parsers import TOOLS
 from specdec_hal.serve.bodies import LONG
 from specdec_hal.serve.forms import strict_calls
-from tests.serve.conftest import ROOT, Running, served
+from tests.serve.conftest import ROOT, Running, served, serving
+from tests.support.stuck_matchers import STUCK, stuck_matchers
 
 TINY = ROOT / "models/tiny-py-lm"
 USER: Any = [{"role": "user", "content": "def person():\n    return "}]
@@ -228,6 +232,15 @@ def test_a_strict_tool_that_the_model_chooses_to_call(running: Running) -> None:
         ({"structured_outputs": {}}, "expected one of json_schema"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "got regex and choice"),
         ({"structured_outputs": {"json": {"uniqueItems": True}}}, "uniqueItems"),
+        (
+            {"structured_outputs": {"json": reduce(lambda items, _: {"items": items}, range(300), {})}},
+            "structured.json_schema: ",
+        ),
+        ({"structured_outputs": {"json": {"type": "number", "maximum": 10**400}}}, "beyond 2^53"),
+        (
+            {"structured_outputs": {"choice": ["("]}, "bad_words": ["("]},
+            "structured.choice: at the beginning it and bad_words leave no token",
+        ),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "whitespace_pattern: unknown key"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "leave out one of them"),
     ],
@@ -248,3 +261,60 @@ def test_a_text_that_is_cut_is_no_whole(running: Running) -> None:
 def test_a_text_that_nothing_may_follow_ends_without_an_end_token(running: Running) -> None:
     (choice,) = ask(running, structured_outputs={"choice": ["red"]}, ignore_eos=True)["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "red")
+
+
+LETTERS: Any = {"prompt": "bc", "max_tokens": 8, "temperature": 1.0, "seed": 3}
+
+
+def test_what_leaves_nothing_inside_a_text_is_the_requests_fault() -> None:
+    with serving(structured={"backend": "llguidance"}) as running:
+        body = {**LETTERS, "structured_outputs": {"choice": ["bcd"]}, "bad_words": ["bc"]}
+        answer = running.post(body)
+        message = "structured.choice: after 1 tokens it and bad_words leave no token; change one of them"
+        assert answer.status_code == 400
+        assert answer.json()["error"] == {
+            "message": message, "type": "invalid_request_error", "param": "structured", "code": 400,
+        }  # fmt: skip
+        events = running.post({**body, "stream": True}).text
+        assert message in events and "invalid_request_error" in events
+        assert running.post(LETTERS).status_code == 200
+
+
+def test_a_matcher_that_does_not_return_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held up every client, for ever."""
+    gate = stuck_matchers(monkeypatch, "mask")
+    with (
+        serving(structured={"backend": "llguidance", "mask_timeout_s": 0.5}) as running,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        expected = running.post(LETTERS).json()["choices"]
+        stuck = threads.submit(running.post, {**LETTERS, "structured_outputs": {"regex": STUCK}})
+        others = [threads.submit(running.post, LETTERS) for _ in range(6)]
+        assert [other.result().json()["choices"] for other in others] == [expected] * 6
+        answer = stuck.result()
+        assert answer.status_code == 400 and "llguidance has taken more than 0.5 s" in answer.text
+        gate.set()
+
+
+def test_a_helper_process_that_is_killed_is_the_servers_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_grammars(requests: Any) -> Any:
+        raise WorkerError("structured: compiling the grammar has failed: its process was ended by SIGKILL; try again")
+
+    with serving(structured={"backend": "llguidance"}) as running:
+        monkeypatch.setattr(running.engine.runner, "compile_grammars", compile_grammars)  # type: ignore[union-attr]
+        answer = running.post({**LETTERS, "structured_outputs": {"regex": "b"}})
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["type"] == "server_error" and "SIGKILL; try again" in answer.text
+        assert running.post(LETTERS).status_code == 200
+
+
+def test_it_is_not_ready_while_a_step_does_not_return() -> None:
+    with serving(runner={"watchdog_s": 0.1}) as running, ThreadPoolExecutor(1) as threads:
+        assert running.http.get("/ready").status_code == 200
+        running.model.gate.clear()
+        asked = threads.submit(running.post, LETTERS)
+        running.until(lambda: running.http.get("/ready").status_code == 503)
+        assert "a step has not returned for 0.1 s (runner.watchdog_s)" in running.http.get("/ready").text
+        assert running.http.get("/health").status_code == 200
+        running.model.gate.set()
+        assert asked.result().status_code == 200 and running.http.get("/ready").status_code == 200

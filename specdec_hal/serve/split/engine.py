@@ -9,7 +9,7 @@ from pathlib import Path
 import zmq
 
 from specdec_hal.config.schema import ServeSettings
-from specdec_hal.engine.async_engine import EngineInfo
+from specdec_hal.engine.async_engine import COMPILERS, EngineInfo
 from specdec_hal.engine.llm import warm_up
 from specdec_hal.errors import JournalError, QueueFullError, RequestError, WorkerError
 from specdec_hal.runner import ModelRunner, Request, journal
@@ -20,8 +20,6 @@ from specdec_hal.serve.stream import FrameWriter
 from specdec_hal.serve.stream.channel import FrameSender, receiver
 from specdec_hal.structured.backend import Grammar
 
-_COMPILERS = 64
-"""Most submissions whose grammars are compiled or wait for that."""
 _POLL_S = 2e-3
 """How often an idle engine polls them."""
 _log = logging.getLogger("specdec_hal")
@@ -51,7 +49,7 @@ class EngineProcess:
         self._journal = journal.Journal(directory / "journal", None) if own else None
         self._compiling: dict[Future[list[Grammar]], messages.Submit] = {}
         """Submissions whose grammars are being compiled."""
-        self._compilers = ThreadPoolExecutor(_COMPILERS, "grammars")
+        self._compilers = ThreadPoolExecutor(COMPILERS, "grammars")
         self._aborted: set[str] = set()
         """Of their requests."""
         if resume:

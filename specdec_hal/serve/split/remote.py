@@ -120,7 +120,10 @@ class RemoteEngine:
         self._numbers = count()
         self._down = {ENGINE, TOKENS}
         self._greeted = asyncio.Event()
+        self._late = ""
+        """That the engine's step does not return."""
         self._reading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, config: Config, tokenizer: Tokenizer, directory: Path, worker: int = 0) -> RemoteEngine:
@@ -130,12 +133,15 @@ class RemoteEngine:
         engine._reading = asyncio.create_task(engine._read())
         engine._reading.add_done_callback(_reader_ended)
         await engine._greeted.wait()
+        if (limit_s := config.runner.watchdog_s) is not None:
+            engine._watching = asyncio.create_task(engine._watch(limit_s))
         return engine
 
     def close(self) -> None:
         """Stop reading."""
-        if self._reading is not None:
-            self._reading.cancel()
+        for task in (self._reading, self._watching):
+            if task is not None:
+                task.cancel()
         self._inbox.close(linger=0)
         for outbox in (self._engine, *self._peers.values()):
             outbox.close()
@@ -154,8 +160,8 @@ class RemoteEngine:
 
     @property
     def unready(self) -> str:
-        """The processes that are restarting."""
-        return f"being started again: {', '.join(sorted(self._down))}" if self._down else ""
+        """The processes that are restarting, or that the engine does not answer."""
+        return f"being started again: {', '.join(sorted(self._down))}" if self._down else self._late
 
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
         """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but waits for a restarting engine."""
@@ -211,14 +217,26 @@ class RemoteEngine:
         answers = await self._ask(peer, partial(messages.AskPeer, worker=self.worker, abort=answer_id))
         return bool(answers.aborted)
 
-    async def _ask(self, whom: Outbox, question: Callable[[int], ToEngine | ToHttp]) -> Any:
+    async def _watch(self, limit_s: float) -> None:
+        """Ask the engine, which answers between two steps."""
+        while True:
+            await asyncio.sleep(limit_s / 4)
+            try:
+                await self._ask(self._engine, lambda number: messages.AskCounts(number, self.worker), limit_s)
+                self._late = ""
+            except EngineDeadError:
+                self._late = f"a step has not returned for {limit_s:g} s (runner.watchdog_s)"
+
+    async def _ask(
+        self, whom: Outbox, question: Callable[[int], ToEngine | ToHttp], limit_s: float = _ANSWER_S
+    ) -> Any:
         number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             whom.send(question(number))
-            return await asyncio.wait_for(self._asked[number], _ANSWER_S)
+            return await asyncio.wait_for(self._asked[number], limit_s)
         except asyncio.TimeoutError as error:
-            raise EngineDeadError(f"another process has not answered within {_ANSWER_S:g} s") from error
+            raise EngineDeadError(f"another process has not answered within {limit_s:g} s") from error
         finally:
             del self._asked[number]
 
