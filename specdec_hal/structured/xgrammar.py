@@ -41,6 +41,8 @@ _MEMORY = 2 << 30
 _PROCESSES = 2
 """Grammars that are compiled at once; as many more that take longer than _QUICK_S."""
 _QUICK_S = 0.5
+_OWN_BYTES = 4096
+"""What a grammar takes beside the library's heap."""
 _NICE = 5
 """So that they do not slow down the engine."""
 
@@ -269,7 +271,7 @@ def answerer(setup: bytes) -> Callable[[bytes], bytes]:
         try:
             before = heap_bytes()
             grammar = library.grammar((kind, value, any_whitespace))
-            nbytes = max(heap_bytes() - before, 0)
+            nbytes = max(heap_bytes() - before, 0) + _OWN_BYTES
         except _REFUSALS as error:
             return b"!" + clip(_wording(error), 500).encode()
         limit = partial(signal.setitimer, signal.ITIMER_PROF, mask_s)

@@ -14,7 +14,7 @@ from specdec_hal.structured.backend import GrammarBackend, UnsupportedGrammarErr
 from specdec_hal.structured.compiler import Grammars
 from specdec_hal.structured.llguidance import LLGuidance
 from specdec_hal.tensors.memory import heap_bytes
-from tests.structured.conftest import BYTES, PERSON, xgrammar
+from tests.structured.conftest import BYTES, PERSON
 
 DOUBLED = "\n".join(f"a{i} ::= a{i - 1} a{i - 1}" for i in range(1, 41))
 EXPLODE: dict[str, dict[str, Any]] = {
@@ -40,14 +40,14 @@ def large(vocabulary: Vocabulary, size: int) -> Vocabulary:
 @pytest.fixture(scope="module")
 def auto() -> Iterator[Grammars]:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    yield Grammars(StructuredSettings(mask_budget_s=0.1), lambda: large(BYTES, 4096))
+    yield Grammars(StructuredSettings(mask_budget_s=0.03), lambda: large(BYTES, 4096))
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", EXPLODE)
 def test_the_other_library_serves_or_refuses_what_takes_one_too_long(auto: Grammars, name: str) -> None:
     wanted = StructuredOutput(**EXPLODE[name])
-    budget = r"xgrammar takes more than 0\.1 s of processor time \(structured\.mask_budget_s\) for a mask"
+    budget = r"xgrammar takes more than 0\.03 s of processor time \(structured\.mask_budget_s\) for a mask"
     with pytest.raises(UnsupportedGrammarError, match=budget):
         auto._backend("xgrammar").compile(wanted)
     if name == "doubled":
@@ -120,9 +120,3 @@ def test_the_cache_counts_what_a_grammar_takes(backend: GrammarBackend, wanted: 
     copies = [backend.imported(grammar.exported) for _ in range(10)]
     taken = (heap_bytes() - before) / len(copies)
     assert taken / 2 < grammar.nbytes < 2 * taken + (256 << 10)
-
-
-@pytest.mark.torch
-def test_the_process_that_tries_grammars_may_be_killed() -> None:
-    backend = xgrammar(BYTES)
-    assert backend.compile(StructuredOutput(regex="a")).matcher().forced(8) == [ord("a")]
