@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.config.schema import ModelSettings, StructuredSettings
+from specdec_hal.config.schema import ModelSettings, StructuredOutput, StructuredSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.runner import bad_words
 from specdec_hal.runner.bounded_calls import BoundedCalls, Call
@@ -157,7 +157,7 @@ class StructuredRequests:
         found = self._made(calls, sequences, failed)
         return [sequence for sequence, goes_on in found if not goes_on]
 
-    def _made(self, calls: list[Call], sequences: list[Sequence], failed: Failed) -> list[tuple[Sequence, Any]]:
+    def _made(self, calls: Tokens[Call], sequences: list[Sequence], failed: Failed) -> list[tuple[Sequence, Any]]:
         """The results of a call for each request, without those whose call failed."""
         results = list[tuple[Sequence, Any]]()
         for sequence, result in zip(sequences, self._calls.run(calls), strict=True):

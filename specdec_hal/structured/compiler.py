@@ -120,7 +120,9 @@ class Grammars:
             except UnsupportedGrammarError as error:
                 refused.append(str(error))
             except RecursionError as error:
-                raise RequestError(f"structured.{wanted.kind[0]}: expected fewer nested levels; use references") from error
+                raise RequestError(
+                    f"structured.{wanted.kind[0]}: expected fewer nested levels; use references"
+                ) from error
         raise UnsupportedGrammarError("; ".join(refused))
 
     def _backend(self, name: str) -> GrammarBackend:

@@ -165,7 +165,9 @@ class Worker:
         """Why a process has ended."""
         status = self._template.end(process)
         by = signal.Signals(-status) if status is not None and status < 0 else None
-        how = "has ended" if status is None else f"has exited with {status}" if by is None else f"was ended by {by.name}"
+        how = (
+            "has ended" if status is None else f"has exited with {status}" if by is None else f"was ended by {by.name}"
+        )
         wrong = f"{self._task} has failed: its process {how}"
         _log.error("%s", wrong)
         return CrashedError(wrong, by) if by in _FAULTS else WorkerError(f"{wrong}; try again")

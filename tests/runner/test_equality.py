@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -140,7 +141,9 @@ def test_every_request_decodes_as_if_alone_and_plain(
     outputs = runner.take_finished()
     # After a row without an allowed token nothing can be drafted. A request may have ended before that.
     dead = any(p.structured and (p.bad_token_ids or p.bad_sequences or p.allowed_token_ids) for _, p, _ in requests)
-    if not dead and all(NO_TOKEN not in output.error and NOTHING_LEFT not in output.error for output in outputs.values()):
+    if not dead and all(
+        NO_TOKEN not in output.error and NOTHING_LEFT not in output.error for output in outputs.values()
+    ):
         assert runner.summary()["failed_proposals"] == 0
     for number, (prompt, params, _) in enumerate(requests):
         output = outputs[str(number)]

@@ -227,9 +227,7 @@ class RemoteEngine:
             except EngineDeadError:
                 self._late = f"a step has not returned for {limit_s:g} s (runner.watchdog_s)"
 
-    async def _ask(
-        self, whom: Outbox, question: Callable[[int], ToEngine | ToHttp], limit_s: float = _ANSWER_S
-    ) -> Any:
+    async def _ask(self, whom: Outbox, question: Callable[[int], ToEngine | ToHttp], limit_s: float = _ANSWER_S) -> Any:
         number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
