@@ -498,9 +498,9 @@ class ServeSettings(Section):
 class StructuredSettings(Section):
     """Compiler of the grammars of `sampling.structured`. `backend`: "xgrammar" or "llguidance"; "auto": xgrammar if
     installed, llguidance for what it lacks or takes too long for. `compile_timeout_s`: longest time to compile a
-    grammar with xgrammar. `cache_mb`: size of the cache of compiled grammars. `mask_budget_s`: most processor time for a mask,
-    tried on some texts of a new grammar. `mask_timeout_s`: longest time for the masks of a request in a step, after
-    which it ends with an error; none with `engine.tensor_parallel`.
+    grammar with xgrammar. `cache_mb`: size of the cache of compiled grammars. `mask_budget_s`: most processor time for
+    a mask, tried on some texts of a new grammar. `mask_timeout_s`: longest time for the masks of a request in a step,
+    after which it ends with an error; none with `engine.tensor_parallel`.
     """
 
     backend: Literal["auto", "xgrammar", "llguidance"] = "auto"

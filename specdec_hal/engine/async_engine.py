@@ -322,8 +322,8 @@ class AsyncEngine:
         names, arrived = [request.request_id for request in requests], list(map(arriving, requests))
         grammars: object = None  # held until the runner has them, to avoid compiling again
         if any(request.params.structured is not None for request in requests):
-            compiles = self._compilers.submit(self.runner.compile_grammars, requests)
-            grammars = await asyncio.wrap_future(compiles)
+            loop = asyncio.get_running_loop()
+            grammars = await loop.run_in_executor(self._compilers, self.runner.compile_grammars, requests)
         stream = RequestStream(self, names)
 
         def add(runner: ModelRunner) -> None:

@@ -1,4 +1,4 @@
-"""Logs the op, model or proposer that has not returned, and tells of the step.
+"""Logs the op, model or proposer that has not returned, and knows of a step that has not.
 
 One thread per process watches all runners with a limit and only logs: a hang in a driver or foreign code cannot be
 stopped, but the log names it.

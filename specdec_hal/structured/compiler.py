@@ -121,7 +121,7 @@ class Grammars:
                 refused.append(str(error))
             except RecursionError as error:
                 raise RequestError(
-                    f"structured.{wanted.kind[0]}: expected fewer nested levels; use references"
+                    f"structured.{wanted.kind[0]}: expected fewer nested levels; define parts in $defs"
                 ) from error
         raise UnsupportedGrammarError("; ".join(refused))
 

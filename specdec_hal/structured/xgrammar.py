@@ -262,9 +262,14 @@ class XGrammarMatcher(Matcher):
 _REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError, RecursionError)
 
 
+def _vocabulary(setup: bytes) -> Vocabulary:
+    size, tokens, special_ids, end_ids = pickle.loads(setup)
+    return Vocabulary(size, tokens, special_ids, end_ids, lambda text: [])
+
+
 def answerer(setup: bytes) -> Callable[[bytes], bytes]:
     """In the process: compiles and tries a grammar for :meth:`XGrammar.compile`. Returns the size of its heap."""
-    library = _Library(Vocabulary(*pickle.loads(setup), lambda text: []))
+    library = _Library(_vocabulary(setup))
 
     def answer(question: bytes) -> bytes:
         kind, value, any_whitespace, mask_s = json.loads(question)

@@ -51,7 +51,7 @@ def test_the_other_library_serves_or_refuses_what_takes_one_too_long(auto: Gramm
     with pytest.raises(UnsupportedGrammarError, match=budget):
         auto._backend("xgrammar").compile(wanted)
     if name == "doubled":
-        with pytest.raises(RequestError, match="llguidance refuses it: .*too big"):
+        with pytest.raises(RequestError, match=r"llguidance refuses it: .*too big"):
             auto.get(wanted)
     else:
         assert auto.get(wanted).backend == "llguidance"

@@ -67,7 +67,7 @@ def test_who_crashes_it_is_refused(by: signal.Signals) -> None:
 @pytest.mark.parametrize("what", [{"signal": signal.SIGKILL}, {"signal": signal.SIGTERM}, {"exit": 3}])
 def test_an_end_that_no_question_causes_is_no_refusal(what: dict[str, int]) -> None:
     worker = made()
-    with pytest.raises(WorkerError, match="; try again$") as failed:
+    with pytest.raises(WorkerError, match=r"; try again$") as failed:
         asked(worker, **what)
     assert not isinstance(failed.value, RequestError)
     assert asked(worker)[3] == {}
