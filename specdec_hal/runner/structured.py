@@ -187,7 +187,7 @@ class StructuredRequests:
                 return ""
             allowed = found.get(0, allowed)
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: self._vocab_size]
-        forbidden = [*params.forbidden_token_ids, *bad_words.forbidden_next(tokens, params.bad_sequences)]
+        forbidden = [*params.bad_token_ids, *bad_words.forbidden_next(tokens, params.bad_sequences)]
         bits[[token for token in forbidden if token < len(bits)]] = 0
         if len(tokens) < params.min_new_tokens:
             bits[[token for token in self._ends if token < len(bits)]] = 0
@@ -297,7 +297,7 @@ def _may_begin(begins: NDArray[Any], params: SamplingParams, ends: frozenset[int
     """
     size = len(begins)
     left = begins.copy()
-    left[[token for token in params.forbidden_token_ids if token < size]] = 0
+    left[[token for token in (*params.bad_token_ids, *params.forbidden_token_ids) if token < size]] = 0
     if params.allowed_token_ids is not None:
         left[np.setdiff1d(np.arange(size), params.allowed_token_ids)] = 0
     only_end = [token for token in ends if token < size]

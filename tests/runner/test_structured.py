@@ -76,8 +76,8 @@ def test_thoughts_are_free_up_to_their_end_inside_a_step() -> None:
             "structured.choice: at the beginning it and bad_words leave no token",
         ),
         (
-            {"structured": {"choice": ["b", "c"]}, "allowed_token_ids": [1], "bad_token_ids": [1]},
-            "bad_token_ids",
+            {"structured": {"choice": ["b", "c"]}, "bad_token_ids": [1, 2]},
+            "structured.choice: at the beginning it and bad_token_ids leave no token",
         ),
     ],
 )
