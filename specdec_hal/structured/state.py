@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.structured.backend import Matcher, TokenRefusedError
+from specdec_hal.structured.backend import GrammarFailedError, Matcher, TokenRefusedError
 
 Row = NDArray[Any]
 """The words of a mask, int32 [ceil(V / 32)]."""

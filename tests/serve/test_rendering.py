@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from specdec_hal.engine import rendering
 from specdec_hal.engine.rendering import Renderer
 from specdec_hal.errors import CheckpointError, RequestError
 from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.engine import rendering
 from specdec_hal.serve import service
 from tests.serve.conftest import Running, serving
 from tests.support.processes import descendants

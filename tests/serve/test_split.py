@@ -20,7 +20,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
-from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
+from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError, WorkerError
 from specdec_hal.runner import Request, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.runner.journal import Journal
 from specdec_hal.serve import bodies
@@ -536,3 +536,24 @@ def test_the_sockets_are_nobody_else_s() -> None:
     directory = Supervisor(lambda part: [part.name], ()).directory
     assert directory.stat().st_mode & 0o077 == 0
     directory.rmdir()
+
+
+async def test_an_engine_that_does_not_answer_is_not_ready(remote: Remote) -> None:
+    engine, sent = remote
+    watching = asyncio.create_task(engine._watch(0.02))
+    while not engine.unready:
+        await asyncio.sleep(0.01)
+    assert engine.unready == "a step has not returned for 0.02 s (runner.watchdog_s)"
+    while engine.unready:
+        engine.receive(messages.CountsAre(sent[-1].number, make_runner().counts()))
+        await asyncio.sleep(0.001)
+    watching.cancel()
+
+
+async def test_a_helper_that_is_killed_in_the_engine_is_no_refusal(remote: Remote) -> None:
+    engine, sent = remote
+    waiting = asyncio.create_task(engine.submit([Request("a", [1, 2], SamplingParams(seed=3))]))
+    await asyncio.sleep(0)
+    engine.receive(messages.Refused(sent[-1].number, "it was killed", None, True))
+    with pytest.raises(WorkerError, match="it was killed"):
+        await waiting
