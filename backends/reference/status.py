@@ -34,6 +34,7 @@ def update_model_status(
     prompt_lens: I64,
     end_tokens: I64,
     max_dec_len: I64,
+    ignore_end: BOOL | None,
     *,
     end_at_limit: bool,
 ) -> None:
@@ -45,13 +46,14 @@ def update_model_status(
             stop_flags[b] = True
             seq_lens_encoder[b] = seq_lens_decoder[b] = seq_lens_this_time[b] = accept_num[b] = 0
             continue
+        ends = end_tokens[:0] if ignore_end is not None and ignore_end[b] else end_tokens
         count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])
         if end_at_limit:
-            ending = _ending(accept_tokens[b, :count], step_idx[b], max_dec_len[b], end_tokens)
+            ending = _ending(accept_tokens[b, :count], step_idx[b], max_dec_len[b], ends)
             if ending < count:
                 count = accept_num[b] = ending + 1
-                if accept_tokens[b, ending] not in end_tokens and len(end_tokens):
-                    accept_tokens[b, ending] = end_tokens[0]
+                if accept_tokens[b, ending] not in ends and len(ends):
+                    accept_tokens[b, ending] = ends[0]
         emitted = accept_tokens[b, :count]
         _, start = history_bounds(row_width, prompt_lens[b], step_idx[b])
         fits = min(count, row_width - start)
@@ -66,6 +68,6 @@ def update_model_status(
         ended = False
         if count:
             draft_tokens[b, 0] = emitted[-1]
-            ended = emitted[-1] in end_tokens
+            ended = emitted[-1] in ends
         stop_flags[b] = ended or step_idx[b] >= max_dec_len[b]
         has_running[0] |= not stop_flags[b]

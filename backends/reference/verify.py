@@ -172,6 +172,7 @@ def verify_draft_tokens(
     cu_seqlens_q_output: I32,
     reasoning_status: I32,
     end_tokens: I64,
+    ignore_end: BOOL | None,
     accept_tokens: I64,
     accept_num: I32,
     *,
@@ -211,7 +212,8 @@ def verify_draft_tokens(
             int(prompt_lens[b]) + int(step_idx[b]),
         )
         accept_all = accept_policy is AcceptPolicy.ACCEPT_ALL
-        out = _Emission(end_tokens, int(max_dec_len[b]) - int(step_idx[b]), accept_all, end_at_limit)
+        ends = end_tokens[:0] if ignore_end is not None and ignore_end[b] else end_tokens
+        out = _Emission(ends, int(max_dec_len[b]) - int(step_idx[b]), accept_all, end_at_limit)
         rejected = False
         if accept_policy is not AcceptPolicy.REJECT_ALL and enc <= 0 and reasoning_status[b] != 1:
             while len(out.tokens) < slt - 1 and not out.stopped and not rejected:

@@ -39,20 +39,21 @@ __device__ __forceinline__ bool advance_slots(const UpdateModelStatusArgs& a, in
     LaneTokens<kLanes> tokens = {in_use && lane < a.S ? a.accept_tokens[b * a.S + lane] : -1};
     SlotStatus slot = {};
     bool paused = false;
-    int64_t prompt_len = 0, max_dec_len = 0;
+    int64_t prompt_len = 0, max_dec_len = 0, end_count = a.E;
     if (in_use) {
       slot = {a.step_idx[b],           a.seq_lens_encoder[b], a.seq_lens_decoder[b],
               a.seq_lens_this_time[b], a.accept_num[b],       a.stop_flags[b]};
       paused = a.is_block_step[b];
       prompt_len = a.prompt_lens[b];
       max_dec_len = a.max_dec_len[b];
+      if (a.ignore_end != nullptr && a.ignore_end[b]) end_count = 0;
     }
     const int64_t* ends = a.end_tokens;
     if (a.end_at_limit) {
       const bool emitted = in_use && !slot.stopped && !paused && lane < clamp64(slot.accept_num, 0, a.S);
       int64_t token = tokens.own;
       const uint32_t ending =
-          Team<kLanes>::ballot(emitted && ends_slot(slot.step_idx, int64_t{lane}, max_dec_len, ends, a.E, &token));
+          Team<kLanes>::ballot(emitted && ends_slot(slot.step_idx, int64_t{lane}, max_dec_len, ends, end_count, &token));
       if (ending != 0) {
         const unsigned end = static_cast<unsigned>(__ffs(static_cast<int>(ending))) - 1;
         slot.accept_num = static_cast<int32_t>(end + 1);
@@ -62,7 +63,7 @@ __device__ __forceinline__ bool advance_slots(const UpdateModelStatusArgs& a, in
     LastToken last = {tokens.at(clamp64(slot.accept_num, 1, a.S) - 1)};
     __syncwarp();  // all lanes have read what the first one overwrites
     if (!in_use) continue;
-    const StatusMoves moves = advance_slot(&slot, paused, prompt_len, max_dec_len, a.S, a.L, last, ends, a.E);
+    const StatusMoves moves = advance_slot(&slot, paused, prompt_len, max_dec_len, a.S, a.L, last, ends, end_count);
     if (lane < moves.fits) a.token_ids_all[b * a.L + moves.start + lane] = tokens.own;
     if (lane == 0) {
       if (moves.count > 0) a.draft_tokens[b * a.S] = last.token;

@@ -71,7 +71,12 @@ struct LaneSlot {
         state(in_use ? load_state(a, index) : VerifyState{}),
         emits(in_use && verify_emits(state)),
         slot(state, a.S, a.R_cap),
-        rule{a.E, slot.limit, a.accept_policy == AcceptPolicy::kAcceptAll, a.end_at_limit} {}
+        rule(rule_of(a, in_use && a.ignore_end != nullptr && a.ignore_end[index], slot.limit)) {}
+
+  static __device__ __forceinline__ EmitRule rule_of(const VerifyDraftTokensArgs& a, bool ignore_end, int64_t limit) {
+    const bool ends = !ignore_end && a.accept_policy != AcceptPolicy::kAcceptAll;
+    return {ignore_end ? 0 : a.E, limit, !ends, a.end_at_limit};
+  }
 
   // The lane has a draft to verify.
   __device__ __forceinline__ bool verifies(AcceptPolicy policy) const {

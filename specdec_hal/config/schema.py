@@ -398,7 +398,8 @@ class SamplingSettings(Section):
     subtracted once from the logits of tokens in the output.
 
     `max_new_tokens`: most tokens of the output. `min_new_tokens`: least tokens before an end token or a stop may end
-    the output. `ignore_eos`: end tokens are never produced. `stop`: strings that end the output, or one string.
+    the output. `ignore_eos`: an end token is a token like any other, and ends nothing. `stop`: strings that end the
+    output, or one string.
     `include_stop_str_in_output`: keep the stop string in the text.
     `stop_token_ids`: tokens that end the output. `stop_sequences`: lists of token ids that end the output.
     `skip_special_tokens`: omit special tokens from the text. `spaces_between_special_tokens`: keep the tokenizer's

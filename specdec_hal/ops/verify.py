@@ -34,7 +34,8 @@ VERIFY_DRAFT_TOKENS = op(
 
     Each emitted token counts. The slot stops at an end token, except under ACCEPT_ALL [#end-token], and once step_idx +
     emitted == max_dec_len [#limit]; there, with `end_at_limit` and E > 0, end_tokens[0] replaces a token that is no end
-    token [#end-at-limit]. A slot that has already reached max_dec_len emits one token and stops [#past-limit].
+    token [#end-at-limit]. A slot that has already reached max_dec_len emits one token and stops [#past-limit]. A slot
+    with ignore_end true has no end tokens, as if E were 0 [#ignore-end].
 
     One more token: unless the slot has stopped, it emits a token at the first rejected position, or after the last
     accepted one:
@@ -58,6 +59,7 @@ VERIFY_DRAFT_TOKENS = op(
     inp("seed", "prompt_lens", "step_idx", "max_dec_len", "stop_flags", "is_block_step"),
     inp("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "cu_seqlens_q_output", "reasoning_status"),
     inp("end_tokens"),
+    inp("ignore_end", optional=True),
     out("accept_tokens", "accept_num"),
     attrs=(
         AttrSpec("strategy", Strategy, "How drafts are compared."),
@@ -78,6 +80,7 @@ UPDATE_MODEL_STATUS = op(
       max_dec_len [#cut]; a token at the limit that is no end token becomes end_tokens[0] if E > 0 [#end-at-limit].
     - step_idx += accept_num [#count]. The slot stops if the last emitted token is an end token or step_idx >=
       max_dec_len [#stop].
+    - A slot with ignore_end true has no end tokens, as if E were 0 [#ignore-end].
     - If enc > 0: dec += enc, enc = 0, also after a chunk that emitted nothing; the scheduler then sets the next chunk
       [#prefill]. Otherwise, if dec > 0: dec += accept_num [#decode].
     - The emitted tokens go to token_ids_all from column prompt_lens + old step_idx on, as far as L reaches [#history].
@@ -92,6 +95,7 @@ UPDATE_MODEL_STATUS = op(
     inout("accept_tokens", "accept_num"),
     out("has_running"),
     inp("is_block_step", "prompt_lens", "end_tokens", "max_dec_len"),
+    inp("ignore_end", optional=True),
     attrs=(AttrSpec("end_at_limit", bool, "End unverified tokens here: FastDeploy's rule.", False),),
 )
 

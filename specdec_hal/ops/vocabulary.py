@@ -86,6 +86,7 @@ _tensor(
 )
 _tensor("draft_token_num", I32, "M", "Most drafts for this request; 0: none.", between(0, None))
 _tensor("end_tokens", I64, "E", "Token ids that end a generation; E may be 0.")
+_tensor("ignore_end", BOOL, "M", "No token ends the generation of this slot.")
 _tensor("bad_tokens", I64, "M W", "Forbidden token ids; entries outside [0, V) are padding.")
 _tensor("has_running", BOOL, "1", "Whether any slot < B still runs.")
 

@@ -51,7 +51,7 @@ class RequestRules:
         RequestError if it cannot be served.
         """
         name = _check_types(request)
-        params = request.params.without_end_tokens(self.end_tokens)
+        params = request.params
         given = params.truncated(request.prompt_token_ids, self.state.symbols["L"])
         prompt = prompt_array(name, given)
         if params.n != 1:
@@ -67,8 +67,8 @@ class RequestRules:
             ends = self.end_tokens if params.min_new_tokens else ()
             if not {*params.allowed_token_ids}.difference(params.bad_token_ids, params.forbidden_token_ids, ends):
                 raise RequestError(
-                    f"{name}: allowed_token_ids: bad_token_ids, bad_sequences, ignore_eos or min_new_tokens forbid all "
-                    "of them; allow others"
+                    f"{name}: allowed_token_ids: bad_token_ids, bad_sequences or min_new_tokens forbid all of them; "
+                    "allow others"
                 )
         if params.stop and tokenizer is None:
             raise RequestError(f"{name}: stop strings need a tokenizer; give the runner one, or use stop_token_ids")
@@ -95,8 +95,9 @@ class RequestRules:
                 raise RequestError(f"{name}: needs the op {op}, which the backend lacks; allow a fallback that has it")
         if params.limits_thinking and self.model.think_end_id is None:
             raise RequestError(f"{name}: thinking: the model has no token that ends it; set model.think_end_id")
-        if params.thinking_limits[1] >= 0 and not self.state.symbols["E"]:
-            raise RequestError(f"{name}: thinking.max_reply_tokens: the model has no end token; use max_new_tokens")
+        if params.thinking_limits[1] >= 0 and (params.ignore_eos or not self.state.symbols["E"]):
+            why = "an end token ends the answer there, and ignore_eos is true" if params.ignore_eos else "the model has no end token"
+            raise RequestError(f"{name}: thinking.max_reply_tokens: {why}; use max_new_tokens")
         if params.constrains_answer and not self.model.answer_start_ids:
             raise RequestError(
                 f"{name}: thinking.constrain_answer: the model has no tokens that begin answers; set "

@@ -134,12 +134,6 @@ class SamplingParams(SamplingSettings):
         kept: _Tokens = prompt[-(max_model_len - self.max_new_tokens if most < 0 else most) :]
         return kept
 
-    def without_end_tokens(self, end_tokens: Iterable[int]) -> SamplingParams:
-        """The same with `ignore_eos` as `bad_token_ids`."""
-        if not self.ignore_eos:
-            return self
-        return self.model_copy(update={"ignore_eos": False, "bad_token_ids": [*self.bad_token_ids, *end_tokens]})
-
     def copied(self) -> SamplingParams:
         """A copy with its own lists; the other fields are immutable."""
         copied, held = self.model_copy(), self.__dict__.items()

@@ -99,6 +99,7 @@ class SlotWriter:
             "prompt_lens": prompt_len,
             "max_dec_len": max_new_tokens,
             "min_dec_len": params.min_new_tokens,
+            "ignore_end": params.ignore_eos,
             "draft_token_num": k if wanted is None else wanted,
             "enable_thinking": params.thinking is None or params.thinking.enabled,
             "temperature": params.temperature,

@@ -29,6 +29,7 @@ REQUEST = (
     "prompt_lens",
     "max_dec_len",
     "min_dec_len",
+    "ignore_end",
     "enable_thinking",
     "draft_token_num",
     "stop_seqs_lens",

@@ -492,8 +492,9 @@ class OutputStream:
         logprobs: list[TokenLogprobs],
         end_tokens: AbstractSet[int],
     ) -> None:
-        """Append a step's tokens up to the request's end."""
+        """Append a step's tokens up to the request's end. No token of `end_tokens` ends one with `ignore_eos`."""
         known = self.token_ids
+        end_tokens = frozenset[int]() if self.request.params.ignore_eos else end_tokens
         if (
             len(known) + len(token_ids) < self.max_new_tokens
             and isinstance(self.written, TokenText)

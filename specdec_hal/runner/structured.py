@@ -125,7 +125,7 @@ class StructuredRequests:
         ends = self._ends.difference(params.bad_token_ids, *(one for one in params.bad_sequences if len(one) == 1))
         if params.allowed_token_ids is not None:
             ends &= set(params.allowed_token_ids)
-        banned = not ends
+        banned = params.ignore_eos or not ends
         least = params.min_new_tokens
         if thought is None and not _may_begin(begins, params, self._ends, at_end=banned or bool(least)):
             raise RequestError(f"{name}: {_nothing_left(params)}")

@@ -82,7 +82,7 @@ class Answer(ABC):
             params = params.model_copy(update={"skip_special_tokens": False})
         if params.stop and (parser := self.parser(params)) is not None:
             params = params.model_copy(update={"answer_parser": parser})
-        self.params, self.end_tokens = params, engine.end_tokens
+        self.params, self.end_tokens = params, () if params.ignore_eos else engine.end_tokens
         self.prompt_ids = [params.truncated(tokens, engine.max_model_len) for tokens in token_ids]
         choices = [(tokens, wanted) for tokens in self.prompt_ids for wanted in params.choices()]
         self.seeds = [wanted.seed for _, wanted in choices]

@@ -241,7 +241,7 @@ class SamplingKeys(UnusedKeys):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
-    ignore_eos: bool | None = Field(None, description="end tokens are never chosen")
+    ignore_eos: bool | None = Field(None, description="no end token ends the answer")
     stop_token_ids: _TokenIds | None = None
     include_stop_str_in_output: bool | None = Field(None, description="keep the stop string in the text")
     skip_special_tokens: bool | None = Field(None, description="omit special tokens from the text (default: yes)")

@@ -196,11 +196,16 @@ class GrammarState:
         """Whether the text is complete but an end token, its only continuation, is not allowed."""
         if matcher.finished or not matcher.complete or self._end_allowed(position):
             return False
+        return not self._mask(position, matcher).any()
+
+    def _mask(self, position: int, matcher: Matcher) -> Row:
+        """The matcher's mask, without end tokens where none is allowed."""
         matcher.mask(self._scratch)
-        words = self._scratch.view(np.uint32)
-        for token in self._ends:
-            words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
-        return not words.any()
+        if not self._end_allowed(position):
+            words = self._scratch.view(np.uint32)
+            for token in self._ends:
+                words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+        return self._scratch
 
     def plan(self, drafts: Sequence[int], room: int, *, forced: bool) -> list[int]:
         """The drafts to verify, at most `room`, up to the first refused one.
@@ -270,16 +275,14 @@ class _Steps:
 
     def restrict(self, row: Callable[[], Row]) -> None:
         """Restrict the mask of the next token; `row` is called only if it is restricted."""
-        thought, scratch = self._state._thought, self._state._scratch
+        thought = self._state._thought
         if self.answers:
-            self.matcher.mask(scratch)
             mask = row()
-            mask &= scratch
+            mask &= self._state._mask(self._position, self.matcher)
         elif not self._answers and isinstance(thought, MarkedThought):
             assert self._status is not None
-            if self._direct is not None:
-                self._direct.mask(scratch)
-            allowed = thought.mask(self._status, None if self._direct is None else scratch)
+            answer = None if self._direct is None else self._state._mask(self._position, self._direct)
+            allowed = thought.mask(self._status, answer)
             if allowed is not None:
                 mask = row()
                 mask &= allowed

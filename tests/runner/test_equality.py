@@ -30,6 +30,17 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
     greedy, min_new_tokens = draw(st.booleans()), draw(st.sampled_from([0, 0, 6]))
     structured = draw(st.none() | st.none() | structures)
     enabled = st.booleans() if structured is None else st.just(True)
+    thinking = draw(
+        st.none()
+        | st.fixed_dictionaries(
+            {
+                "max_tokens": limits,
+                "max_reply_tokens": limits,
+                "enabled": enabled,
+                "constrain_answer": st.booleans(),
+            }
+        )
+    )
     return SamplingParams(
         temperature=0.0 if greedy else draw(floats(0.25, 1.5)),
         top_p=draw(st.sampled_from([1.0, 0.9, 0.5])),
@@ -53,17 +64,8 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         num_speculative_tokens=draw(st.none() | st.just(0)),
         prompt_logprobs=draw(st.none() | st.integers(0, 4)),
         structured=structured,
-        thinking=draw(
-            st.none()
-            | st.fixed_dictionaries(
-                {
-                    "max_tokens": limits,
-                    "max_reply_tokens": limits,
-                    "enabled": enabled,
-                    "constrain_answer": st.booleans(),
-                }
-            )
-        ),
+        thinking=thinking,
+        ignore_eos=draw(st.booleans()) and (thinking is None or thinking["max_reply_tokens"] is None),
     )
 
 

@@ -113,6 +113,8 @@ def test_no_request_waits(method: str, strategy: str) -> None:
     summary = runner.summary()
     assert (summary["late"], summary["graphs"], summary["failed_steps"]) == (WAITS, captured, 0)
     assert runner.model.forwards > forwards  # type: ignore[attr-defined]
+    decode(runner, ignore_eos=True)
+    assert runner.summary()["late"] == WAITS
     decode(runner, logprobs=2)
     late = runner.summary()["late"]
     assert late["bind"] >= late["capture"] > 0 == late["compile"], "what nobody has announced"

@@ -61,6 +61,8 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
             logits[[token for token in range(VOCABULARY) if token not in params.allowed_token_ids]] = -np.inf
         allowed = None if params.structured is None else allowed_tokens(params.structured, generated, params, thinking)
         if allowed is not None:
+            if params.ignore_eos:
+                logits[END] = -np.inf
             if allowed == {END} and logits[END] == -np.inf:  # complete, and it may not end: nothing can follow
                 return Expected(generated, "stop")
             logits[[token for token in range(VOCABULARY) if token not in allowed]] = -np.inf
@@ -75,7 +77,7 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
         text = "".join(chr(ord("a") + token) for token in generated if token != END)
         ends = [[token] for token in params.stop_token_ids] + params.stop_sequences
         stopped = any(generated[-len(end) :] == end for end in ends) or any(map(text.endswith, params.stop))
-        if generated[-1] == END or (stopped and len(generated) >= params.min_new_tokens):
+        if (generated[-1] == END and not params.ignore_eos) or (stopped and len(generated) >= params.min_new_tokens):
             return Expected(generated, "stop")
         if len(generated) == limit:
             return Expected(generated, "length")

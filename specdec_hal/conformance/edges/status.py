@@ -30,6 +30,21 @@ def edges() -> Iterator[Case]:
         accept_tokens=[[9], [5], [5]], accept_num=[1, 1, 1], max_dec_len=[100, 2, 3], end_tokens=[9],
     )  # fmt: skip
     yield edge(
+        OP, "slots that ignore end tokens", "ignore-end stop has-running",
+        {"stop_flags": [False, True, True], "has_running": [True], "step_idx": [2, 2, 2]},
+        {"L": 9},
+        seq_lens_this_time=[1, 1, 1], seq_lens_decoder=[3, 3, 3], step_idx=[1, 1, 1],
+        accept_tokens=[[9], [9], [9]], accept_num=[1, 1, 1], max_dec_len=[100, 100, 2], end_tokens=[9],
+        ignore_end=[True, False, True],
+    )  # fmt: skip
+    yield edge(
+        OP, "a slot that ignores end tokens is cut at the limit alone", "ignore-end cut end-at-limit",
+        {"accept_tokens": [[9, 5, 6]], "accept_num": [2], "step_idx": [3], "stop_flags": [True]},
+        {"L": 20}, end_at_limit=True,
+        seq_lens_this_time=[3], seq_lens_decoder=[3], step_idx=[1], accept_tokens=[[9, 5, 6]], accept_num=[3],
+        max_dec_len=[3], end_tokens=[9], ignore_end=[True],
+    )  # fmt: skip
+    yield edge(
         OP, "only the last token may end", "stop",
         {"stop_flags": [False], "has_running": [True]},
         {"L": 9},

@@ -113,6 +113,15 @@ def _stops() -> Iterator[Case]:
     ):
         yield emits(name, "end-at-limit", drafts, [wanted], **common, **given)
     yield emits(
+        "a slot that ignores end tokens", "ignore-end end-token", drafts * 2, [targets, [1, 2]],
+        target_tokens=targets * 2, end_tokens=[2, 4], ignore_end=[True, False],
+    )  # fmt: skip
+    yield emits(
+        "nothing to replace by where end tokens are ignored", "ignore-end end-at-limit limit", drafts * 2,
+        [[1, 2], [1, 50]], target_tokens=targets * 2, max_dec_len=[8, 8], end_tokens=[50], end_at_limit=True,
+        ignore_end=[True, False],
+    )  # fmt: skip
+    yield emits(
         "phase 2 obeys the limit too", "end-at-limit limit", [[0, 7, 2, 3]], [[50]], target_tokens=targets,
         max_dec_len=[7], end_tokens=[50], end_at_limit=True,
     )  # fmt: skip

@@ -308,6 +308,11 @@ class Scene:
         return self.rng("end_tokens").integers(0, self.size["V"], self.size["E"])
 
     @cached_property
+    def ignore_end(self) -> Array:
+        """[M]."""
+        return self.rng("ignore_end").random(self.size["M"]) < 0.3
+
+    @cached_property
     def bad_tokens(self) -> Array:
         """[M, W]; some are padding."""
         shape = (self.size["M"], self.size["W"])
