@@ -132,6 +132,10 @@ class DraftChain(Proposer):
         """Whether any slot continues drafting; True if the host does not know."""
         return True
 
+    def _where_drafted(self, calls: list[Call]) -> list[Call]:
+        """These calls, which a step without drafts can do without."""
+        return calls
+
     def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> list[Call]:
         slots, tokens = bounds.slots, bounds.tokens if number == 0 else bounds.slots
         sizes = {"B": slots, "T_cap": tokens, "R_cap": slots}
@@ -139,9 +143,13 @@ class DraftChain(Proposer):
         scattered = {"is_speculative": False, "token_order": TokenOrder.SLOT}
         return [
             *self._read(number, bounds, sizes, hidden),
-            self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
-            *self._logits(number, last),
-            *self._draw(number, sizes, ranked),
+            *self._where_drafted(
+                [
+                    self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
+                    *self._logits(number, last),
+                    *self._draw(number, sizes, ranked),
+                ]
+            ),
             self._bind("draft_model_update", sizes, ranked, substep=number),
         ]
 

@@ -178,6 +178,17 @@ class ModuleChain(DraftChain):
     def _goes_on(self) -> bool:
         return self._static or bool(self._values("has_running")[0])
 
+    def _where_drafted(self, calls: list[Call]) -> list[Call]:
+        if self._static:
+            return calls
+
+        def call(stream: int) -> None:
+            if (self._values("draft_token_num") > 0).any():
+                for one in calls:
+                    one(stream)
+
+        return [call]
+
     def _values(self, name: str) -> Any:
         return self._device.download(self._tensors[name])
 

@@ -9,15 +9,16 @@ from typing import cast
 
 from specdec_hal.config.schema import Config
 from specdec_hal.models import Tokenizer, load_model
-from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.backend import AUTO, Backend
 from specdec_hal.plugin.model import DeviceModel, TargetModel
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, check_hidden_layers
 from specdec_hal.plugin.registry import Registry, or_default
+from specdec_hal.proposers.switched import SwitchedProposer
 from specdec_hal.runner.admission import RequestRules
 from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_sizes
 from specdec_hal.runner.guard import claim_cache
-from specdec_hal.runner.method import chosen
+from specdec_hal.runner.method import DraftMethods, chosen, looks_up_too
 from specdec_hal.runner.plan import ShardedLogitsHead, StepCompiler
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.row_masks import RowMasks
@@ -65,7 +66,7 @@ class RunnerParts:
     rules: RequestRules
     structured: StructuredRequests
     masks: RowMasks
-    lengths: DraftLengths | None
+    lengths: DraftLengths | DraftMethods | None
     launches: bool
     overlap: bool
     max_model_len: int
@@ -86,6 +87,7 @@ def build_parts(
     ConfigError, UnsupportedError or InsufficientMemoryError where they do not fit together.
     """
     registry, hook = or_default(registry), hook or RunnerHook()
+    automatic = config.speculative.method == AUTO
     config = chosen(config, backend, model, registry)
     speculative, settings, capabilities = config.speculative, config.runner, model.capabilities
     spec = registry.get_proposer(speculative.method)
@@ -107,7 +109,16 @@ def build_parts(
     if state.symbols["T_cap"] < slots * (k + 1) + 1:
         expected = f"expected at least {slots * (k + 1) + 1}: a decode step of every slot, and a prompt token"
         raise config.error("runner.max_num_batched_tokens", f"{expected}, got {settings.max_num_batched_tokens}")
-    proposer = _proposer(config, backend, model, tokenizer, registry, state, blocks)
+    context = _proposer_context(config, backend, model, tokenizer, registry, state, blocks)
+    first = partial(registry.build_proposer, speculative.method)
+    proposer: Proposer
+    lengths: DraftLengths | DraftMethods | None
+    if automatic and looks_up_too(config, backend, registry):
+        proposer = switched = SwitchedProposer(context, first)
+        lengths = DraftMethods(k, (speculative.method, "ngram"), switched.limits)
+    else:
+        proposer, lengths = first(context), DraftLengths(k) if speculative.adaptive and k else None
+    check_hidden_layers(proposer, speculative.method, model)
     # A step only launches work: its drafts too, if the proposer works on the device.
     launches = capabilities.device_lengths and backend.asynchronous and not backend.debug and backend.shadow is None
     on_device = proposer.runs_on == "device"
@@ -155,7 +166,7 @@ def build_parts(
             bounded=config.engine.tensor_parallel == 1,  # ranks may disagree about times
         ),
         masks=masks,
-        lengths=DraftLengths(k) if speculative.adaptive and k else None,
+        lengths=lengths,
         launches=launches,
         overlap=overlap,
         max_model_len=max_model_len,
@@ -163,7 +174,7 @@ def build_parts(
     )
 
 
-def _proposer(
+def _proposer_context(
     config: Config,
     backend: Backend,
     model: TargetModel,
@@ -171,16 +182,11 @@ def _proposer(
     registry: Registry,
     state: DecodeState,
     kv_blocks: int,
-) -> Proposer:
-    """The configured proposer; UnsupportedError if it needs missing features of the model."""
-    method = config.speculative.method
+) -> ProposerContext:
     load = partial(load_model, framework=config.model.framework, registry=registry, device=backend.device_name)
     if config.model.num_threads is not None:
         load = partial(load, threads=config.model.num_threads)
-    context = ProposerContext(backend, state, model, tokenizer, config.speculative.settings, config, load, kv_blocks)
-    proposer = registry.build_proposer(method, context)
-    check_hidden_layers(proposer, method, model)
-    return proposer
+    return ProposerContext(backend, state, model, tokenizer, config.speculative.settings, config, load, kv_blocks)
 
 
 def _prefix_cache(config: Config, model: TargetModel, proposer: Proposer, blocks: bool) -> PrefixCache | None:

@@ -100,6 +100,8 @@ class DraftLengths:
         """
         self._seen: Floats = np.zeros((0, 2 * k + 4))
         """Counts of a request in steps of either kind, at twice its row and after it."""
+        self.speed = 0.0
+        """Expected tokens per second and request, of the last steps with the chosen numbers of drafts."""
         self.forget()
 
     def forget(self) -> None:
@@ -120,6 +122,11 @@ class DraftLengths:
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
         return self._requests["limit"][rows]
+
+    def retry(self) -> None:
+        """Let every request draft in its next step."""
+        limits = self._requests["limit"]
+        limits[limits == 0] = min(PROBE, self._k)
 
     def proposed(self, longest: int, seconds: float) -> None:
         """Record a host proposer's time for drafts of up to `longest` tokens."""
@@ -151,7 +158,8 @@ class DraftLengths:
         if not total and not changed and (kind == before).all():  # it would choose the same
             return
         self._refresh()
-        best = known["limit"][rows] = self._best(self._seen[2 * rows + kind], kind.astype(np.int64))
+        best, self.speed = self._best(self._seen[2 * rows + kind], kind.astype(np.int64))
+        known["limit"][rows] = best
         stopped, tried, pause = best == 0, drafted > 0, known["next_pause"][rows]
         known["pause"][rows[stopped]] = pause[stopped]
         waits = np.minimum(np.maximum(np.where(stopped, pause * 2, pause // 2), FIRST_PAUSE), LONGEST_PAUSE)
@@ -189,10 +197,13 @@ class DraftLengths:
     def _limit_of_new(self) -> int:
         if not self._steps(0, self._slots):
             return min(PROBE, self._k)
-        return int(self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))[0])
+        best, _ = self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))
+        return int(best[0])
 
-    def _best(self, seen: Floats, kinds: Ints) -> Ints:
-        """The numbers of drafts that maximise tokens per second, of requests with these counts in such a step."""
+    def _best(self, seen: Floats, kinds: Ints) -> tuple[Ints, float]:
+        """The numbers of drafts that maximise tokens per second, of requests with these counts in such a step, and
+        those tokens per second for each of the batch's requests.
+        """
         found, gains = self._expect(_Counts(seen), kinds)
         order = np.argsort(-gains, axis=None, kind="stable")  # those of a request stay in their order
         request = order // self._k
@@ -203,9 +214,9 @@ class DraftLengths:
             asking = self._proposals.line(1)
             taken += asking.start + asking.slope * np.maximum.accumulate(order % self._k + 1)
         speeds = tokens / taken
-        best = int(speeds.argmax())
-        count = best + 1 if speeds[best] > self._slots / start else 0
-        return np.bincount(request[:count], minlength=len(seen))
+        best, plain = int(speeds.argmax()), self._slots / start
+        count = best + 1 if speeds[best] > plain else 0
+        return np.bincount(request[:count], minlength=len(seen)), max(speeds[best], plain) / self._slots
 
     def _expect(self, seen: _Counts, kinds: Ints) -> tuple[Floats, Floats]:
         """For the next drafts: the probabilities that there are any [n], and that each yields a token [n, K]."""

@@ -40,7 +40,8 @@ class StepRecord:
     `drafted` and `accepted` by draft position (0 = the first draft): slots with a draft there, and with an accepted and
     kept one. Drafts after the end of a request, at a stop string or its length limit, do not count. `decode_slots` and
     `decode_tokens` exclude prefill. `dropped_drafts` counts invalid draft lists: too long, or a token outside the
-    vocabulary. `seconds` is by stage. `bucket`: what the step was padded to, as slots, tokens and context.
+    vocabulary. `seconds` is by stage. `bucket`: what the step was padded to, as slots, tokens and context. `method`:
+    what drafts for the next step.
     """
 
     input_tokens: int = 0
@@ -51,6 +52,7 @@ class StepRecord:
     emitted: int = 0
     dropped_drafts: int = 0
     bucket: tuple[int, int, int] = (0, 0, 0)
+    method: str = ""
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
@@ -115,6 +117,7 @@ class Counts:
     dropped_drafts: int
     late: dict[str, int] = field(default_factory=dict)
     """Plans bound or captured, and kernels compiled, while requests waited."""
+    methods: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, metrics: Metrics, load: Load, fallback_calls: Mapping[str, int], late: Mapping[str, int]) -> Counts:
@@ -123,7 +126,7 @@ class Counts:
         return cls(
             load, dict(total.drafted), dict(total.accepted), total.emitted, dict(metrics.requests),
             list(dict(metrics.buckets).items()), dict(fallback_calls), dict(total.seconds), metrics.failed_steps,
-            metrics.failed_proposals, total.dropped_drafts, dict(late),
+            metrics.failed_proposals, total.dropped_drafts, dict(late), dict(metrics.methods),
         )  # fmt: skip
 
 
@@ -153,6 +156,8 @@ class Metrics:
         self.total = StepRecord()
         self.buckets: Counter[tuple[int, int, int]] = Counter()
         """Steps by bucket."""
+        self.methods: Counter[str] = Counter()
+        """Steps by the method that drafts."""
         self.requests: Counter[str] = Counter()
         """Finished requests by finish reason."""
 
@@ -160,6 +165,7 @@ class Metrics:
         """Count one step."""
         self.steps += 1
         self.buckets[record.bucket] += 1
+        self.methods[record.method] += 1
         total = self.total
         for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(record, name))
@@ -169,7 +175,7 @@ class Metrics:
     def summary(self) -> dict[str, Any]:
         """Everything, ready for JSON.
 
-        `steps`: of the whole batch, with those that read prompts. `tokens_per_step`: tokens a request gains per decode
+        `steps`: of the whole batch, with those that read prompts; `steps_by_method`: by what drafted in them. `tokens_per_step`: tokens a request gains per decode
         step it takes part in (1 without speculation; None before the first). What drafts did: see :func:`acceptance`.
         `tokens_per_second`: emitted tokens over the time of all stages.
         """
@@ -178,6 +184,7 @@ class Metrics:
         seconds = float(total.seconds.total())
         return {
             "steps": self.steps,
+            "steps_by_method": dict(self.methods),
             "failed_steps": self.failed_steps,
             "failed_proposals": self.failed_proposals,
             "input_tokens": total.input_tokens,

@@ -23,9 +23,11 @@ from specdec_hal.runner import bad_words
 from specdec_hal.runner.build import RunnerHook, RunnerParts, build_parts
 from specdec_hal.runner.deadlines import Deadlines
 from specdec_hal.runner.delivery import Delivery
+from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.guard import Guard, check_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.journal import Journal, Record, record_of, revive
+from specdec_hal.runner.method import DraftMethods
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
 from specdec_hal.runner.plan import CompiledStep, Features, LaunchedStep
 from specdec_hal.runner.prefill_budget import PrefillBudget
@@ -75,6 +77,8 @@ class ModelRunner:
         self.proposer, self.compiler, self.scheduler = parts.proposer, parts.compiler, parts.scheduler
         self._rules, self._structured, self._masks = parts.rules, parts.structured, parts.masks
         self.lengths, self._launches = parts.lengths, parts.launches
+        self.methods = parts.lengths if isinstance(parts.lengths, DraftMethods) else None
+        """The choice of a method while decoding, if the method is "auto" and there are several."""
         config, settings = parts.config, parts.config.runner
         self.default_params = SamplingParams.default(config)
         self.metrics = Metrics()
@@ -295,6 +299,11 @@ class ModelRunner:
             self.compiler.warm_up(dict.fromkeys(features), progress)
 
     @property
+    def method(self) -> str:
+        """The method that drafts now; without a choice, the configured one. Any thread may ask."""
+        return self.config.speculative.method if self.methods is None else self.methods.in_use
+
+    @property
     def device_wait_s(self) -> float:
         """How long this process has waited for its device. Any thread may ask."""
         doing = self._activity.doing
@@ -366,7 +375,7 @@ class ModelRunner:
         schedule = self.scheduler.schedule(self.bisection.on_trial)
         if schedule is None:
             return False
-        record = StepRecord(activity=self._activity)
+        record = StepRecord(activity=self._activity, method=self.method)
         try:
             step = self._enqueue(schedule, record)
         except (EngineDeadError, PluginError):
@@ -473,7 +482,7 @@ class ModelRunner:
         if self.proposer.runs_on == "host":
             with record.stage("propose"):
                 longest = self._draft(step.plan, report, record)
-            if self.lengths is not None:
+            if isinstance(self.lengths, DraftLengths):
                 self.lengths.proposed(longest, record.seconds["propose"])
         self.metrics.add(record)
         self._registry.step_finished(record)
@@ -639,6 +648,8 @@ class ModelRunner:
         limits, wanted = self._most_drafts, self.state.request.host["draft_token_num"]
         if self.lengths is not None:
             limits = np.minimum(limits, self.lengths.limits(self._length_rows))
+        if self.methods is not None:
+            self.methods.send(limits)
         if (wanted != limits).any():
             wanted[:] = limits
             self.state.request.upload()

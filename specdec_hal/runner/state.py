@@ -13,6 +13,7 @@ Each tensor has one writer. What a request asks for and what the scheduler decid
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from numpy.typing import NDArray
@@ -212,6 +213,12 @@ class DecodeState(OpTensors):
         """The tensors for ops of a draft model: `own` by name, the target's under base_model_..., all others shared."""
         base = {f"{_BASE_MODEL}{name}": tensor for name, tensor in self._tensors.items()}
         return OpTensors({**self._tensors, **{n: t for n, t in base.items() if n in names()}, **own})
+
+    def replacing(self, tensors: Mapping[str, Any]) -> DecodeState:
+        """The same state for ops that read or write other tensors by these names."""
+        other = copy(self)
+        other._tensors = {**self._tensors, **tensors}
+        return other
 
     def read(self, name: str) -> NDArray[Any]:
         """The tensor's values now; waits for the device. On a host, the tensor itself."""

@@ -193,6 +193,9 @@ class _EngineCollector(Collector):
         buckets = {tuple(map(str, bucket)): count for bucket, count in counts.buckets}
         text = "Steps by padded size."
         yield self._counters("specdec_hal:steps", text, ("slots", "tokens", "context"), buckets)
+        methods = {(method,): count for method, count in counts.methods.items()}
+        text = "Steps by the method that drafts; the label method has the first choice alone."
+        yield self._counters("specdec_hal:method_steps", text, ("draft_method",), methods)
         fallbacks = {(op,): count for op, count in counts.fallback_calls.items()}
         yield self._counters("specdec_hal:fallback_calls", "Launches served by a fallback.", ("op",), fallbacks)
         late = {(kind,): count for kind, count in counts.late.items()}

@@ -88,8 +88,14 @@ def test_what_is_chosen_otherwise(
 def test_a_method_that_is_named_is_taken_without_a_word(method: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "specdec_hal"):
         runner = make_runner(speculative={"method": method, "num_speculative_tokens": 1})
-    assert drafting(runner) == (method, int(method != "naive"), None) and not caplog.records
-    assert runner.lengths is None
+    drafts = method != "naive"
+    assert drafting(runner) == (method, int(drafts), drafts) and not caplog.records
+    assert (runner.lengths is not None) is drafts and runner.methods is None
+
+
+def test_a_method_that_is_named_drafts_as_much_as_asked_for() -> None:
+    runner = make_runner(speculative={"method": "ngram", "adaptive": False})
+    assert drafting(runner) == ("ngram", 5, False) and runner.lengths is None
 
 
 def test_ranks_that_must_agree_do_not_adapt() -> None:

@@ -1,0 +1,51 @@
+"""Drafts of one of two methods, as the runner chooses while decoding: a first one, or look-up by n-grams.
+
+Both are part of every step, so that one device graph serves either: a limit per slot says what the first may draft, and
+the look-up continues its drafts up to the request's own limit. A module is fed every token even where it drafts
+nothing, so that it can be tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepView
+from specdec_hal.proposers.ngram import NgramProposer
+
+LIMIT = "draft_token_num"
+"""The tensor of the most drafts by slot."""
+
+
+class SwitchedProposer(Proposer):
+    """`build` makes the first proposer, which has to work on the device and give no distributions of its drafts.
+
+    A slot's drafts are the first's, at most its entry of `limits`, then looked-up ones up to its `draft_token_num`.
+    """
+
+    runs_on: RunsOn = "device"
+    gives_draft_probs = False
+
+    def __init__(self, context: ProposerContext, build: Callable[[ProposerContext], Proposer]) -> None:
+        state = context.state
+        self.limits = state.device.inputs({LIMIT: state.field(LIMIT)})
+        """Written by the runner."""
+        self._first = build(replace(context, state=state.replacing(self.limits.tensors)))
+        settings = getattr(context.config.speculative, "ngram", None)
+        self._lookup = NgramProposer(replace(context, settings=settings), "hybrid_mtp_ngram")
+        self.hidden_layers, self.draft_positions = self._first.hidden_layers, self._first.draft_positions
+        self.cache_lookahead = self._first.cache_lookahead
+
+    def reset(self, slots: list[int]) -> None:
+        """Forget the slots' text and index."""
+        self._first.reset(slots)
+        self._lookup.reset(slots)
+
+    def forget(self) -> None:
+        """Forget finished requests."""
+        self._first.forget()
+
+    def propose(self, step: StepView) -> None:
+        """Draft, then look up."""
+        self._first.propose(step)
+        self._lookup.propose(step)
