@@ -22,6 +22,9 @@ DEMO := -C build-dir=$(abspath $(VENV))/build/demo -C cmake.define.SPECDEC_CUDA=
 TEST := $(EDITABLE) ".[paddle,models,test]"
 DEV := $(EDITABLE) ".[dev,docs]"
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pip compiles the modules that it installs, and not those of an editable package: each process would compile them where
+# it may not write (containers, PYTHONDONTWRITEBYTECODE).
+COMPILE := $(BIN)/python -m compileall -q -j $(JOBS) specdec_hal backends
 BUILD_TOOLS := "pip>=23.1" "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" "numpy>=1.24" "setuptools>=77" cmake ninja
 NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/models/native specdec_hal/ops -type f -not -name '*.md' 2>/dev/null)
 
@@ -153,11 +156,11 @@ $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
-	@$(call timed,Compiling the emulator and installing PaddlePaddle: about 90 s on two cores,$(PIP) install $(DEMO))
+	@$(call timed,Compiling the emulator and installing PaddlePaddle: about 90 s on two cores,$(PIP) install $(DEMO) && $(COMPILE))
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
-	@$(call timed,Compiling every library and installing what the tests need: about 10 minutes on two cores,$(PIP) install $(TEST))
+	@$(call timed,Compiling every library and installing what the tests need: about 10 minutes on two cores,$(PIP) install $(TEST) && $(COMPILE))
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.dev: $(VENV)/.installed

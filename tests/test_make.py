@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,19 @@ def test_the_demo_takes_an_environment_that_has_everything(tmp_path: Path) -> No
         (tmp_path / made).touch()
     steps = plan("demo", tmp_path)
     assert "pip" not in steps and "specdec-hal generate" in steps
+
+
+@pytest.mark.parametrize("target", ["demo", "setup"])
+def test_modules_are_compiled_once(target: str, tmp_path: Path) -> None:
+    """pip compiles those of packages that it copies, and an editable one stays where it is."""
+    steps = plan(target, tmp_path / "none")
+    command = re.search(rf"{tmp_path}/none/bin/python (-m compileall .*? specdec_hal backends)", steps)
+    assert command is not None and steps.index("--editable") < command.start()
+    for name in ("specdec_hal", "backends"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run([sys.executable, *command[1].split()], cwd=tmp_path, check=True)
+    missing = [path for path in tmp_path.rglob("*.py") if not Path(cache_from_source(path)).exists()]
+    assert not missing
 
 
 @pytest.mark.slow

@@ -27,7 +27,9 @@ class ProposerContext:
 
     `settings`: the checked section ``speculative.<name>``; None if the spec has no settings. `load_model(path)` loads
     another checkpoint (a draft model) in the target's framework and device, through the runner's registry. `kv_blocks`:
-    number of KV blocks in the target's pool (`state["block_tables"]`), or 0.
+    number of KV blocks in the target's pool (`state["block_tables"]`), or 0. `fed`: int32 [M], above 0 for slots whose
+    tokens a proposer with a cache reads even while they draft nothing, since they may draft again; None: every slot
+    under ``speculative.adaptive``.
     """
 
     backend: Backend
@@ -38,6 +40,7 @@ class ProposerContext:
     config: Config
     load_model: Callable[[str], TargetModel]
     kv_blocks: int = 0
+    fed: Any = None
 
 
 @dataclass(frozen=True)

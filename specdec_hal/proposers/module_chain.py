@@ -48,7 +48,7 @@ class ModuleChain(DraftChain):
     ) -> None:
         size = context.state.symbols
         self._static = context.model.capabilities.device_lengths
-        self._adaptive = context.config.speculative.adaptive
+        self._adaptive, self._fed_slots = context.config.speculative.adaptive, context.fed
         self.draft_positions = max(drafts - 1, 0)
         self._module: Any = module
         self._block: Any = getattr(module, "block", None)
@@ -97,7 +97,8 @@ class ModuleChain(DraftChain):
     def _head(self, bounds: StepBounds) -> list[Call]:
         sizes = {"B": bounds.slots}
         ordered = [] if self._static else [self._in_slot_order()]
-        fed = {"draft_token_num": self._every_request} if self._adaptive else {}
+        every = self._every_request if self._fed_slots is None else self._fed_slots
+        fed = {"draft_token_num": every} if self._adaptive else {}
         return [self._bind("schedule_slots", sizes), *ordered, self._bind("draft_model_preprocess", sizes, **fed)]
 
     def _in_slot_order(self) -> Call:

@@ -1,8 +1,8 @@
 """Drafts of one of two methods, as the runner chooses while decoding: a first one, or look-up by n-grams.
 
 Both are part of every step, so that one device graph serves either: a limit per slot says what the first may draft, and
-the look-up continues its drafts up to the request's own limit. A module is fed every token even where it drafts
-nothing, so that it can be tried again.
+the look-up continues its drafts up to the request's own limit. Another flag says whether a module is fed a slot's tokens
+where it drafts nothing, so that it can be tried again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from specdec_hal.proposers.ngram import NgramProposer
 
 LIMIT = "draft_token_num"
 """The tensor of the most drafts by slot."""
+FED = "fed"
+"""Whether a slot is fed: int32, 0 or 1."""
 
 
 class SwitchedProposer(Proposer):
     """`build` makes the first proposer, which has to work on the device and give no distributions of its drafts.
 
-    A slot's drafts are the first's, at most its entry of `limits`, then looked-up ones up to its `draft_token_num`.
+    A slot's drafts are the first's, at most `draft_token_num` of :attr:`inputs`, then looked-up ones up to the state's.
     """
 
     runs_on: RunsOn = "device"
@@ -28,9 +30,11 @@ class SwitchedProposer(Proposer):
 
     def __init__(self, context: ProposerContext, build: Callable[[ProposerContext], Proposer]) -> None:
         state = context.state
-        self.limits = state.device.inputs({LIMIT: state.field(LIMIT)})
-        """Written by the runner."""
-        self._first = build(replace(context, state=state.replacing(self.limits.tensors)))
+        self.inputs = state.device.inputs(dict.fromkeys((LIMIT, FED), state.field(LIMIT)))
+        """Written by the runner: by slot, the most drafts of the first proposer, and whether it is fed."""
+        tensors = self.inputs.tensors
+        own = state.replacing({LIMIT: tensors[LIMIT]})
+        self._first = build(replace(context, state=own, fed=tensors[FED]))
         settings = getattr(context.config.speculative, "ngram", None)
         self._lookup = NgramProposer(replace(context, settings=settings), "hybrid_mtp_ngram")
         self.hidden_layers, self.draft_positions = self._first.hidden_layers, self._first.draft_positions

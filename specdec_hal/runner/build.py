@@ -115,7 +115,8 @@ def build_parts(
     lengths: DraftLengths | DraftMethods | None
     if automatic and looks_up_too(config, backend, registry):
         proposer = switched = SwitchedProposer(context, first)
-        lengths = DraftMethods(k, (speculative.method, "ngram"), switched.limits)
+        names = speculative.method, "ngram"
+        lengths = DraftMethods(k, names, switched.inputs, spares=not capabilities.device_lengths)
     else:
         proposer, lengths = first(context), DraftLengths(k) if speculative.adaptive and k else None
     check_hidden_layers(proposer, speculative.method, model)

@@ -100,8 +100,6 @@ class DraftLengths:
         """
         self._seen: Floats = np.zeros((0, 2 * k + 4))
         """Counts of a request in steps of either kind, at twice its row and after it."""
-        self.speed = 0.0
-        """Expected tokens per second and request, of the last steps with the chosen numbers of drafts."""
         self.forget()
 
     def forget(self) -> None:
@@ -118,6 +116,10 @@ class DraftLengths:
             for one in new:
                 self._known[one] = self._new_row(one, limit)
         return np.array([self._known[one] for one in requests], np.int64)
+
+    def __contains__(self, request: object) -> bool:
+        """Whether this request has a row."""
+        return request in self._known
 
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
@@ -158,8 +160,7 @@ class DraftLengths:
         if not total and not changed and (kind == before).all():  # it would choose the same
             return
         self._refresh()
-        best, self.speed = self._best(self._seen[2 * rows + kind], kind.astype(np.int64))
-        known["limit"][rows] = best
+        best = known["limit"][rows] = self._best(self._seen[2 * rows + kind], kind.astype(np.int64))
         stopped, tried, pause = best == 0, drafted > 0, known["next_pause"][rows]
         known["pause"][rows[stopped]] = pause[stopped]
         waits = np.minimum(np.maximum(np.where(stopped, pause * 2, pause // 2), FIRST_PAUSE), LONGEST_PAUSE)
@@ -197,13 +198,10 @@ class DraftLengths:
     def _limit_of_new(self) -> int:
         if not self._steps(0, self._slots):
             return min(PROBE, self._k)
-        best, _ = self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))
-        return int(best[0])
+        return int(self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))[0])
 
-    def _best(self, seen: Floats, kinds: Ints) -> tuple[Ints, float]:
-        """The numbers of drafts that maximise tokens per second, of requests with these counts in such a step, and
-        those tokens per second for each of the batch's requests.
-        """
+    def _best(self, seen: Floats, kinds: Ints) -> Ints:
+        """The numbers of drafts that maximise tokens per second, of requests with these counts in such a step."""
         found, gains = self._expect(_Counts(seen), kinds)
         order = np.argsort(-gains, axis=None, kind="stable")  # those of a request stay in their order
         request = order // self._k
@@ -214,9 +212,9 @@ class DraftLengths:
             asking = self._proposals.line(1)
             taken += asking.start + asking.slope * np.maximum.accumulate(order % self._k + 1)
         speeds = tokens / taken
-        best, plain = int(speeds.argmax()), self._slots / start
-        count = best + 1 if speeds[best] > plain else 0
-        return np.bincount(request[:count], minlength=len(seen)), max(speeds[best], plain) / self._slots
+        best = int(speeds.argmax())
+        count = best + 1 if speeds[best] > self._slots / start else 0
+        return np.bincount(request[:count], minlength=len(seen))
 
     def _expect(self, seen: _Counts, kinds: Ints) -> tuple[Floats, Floats]:
         """For the next drafts: the probabilities that there are any [n], and that each yields a token [n, K]."""

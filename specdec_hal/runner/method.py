@@ -1,15 +1,13 @@
 """The meaning of `speculative.method: auto` for a model and a backend: a first method, and the choice while decoding.
 
-Beside the first method, a module or a drafter, there is look-up by n-grams, which costs next to nothing. Which of them
-is faster depends on the text, the device and the batch. So each is tried for some steps at each size of batch, and that
-with the most tokens per second is used. The others are tried again after pauses that double as long as they lose. A
-method that drafts nothing is as fast as plain decoding.
+Beside the first method, a module or a drafter, there is look-up by n-grams, which costs next to nothing. Where draft
+lengths switch the first one off, since it does not pay, requests draft by look-up. The first is tried again after pauses
+that double as long as it does not pay.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,16 +20,17 @@ from specdec_hal.ops import Strategy, draft_model
 from specdec_hal.plugin.backend import AUTO, Backend
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.registry import Registry
+from specdec_hal.proposers.switched import FED, LIMIT
 from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.slot_table import Ints
 from specdec_hal.tensors.transfer import Inputs
 
-TRIAL = 6
-"""Measured steps of a trial; it ends early if the method stops drafting."""
 SETTLING = 2
 """Steps after a change that are not measured: their drafts, or their calls, may be those of the method before."""
-FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
-"""Steps between trials."""
+FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
+"""Steps with look-up before the first method is tried again."""
+GIVE_UP = 3
+"""Tries of the first method without success, after which its cache is no longer kept up to date."""
 
 _log = logging.getLogger("specdec_hal")
 
@@ -70,41 +69,52 @@ class DraftMethods:
     """As :class:`DraftLengths`, for a :class:`~specdec_hal.proposers.switched.SwitchedProposer`: also chooses its
     method, for all requests together.
 
-    `names`: of its first method and of the look-up. `first`: the most drafts of the first, `draft_token_num` [M].
+    `names`: of its first method and of the look-up. `inputs`: what it reads. `spares`: feeding the first method takes
+    time even where it drafts nothing, so requests are no longer fed after :data:`GIVE_UP` tries. It is tried again with
+    requests that begin :data:`LONGEST_PAUSE` steps later.
     """
 
-    def __init__(self, k: int, names: tuple[str, str], first: Inputs) -> None:
-        self._names, self._first, self._at, self._settling = names, first, 0, 0
+    def __init__(self, k: int, names: tuple[str, str], inputs: Inputs, *, spares: bool) -> None:
+        self._names, self._inputs, self._spares = names, inputs, spares
         self._lengths = [DraftLengths(k) for _ in names]
-        self._choices: dict[int, _Choice] = {}
-        self._known = set[tuple[int, int]]()
+        self._cold = np.zeros(0, np.bool_)
+        """By row: requests that the first method has not been fed."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget acceptance, for later requests."""
+        self._at = self._settling = self._steps = self._failures = 0
+        self._pause, self._feeds = FIRST_PAUSE, True
+        for one in self._lengths:
+            one.forget()
 
     @property
     def in_use(self) -> str:
         """The name of the method that drafts."""
         return self._names[self._at]
 
-    def forget(self) -> None:
-        """Forget acceptance, for later requests."""
-        self._choices.clear()
-        for one in self._lengths:
-            one.forget()
-
     def rows(self, requests: Iterable[Any]) -> Ints:
         """As :meth:`DraftLengths.rows`: a request has the same row for every method."""
         requests = list(requests)
-        return [one.rows(requests) for one in self._lengths][0]
+        new = np.array([one not in self._lengths[0] for one in requests], np.bool_)
+        rows = [one.rows(requests) for one in self._lengths][0]
+        if len(rows) and (size := int(rows.max()) + 1) > len(self._cold):
+            self._cold = np.append(self._cold, np.zeros(size - len(self._cold), np.bool_))
+        self._cold[rows[new]] = not self._feeds
+        return rows
 
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
         return self._lengths[self._at].limits(rows)
 
-    def send(self, limits: Ints) -> None:
-        """Send the first method its part of the most drafts of every slot [M]."""
-        host, own = self._first.host["draft_token_num"], limits if self._at == 0 else np.zeros_like(limits)
-        if (host != own).any():
-            host[:] = own
-            self._first.upload()
+    def send(self, rows: Ints, limits: Ints) -> None:
+        """Send the proposer every slot's part for the first method: by row and most drafts [M]."""
+        own = limits if self._at == 0 else np.zeros_like(limits)
+        fed = ~self._cold[rows] if len(self._cold) else np.ones(len(rows), np.bool_)
+        host = self._inputs.host
+        if (host[LIMIT] != own).any() or (host[FED] != fed).any():
+            host[LIMIT][:], host[FED][:] = own, fed
+            self._inputs.upload()
 
     def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> None:
         """As :meth:`DraftLengths.stepped`."""
@@ -113,54 +123,27 @@ class DraftMethods:
         if self._settling:
             self._settling -= 1
             return
-        lengths, size = self._lengths[self._at], len(rows).bit_length()
+        lengths = self._lengths[self._at]
         lengths.stepped(rows, drafted, accepted, seconds)
-        choice = self._choices.setdefault(size, _Choice(len(self._names), self._at))
-        if choice.at == self._at:  # else the batch had another size
-            choice.stepped(lengths.speed, bool(lengths.limits(rows).any()))
-        if choice.at != self._at:
-            self._at, self._settling = choice.at, SETTLING
-            self._lengths[self._at].retry()
-        if not choice.trial and (size, self._at) not in self._known:
-            self._known.add((size, self._at))
-            speeds = ", ".join(f"{name} {speed:.1f}" for name, speed in zip(self._names, choice.speeds, strict=True))
-            _log.info(
-                "speculative.method auto: %s now, since it is the fastest with %d to %d requests; expected tokens per "
-                "second and request: %s", self.in_use, 1 << (size - 1), (1 << size) - 1, speeds,
-            )  # fmt: skip
-
-
-class _Choice:
-    """The method `at` for one size of batch. `trial`: measured steps that are left of its trial; 0: it is the fastest.
-
-    `speeds`: tokens per second and request of each method when last used; infinite before, so that each is tried.
-    """
-
-    def __init__(self, methods: int, at: int) -> None:
-        self.at, self.trial, self.speeds = at, TRIAL, [math.inf] * methods
-        self._pause = self._next_pause = FIRST_PAUSE
-        self._tried = 0
-
-    def stepped(self, speed: float, drafts: bool) -> None:
-        """Choose again, after a step that makes this `speed` expected. `drafts`: whether the method goes on drafting."""
-        self.speeds[self.at] = speed
-        best = max(range(len(self.speeds)), key=self.speeds.__getitem__)
-        if self.trial:
-            self.trial = self.trial - 1 if drafts else 0
-            if self.trial:
+        self._steps += 1
+        if self._at == 0:
+            if lengths.limits(rows).any():
                 return
-            self._pause = self._next_pause
-            self._next_pause = FIRST_PAUSE if best == self.at else min(2 * self._next_pause, LONGEST_PAUSE)
-        else:
-            self._pause -= 1
-        if self.speeds[best] == math.inf:
-            self.at, self.trial = best, TRIAL
-        elif self._pause > 0:
-            self.at = best
-        else:
-            others = [one for one in range(len(self.speeds)) if one != best]
-            self.at, self.trial = others[self._tried % len(others)], TRIAL
-            self._tried += 1
+            self._failures = 0 if self._steps > FIRST_PAUSE else self._failures + 1
+            self._pause = min(FIRST_PAUSE << self._failures, LONGEST_PAUSE)
+            if self._spares and self._failures >= GIVE_UP:
+                self._feeds, self._pause, self._cold[:] = False, LONGEST_PAUSE, True
+            self._use(1, "does not pay")
+        elif self._steps >= self._pause:
+            self._feeds = True
+            if not self._cold[rows].any():
+                self._use(0, "is tried again")
+
+    def _use(self, method: int, why: str) -> None:
+        self._at, self._settling, self._steps = method, SETTLING, 0
+        self._lengths[method].retry()
+        level = logging.INFO if self._failures <= GIVE_UP else logging.DEBUG  # else it is said once a pause
+        _log.log(level, "speculative.method auto: %s drafts now, since %s %s", self.in_use, self._names[0], why)
 
 
 def _with(config: Config, **keys: Any) -> Config:

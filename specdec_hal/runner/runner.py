@@ -649,7 +649,7 @@ class ModelRunner:
         if self.lengths is not None:
             limits = np.minimum(limits, self.lengths.limits(self._length_rows))
         if self.methods is not None:
-            self.methods.send(limits)
+            self.methods.send(self._length_rows, limits)
         if (wanted != limits).any():
             wanted[:] = limits
             self.state.request.upload()
