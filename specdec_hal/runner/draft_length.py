@@ -7,6 +7,8 @@ The drafts of all requests are ranked by probability, and the number with the la
 Repetition comes in runs, so acceptance is counted separately for steps after fully accepted ones. Few observations
 weigh little against the prior, so that a position is not abandoned after one rejection. If the best number is 0,
 drafting is retried after a pause that doubles with each failure.
+
+What a method costs besides its drafts (a pass of a module, say) shows only in steps without: now and then one is taken.
 """
 
 from __future__ import annotations
@@ -52,6 +54,10 @@ FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
 """Steps without drafts before a retry, and its number of drafts. An unsuccessful retry doubles the next pause, a
 successful one halves it.
 """
+FIRST_PLAIN, LONGEST_PLAIN, PLAIN_GROWTH = 4, 256, 4
+"""Steps with drafts before one without is taken to measure it, and by what that number grows each time."""
+PLAIN_WAIT, PLAIN_SETTLING = 4, 3
+"""Most steps until one has no drafts, since some are proposed already; and until one has drafts again."""
 PROPOSAL_SPREAD = 0.05
 """Weight of :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` in the cost of a host proposer."""
 
@@ -90,10 +96,15 @@ class DraftLengths:
 
     def __init__(self, k: int) -> None:
         self._k, self._of_step = k, _Counts.of_step(k)
-        self._steps, self._proposals = Cost(), Cost(PROPOSAL_SPREAD, of_steps=False)
+        self._steps, self._plain_steps = Cost(), Cost()
+        """Of steps with drafts, and without."""
+        self._proposals = Cost(PROPOSAL_SPREAD, of_steps=False)
         self._known: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._free = list[int]()
         self._slots, self._asks = 1, False
+        self._until_plain = self._interval = FIRST_PLAIN
+        self._plain = self._settling = 0
+        """Steps that wait for one without drafts, and then for one with drafts."""
         self._requests = np.zeros(0, [(name, np.int64) for name in ("kind", "limit", "pause", "next_pause")])
         """The kind of the next step: 1 after a fully accepted one; the most drafts in it; remaining steps without
         drafts; the next pause.
@@ -123,7 +134,11 @@ class DraftLengths:
 
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
-        return self._requests["limit"][rows]
+        return np.zeros(len(rows), np.int64) if self._plain else self._requests["limit"][rows]
+
+    def drafts(self, rows: Ints) -> bool:
+        """Whether any of these requests drafts, or will after a step that is measured without."""
+        return bool(self._requests["limit"][rows].any())
 
     def retry(self) -> None:
         """Let every request draft in its next step."""
@@ -143,8 +158,10 @@ class DraftLengths:
         if not len(rows):
             return
         total, changed = int(drafted.sum()), len(rows) != self._slots
+        if self._is_plain(total, len(rows), seconds):
+            return
         self._slots = len(rows)
-        self._steps.add(total, seconds, len(rows))
+        (self._steps if total else self._plain_steps).add(total, seconds, len(rows))
         known = self._requests
         asked = known["limit"][rows] > 0
         if not asked.all():
@@ -165,6 +182,23 @@ class DraftLengths:
         known["pause"][rows[stopped]] = pause[stopped]
         waits = np.minimum(np.maximum(np.where(stopped, pause * 2, pause // 2), FIRST_PAUSE), LONGEST_PAUSE)
         known["next_pause"][rows[tried]] = waits[tried]
+
+    def _is_plain(self, total: int, slots: int, seconds: float) -> bool:
+        """Whether the step belongs to the measurement of one without drafts; begins that where it is due."""
+        if self._plain:
+            self._plain -= 1
+            if not total:
+                self._plain_steps.add(0, seconds, slots)
+                self._plain, self._settling = 0, PLAIN_SETTLING
+            return True
+        if self._settling:
+            self._settling = 0 if total else self._settling - 1
+            return not total
+        self._until_plain = self._until_plain - 1 if total else self._interval
+        if self._until_plain <= 0:
+            self._interval = min(self._interval * PLAIN_GROWTH, LONGEST_PLAIN)
+            self._until_plain, self._plain = self._interval, PLAIN_WAIT
+        return False
 
     def _count(self, rows: Ints, kinds: Ints, results: Floats) -> None:
         """Count results of requests' steps of these kinds."""
@@ -196,7 +230,7 @@ class DraftLengths:
         return row
 
     def _limit_of_new(self) -> int:
-        if not self._steps(0, self._slots):
+        if not self._steps and not self._plain_steps:
             return min(PROBE, self._k)
         return int(self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))[0])
 
@@ -205,7 +239,8 @@ class DraftLengths:
         found, gains = self._expect(_Counts(seen), kinds)
         order = np.argsort(-gains, axis=None, kind="stable")  # those of a request stay in their order
         request = order // self._k
-        start, slope = self._steps.line(self._slots)
+        start, slope = (self._steps or self._plain_steps).line(self._slots)
+        plain = self._plain_steps(0, self._slots) if self._plain_steps else start
         tokens = self._slots + gains.reshape(-1)[order].cumsum()
         taken = start + slope * found[request].cumsum()
         if self._asks:
@@ -213,7 +248,7 @@ class DraftLengths:
             taken += asking.start + asking.slope * np.maximum.accumulate(order % self._k + 1)
         speeds = tokens / taken
         best = int(speeds.argmax())
-        count = best + 1 if speeds[best] > self._slots / start else 0
+        count = best + 1 if speeds[best] > self._slots / plain else 0
         return np.bincount(request[:count], minlength=len(seen))
 
     def _expect(self, seen: _Counts, kinds: Ints) -> tuple[Floats, Floats]:

@@ -127,7 +127,7 @@ class DraftMethods:
         lengths.stepped(rows, drafted, accepted, seconds)
         self._steps += 1
         if self._at == 0:
-            if lengths.limits(rows).any():
+            if lengths.drafts(rows):
                 return
             self._failures = 0 if self._steps > FIRST_PAUSE else self._failures + 1
             self._pause = min(FIRST_PAUSE << self._failures, LONGEST_PAUSE)

@@ -61,6 +61,10 @@ class Cost:
         self._groups: dict[int, _Group] = {}
         self._spread = self._together = 0.0
 
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._groups)
+
     @property
     def least(self) -> float:
         """Seconds that one more costs at least."""

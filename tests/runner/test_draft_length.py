@@ -13,9 +13,14 @@ from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
 from specdec_hal.runner.draft_length import (
     FIRST_PAUSE,
+    FIRST_PLAIN,
     FIRST_PRIOR,
     LATER_PRIOR,
     LONGEST_PAUSE,
+    LONGEST_PLAIN,
+    PLAIN_GROWTH,
+    PLAIN_SETTLING,
+    PLAIN_WAIT,
     POOLED_DECAY,
     POOLED_STRENGTH,
     PROBE,
@@ -46,12 +51,12 @@ def limits_of(lengths: DraftLengths, requests: list[Drafting]) -> list[int]:
 
 def decode(
     rate: Any, slope: float, *, fixed: int | None = None, found: float = 1.0, asking: float = 0.0, batch: int = 1,
-    noise: float = 0.0,
+    noise: float = 0.0, module: float = 0.0,
 ) -> float:  # fmt: skip
     """Tokens a second of a decode where draft i of step s is accepted with probability rate(s)[i].
 
     A token more costs `slope` of a step of one token; `found`: how often there is anything to draft; `asking`: what the
-    proposer takes for a draft.
+    proposer takes for a draft; `module`: what it takes besides, for any number of drafts.
     """
     rng = np.random.default_rng(3)
     lengths = DraftLengths(K)
@@ -64,7 +69,7 @@ def decode(
             drafted.append(most if rng.random() < found else 0)
             lucky = rng.random(K) < rate(step)
             accepted.append(min(int(np.argmin([*lucky, False])), drafted[-1]))
-        seconds = 1 + slope * (batch + sum(drafted) - 1)
+        seconds = 1 + slope * (batch + sum(drafted) - 1) + module * any(asked)
         shown = seconds * (1 + noise * rng.exponential())
         if fixed is None:
             stepped(lengths, requests, drafted, accepted, shown)
@@ -96,6 +101,15 @@ def test_it_never_loses(rate: float, slope: float, found: float, how: tuple[int,
 def test_a_proposer_that_costs_more_than_it_gives() -> None:
     given = {"rate": lambda step: 0.3, "slope": 0.05, "asking": 0.4}
     assert decode(**given) >= 0.96 * decode(**given, fixed=0) > decode(**given, fixed=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", [0.5, 2.0])
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+def test_a_module_that_costs_the_same_for_any_number_of_drafts(module: float, rate: float) -> None:
+    """Its cost shows in no number of drafts but 0."""
+    given: dict[str, Any] = {"rate": lambda step: rate, "slope": 0.02, "module": module}
+    best = max(decode(**given, fixed=fixed) for fixed in (0, K))
+    assert decode(**given) >= 0.9 * best
 
 
 def test_it_begins_again_where_drafts_begin_to_be_accepted() -> None:
@@ -156,8 +170,10 @@ class Rule:
     """The rule of :mod:`specdec_hal.runner.draft_length`, request by request and draft by draft."""
 
     def __init__(self, k: int) -> None:
-        self.k, self.steps, self.asking = k, Cost(), Cost(PROPOSAL_SPREAD, of_steps=False)
+        self.k, self.steps, self.plain_steps, self.asking = k, Cost(), Cost(), Cost(PROPOSAL_SPREAD, of_steps=False)
         self.asks, self.slots = False, 1
+        self.plain = self.settling = 0
+        self.until_plain = self.interval = FIRST_PLAIN
         self.pooled = [self.counts(), self.counts()]
         self.requests: dict[Drafting, dict[str, Any]] = {}
         self.refresh()
@@ -189,7 +205,8 @@ class Rule:
     def known(self, request: Drafting) -> dict[str, Any]:
         if request not in self.requests:
             one = {"seen": [self.counts(), self.counts()], "kind": 0, "pause": 0, "next_pause": FIRST_PAUSE}
-            first = self.best([one] * self.slots)[0] if self.steps(0, self.slots) else min(PROBE, self.k)
+            known = self.steps or self.plain_steps
+            first = self.best([one] * self.slots)[0] if known else min(PROBE, self.k)
             self.requests[request] = {**one, "limit": first}
         return self.requests[request]
 
@@ -211,9 +228,11 @@ class Rule:
             found, gains = self.gains(one)
             drafts += [(gain, found, at) for gain in gains]
         drafts.sort(key=lambda draft: -draft[0])
-        line, asking, limits, longest = self.steps.line(self.slots), self.asking.line(1), [0] * len(requests), 0
+        line, asking = (self.steps or self.plain_steps).line(self.slots), self.asking.line(1)
+        limits, longest = [0] * len(requests), 0
         gained = waited = 0.0
-        speed, best = self.slots / line.start, list(limits)
+        plain = self.plain_steps(0, self.slots) if self.plain_steps else line.start
+        speed, best = self.slots / plain, list(limits)
         for gain, found, at in drafts:
             limits[at] += 1
             longest = max(longest, limits[at])
@@ -223,10 +242,33 @@ class Rule:
                 speed, best = (self.slots + gained) / taken, list(limits)
         return best
 
+    def limit(self, request: Drafting) -> int:
+        limit: int = self.known(request)["limit"]
+        return 0 if self.plain else limit
+
+    def measures(self, total: int, slots: int, seconds: float) -> bool:
+        """A step without drafts, now and then: nothing else is learned until there are drafts again."""
+        if self.plain:
+            self.plain -= 1
+            if total == 0:
+                self.plain_steps.add(0, seconds, slots)
+                self.plain, self.settling = 0, PLAIN_SETTLING
+            return True
+        if self.settling:
+            self.settling = 0 if total else self.settling - 1
+            return total == 0
+        self.until_plain = self.until_plain - 1 if total else self.interval
+        if self.until_plain <= 0:
+            self.interval = min(PLAIN_GROWTH * self.interval, LONGEST_PLAIN)
+            self.until_plain, self.plain = self.interval, PLAIN_WAIT
+        return False
+
     def stepped(self, requests: list[Drafting], drafted: list[int], accepted: list[int], seconds: float) -> None:
+        if self.measures(sum(drafted), len(requests), seconds):
+            return
         known = [self.known(one) for one in requests]
         changed, self.slots = len(requests) != self.slots, len(requests)
-        self.steps.add(sum(drafted), seconds, self.slots)
+        (self.steps if sum(drafted) else self.plain_steps).add(sum(drafted), seconds, self.slots)
         asked, results = list[tuple[dict[str, Any], int]](), ([], [])  # type: ignore[var-annotated]
         for one, d, a in zip(known, drafted, accepted, strict=True):
             if one["limit"] == 0:
@@ -267,7 +309,7 @@ def test_arrays_decide_as_the_rule_does(seed: int) -> None:
             rule.refresh()
         at = [i for i in range(slots) if step % 5 or rng.random() < 0.8] or [0]
         requests = [everyone[i] for i in at]
-        wanted = [rule.known(one)["limit"] for one in requests]
+        wanted = [rule.limit(one) for one in requests]
         assert limits_of(lengths, requests) == wanted, step
         drafted = [most if rng.random() < 0.8 else int(rng.integers(most + 1)) for most in wanted]
         accepted = [min(int(rng.geometric(1 - 0.99 * rates[i])) - 1, d) for i, d in zip(at, drafted, strict=True)]
