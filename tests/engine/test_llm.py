@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 CONFIG = {
     "backend": {"name": "reference"},
     "runner": {"max_num_seqs": 3},
-    "speculative": {"method": "ngram", "num_speculative_tokens": 3},
+    "speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
 }
 PROMPTS = [[n + 1, 5, 6, 5, 6] for n in range(7)]
 PARAMS = [

@@ -307,7 +307,7 @@ def test_transformers_has_the_same_tokens(folder: Model, smollm2: Model) -> None
 
 TOKENS = 16  # where the second choice is never nearer than 0.08 in log probability: kernels of other CPUs tip nothing
 GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0)
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
 
 
 def test_answers_are_the_same_with_drafts_and_without(chat_model: Model) -> None:

@@ -39,7 +39,7 @@ def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest
                 "max_num_seqs": 2, "max_model_len": 64, "prefill_chunk": 8, "block_size": BLOCK,
                 "enable_prefix_caching": cached,
             },
-            "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
+            "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k, "adaptive": False},
         })  # fmt: skip
         runner = build_runner(settings, sd.get_backend("reference" if on_host else "cuda"), model)
         for layer in model.pool_layers():

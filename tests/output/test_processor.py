@@ -90,7 +90,7 @@ SECTIONS: dict[str, Any] = {
         "max_num_seqs": 4, "prefill_chunk": 16, "max_num_batched_tokens": 44, "block_size": 4, "num_kv_blocks": 16,
         "overlap": True,
     },
-    "speculative": {"method": "ngram", "num_speculative_tokens": 4},
+    "speculative": {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False},
 }  # fmt: skip
 COUNT = 60
 

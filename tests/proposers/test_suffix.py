@@ -91,7 +91,7 @@ def test_among_equals_the_latest() -> None:
 
 
 def runner(method: str, **settings: Any) -> ModelRunner:
-    speculative = {"method": method, "num_speculative_tokens": 5, method: settings}
+    speculative = {"method": method, "num_speculative_tokens": 5, "adaptive": False, method: settings}
     config = parse({"runner": {"max_num_seqs": 1, "prefill_chunk": 8}, "speculative": speculative})
     return build_runner(config, ReferenceBackend(), HistoryModel())
 

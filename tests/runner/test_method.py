@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
+from specdec_hal.engine import LLM
+from specdec_hal.models.llama import LlamaMTP
 from specdec_hal.plugin.model import ModelCapabilities
 from specdec_hal.plugin.registry import default as registry
 from specdec_hal.runner import ModelRunner, SamplingParams, build_runner
@@ -19,6 +23,7 @@ from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of, plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 
+ROOT = Path(__file__).parents[2]
 PROMPT = [3, 5, 6, 5, 6]
 
 
@@ -87,7 +92,7 @@ def test_what_is_chosen_otherwise(
 @pytest.mark.parametrize("method", ["naive", "ngram", "mtp"])
 def test_a_method_that_is_named_is_taken_without_a_word(method: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "specdec_hal"):
-        runner = make_runner(speculative={"method": method, "num_speculative_tokens": 1})
+        runner = make_runner(speculative={"method": method, "num_speculative_tokens": 1, "adaptive": None})
     drafts = method != "naive"
     assert drafting(runner) == (method, int(drafts), drafts) and not caplog.records
     assert (runner.lengths is not None) is drafts and runner.methods is None
@@ -121,3 +126,63 @@ def test_the_module_needs_no_op_but_those_that_are_asked_for(monkeypatch: pytest
     from specdec_hal.ops.draft_model import OPS
 
     assert bound("mtp") - bound("ngram") <= {spec.name for spec in OPS}
+
+
+class Clock:
+    """Time that passes where a model computes."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def charge(self, owner: Any, name: str, seconds: Callable[..., float], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let a method take so long, by its arguments."""
+        method = getattr(owner, name)
+
+        def taking(*args: Any) -> Any:
+            self.now += seconds(*args)
+            return method(*args)
+
+        monkeypatch.setattr(owner, name, taking)
+
+
+PROMPTS = [path.read_text().removesuffix("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
+
+
+def decoded(method: str, draft: float, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, int, tuple[int, ...]]]:
+    """Tokens per step, drafts and accepted ones, and the tokens, of each example prompt. `draft`: the time of a draft
+    of the module, as a part of a step of one token.
+    """
+    clock = Clock()
+    monkeypatch.setattr("specdec_hal.runner.metrics.time", clock)
+    named = {"speculative": {"method": method}} if method else {}
+    found = []
+    clock.charge(LlamaMTP, "compute_logits", lambda module, hidden: draft, monkeypatch)
+    with LLM(ROOT / "models/tiny-py-lm", runner={"watchdog_s": None}, **named) as llm:
+        clock.charge(llm.runner.model, "forward", lambda batch: 1 + 0.02 * len(batch.token_ids), monkeypatch)
+        params = SamplingParams(max_new_tokens=96, ignore_eos=True)
+        for prompt in PROMPTS:
+            (output,) = llm.generate([prompt], params)
+            found.append((len(output.token_ids) / output.steps, output.drafted, output.accepted, output.token_ids))
+        methods = llm.runner.summary()["steps_by_method"]
+        assert (methods.get("ngram", 0) > sum(methods.values()) / 2) is (method == "ngram" or (not method and draft > 1))
+    return found
+
+
+@pytest.mark.parametrize("draft", [0.02, 2.0])
+def test_the_default_on_the_example_prompts(draft: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a draft of the module costs little, and where it costs as much as two steps."""
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    named = []
+    for method in ("ngram", "mtp", "hybrid"):
+        with monkeypatch.context() as patch:
+            named.append(decoded(method, draft, patch))
+    with monkeypatch.context() as patch:
+        default = decoded("", draft, patch)
+    assert len(default) >= 4
+    for one, others in zip(default, zip(*named, strict=True), strict=True):
+        speed, drafted, _, tokens = one
+        assert speed >= 0.9 * max(other[0] for other in others), (one[:3], [other[:3] for other in others])
+        assert drafted > 0 or not others[0][2]
+        assert all(other[3] == tokens for other in others)

@@ -71,7 +71,7 @@ def serving(
     config = parse(
         {
             "backend": {"name": "reference"},
-            "speculative": {"method": "ngram", "num_speculative_tokens": 3},
+            "speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
             "serve": {"port": 0},
             **sections,
         }

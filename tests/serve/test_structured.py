@@ -56,7 +56,7 @@ def running() -> Iterator[Running]:
     config = parse(
         {
             "backend": {"name": "reference"},
-            "speculative": {"method": "ngram", "num_speculative_tokens": 4},
+            "speculative": {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False},
             "structured": {"backend": "llguidance"},
             "serve": {"port": 0, "tool_call_parser": "hermes"},
         }
