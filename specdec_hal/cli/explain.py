@@ -18,6 +18,7 @@ from specdec_hal.errors import ConfigError, UnknownBackendError
 from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.registry import Explanation
+from specdec_hal.runner.method import methods_of
 from specdec_hal.text import did_you_mean
 
 HELP = "explain an op or a backend"
@@ -40,17 +41,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
         runtime = read_runtime(args)
         config = runtime.config
         explanation = runtime.registry.explain(config.backend.name, fallback=config.fallback.allow)
-        invariant = None if config.model.path is None else _batch_invariant(runtime)
+        model = None if config.model.path is None else _explain_model(runtime)
     else:
-        explanation, invariant = _explain_backend(args.name), None
-    _print_backend(explanation, invariant, output)
+        explanation, model = _explain_backend(args.name), None
+    _print_backend(explanation, model, output)
     return 0
 
 
-def _batch_invariant(runtime: Runtime) -> bool:
-    """Whether the configured model, once loaded, guarantees the same bits in any batch."""
+def _explain_model(runtime: Runtime) -> dict[str, Any]:
+    """Of the configured model, once loaded: whether it guarantees the same bits in any batch, and what drafts."""
     with closing(runtime):
-        return runtime.load_model().capabilities.stable_row_counts is None
+        model = runtime.load_model()
+        methods = methods_of(runtime.config, runtime.backend, model, runtime.registry)
+        return {"batch_invariant": model.capabilities.stable_row_counts is None, "methods": methods}
 
 
 def _explain_backend(name: str) -> Explanation:
@@ -110,11 +113,11 @@ def _op_document(spec: OpSpec) -> dict[str, Any]:
     }
 
 
-def _print_backend(explanation: Explanation, invariant: bool | None, output: Output) -> None:
+def _print_backend(explanation: Explanation, model: dict[str, Any] | None, output: Output) -> None:
     if output.json:
         ops = [asdict(status) for status in explanation]
         document: dict[str, Any] = {"backend": explanation.backend, "ops": ops}
-        output.document(document if invariant is None else {**document, "batch_invariant": invariant})
+        output.document({**document, **(model or {})})
         return
     rows = Rows(f"Backend '{explanation.backend}'", ("op", "available", "via", "modes, or what is missing"))
     missing = {(status.available, status.reason, status.hint) for status in explanation}
@@ -123,6 +126,8 @@ def _print_backend(explanation: Explanation, invariant: bool | None, output: Out
         detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.hint) if p)
         rows.add_row("all" if alike else status.op, "yes" if status.available else "no", status.via, detail)
     rows.print(output.console)
-    if invariant is not None:
-        how = "do not depend on the rest of its step" if invariant else "may depend on the rest of its step"
-        print(f"model: a token's bits {how}", file=output.stdout)
+    if model is not None:
+        how = "do not depend" if model["batch_invariant"] else "may depend"
+        print(f"model: a token's bits {how} on the rest of its step", file=output.stdout)
+        first, *others = model["methods"]
+        print(f"drafts: {first}{''.join(f'; {one} while it does not pay' for one in others)}", file=output.stdout)

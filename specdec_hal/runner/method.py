@@ -65,6 +65,13 @@ def looks_up_too(config: Config, backend: Backend, registry: Registry) -> bool:
     return any(status.op == "hybrid_mtp_ngram" and status.available for status in backend.explain())
 
 
+def methods_of(config: Config, backend: Backend, model: TargetModel, registry: Registry) -> list[str]:
+    """What drafts under this configuration: the method, and what takes turns with it."""
+    settled = chosen(config, backend, model, registry)
+    automatic = config.speculative.method == AUTO and looks_up_too(settled, backend, registry)
+    return [settled.speculative.method, *(["ngram"] if automatic else [])]
+
+
 class DraftMethods:
     """As :class:`DraftLengths`, for a :class:`~specdec_hal.proposers.switched.SwitchedProposer`: also chooses its
     method, for all requests together.

@@ -18,7 +18,7 @@ from specdec_hal.plugin.model import ModelCapabilities
 from specdec_hal.plugin.registry import default as registry
 from specdec_hal.runner import ModelRunner, SamplingParams, build_runner
 from specdec_hal.runner.draft_length import DraftLengths
-from specdec_hal.runner.method import chosen
+from specdec_hal.runner.method import chosen, methods_of
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of, plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
@@ -186,3 +186,22 @@ def test_the_default_on_the_example_prompts(draft: float, monkeypatch: pytest.Mo
         assert speed >= 0.9 * max(other[0] for other in others), (one[:3], [other[:3] for other in others])
         assert drafted > 0 or not others[0][2]
         assert all(other[3] == tokens for other in others)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "names"),
+    [
+        ({}, ["mtp", "ngram"]),
+        ({"adaptive": False}, ["mtp"]),
+        ({"verify_strategy": "rejection"}, ["mtp"]),
+        ({"ngram": {"pad_to_max": True}}, ["mtp"]),
+        ({"method": "mtp"}, ["mtp"]),
+        ({"num_speculative_tokens": 0}, ["naive"]),
+    ],
+)
+def test_what_takes_turns(speculative: dict[str, Any], names: list[str]) -> None:
+    config = parse({"speculative": speculative})
+    assert methods_of(config, ReferenceBackend(), HistoryModel(), registry) == names
+    runner = build_runner(config, ReferenceBackend(), HistoryModel())
+    assert (runner.methods is not None) is (len(names) > 1) and runner.method == names[0]
+    assert methods_of(config, lacking("hybrid_mtp_ngram"), HistoryModel(), registry) == names[:1]

@@ -68,6 +68,7 @@ def test_counters_are_those_of_the_answers(running: Running) -> None:
     assert value("vllm:num_requests_running") == value("vllm:num_requests_waiting") == 0
     steps, tokens = running.engine.runner.metrics.steps, running.engine.runner.state.symbols["T_cap"]
     assert value("specdec_hal:steps_total", slots="4", tokens=str(tokens), context="64") == steps
+    assert value("specdec_hal:method_steps_total", draft_method="ngram") == steps
     for name in ("time_to_first_token", "request_queue_time", "e2e_request_latency"):
         assert value(f"vllm:{name}_seconds_count") == 3, name
     for name in ("prefill_time", "decode_time", "inference_time", "time_per_output_token"):
