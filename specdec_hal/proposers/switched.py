@@ -1,8 +1,8 @@
 """Drafts of one of two methods, as the runner chooses while decoding: a first one, or look-up by n-grams.
 
 Both are part of every step, so that one device graph serves either: a limit per slot says what the first may draft, and
-the look-up continues its drafts up to the request's own limit. Another flag says whether a module is fed a slot's tokens
-where it drafts nothing, so that it can be tried again.
+the look-up continues its drafts up to the request's own limit. Another flag says whether a module is fed a slot's
+tokens where it drafts nothing, so that it can be tried again.
 """
 
 from __future__ import annotations

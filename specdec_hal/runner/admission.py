@@ -96,7 +96,11 @@ class RequestRules:
         if params.limits_thinking and self.model.think_end_id is None:
             raise RequestError(f"{name}: thinking: the model has no token that ends it; set model.think_end_id")
         if params.thinking_limits[1] >= 0 and (params.ignore_eos or not self.state.symbols["E"]):
-            why = "an end token ends the answer there, and ignore_eos is true" if params.ignore_eos else "the model has no end token"
+            why = (
+                "an end token ends the answer there, and ignore_eos is true"
+                if params.ignore_eos
+                else "the model has no end token"
+            )
             raise RequestError(f"{name}: thinking.max_reply_tokens: {why}; use max_new_tokens")
         if params.constrains_answer and not self.model.answer_start_ids:
             raise RequestError(

@@ -1,8 +1,8 @@
 """The meaning of `speculative.method: auto` for a model and a backend: a first method, and the choice while decoding.
 
 Beside the first method, a module or a drafter, there is look-up by n-grams, which costs next to nothing. Where draft
-lengths switch the first one off, since it does not pay, requests draft by look-up. The first is tried again after pauses
-that double as long as it does not pay.
+lengths switch the first one off, since it does not pay, requests draft by look-up. The first is tried again after
+pauses that double as long as it does not pay.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class DraftMethods:
         """As :meth:`DraftLengths.rows`: a request has the same row for every method."""
         requests = list(requests)
         new = np.array([one not in self._lengths[0] for one in requests], np.bool_)
-        rows = [one.rows(requests) for one in self._lengths][0]
+        rows, _ = (one.rows(requests) for one in self._lengths)
         if len(rows) and (size := int(rows.max()) + 1) > len(self._cold):
             self._cold = np.append(self._cold, np.zeros(size - len(self._cold), np.bool_))
         self._cold[rows[new]] = not self._feeds

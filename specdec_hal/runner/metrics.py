@@ -175,8 +175,9 @@ class Metrics:
     def summary(self) -> dict[str, Any]:
         """Everything, ready for JSON.
 
-        `steps`: of the whole batch, with those that read prompts; `steps_by_method`: by what drafted in them. `tokens_per_step`: tokens a request gains per decode
-        step it takes part in (1 without speculation; None before the first). What drafts did: see :func:`acceptance`.
+        `steps`: of the whole batch, with those that read prompts; `steps_by_method`: by what drafted.
+        `tokens_per_step`: tokens a request gains per decode step it takes part in (1 without speculation; None before
+        the first). What drafts did: see :func:`acceptance`.
         `tokens_per_second`: emitted tokens over the time of all stages.
         """
         total = self.total

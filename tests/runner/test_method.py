@@ -150,7 +150,9 @@ class Clock:
 PROMPTS = [path.read_text().removesuffix("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
 
 
-def decoded(method: str, draft: float, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, int, tuple[int, ...]]]:
+def decoded(
+    method: str, draft: float, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[float, int, int, tuple[int, ...]]]:
     """Tokens per step, drafts and accepted ones, and the tokens, of each example prompt. `draft`: the time of a draft
     of the module, as a part of a step of one token.
     """
@@ -166,7 +168,9 @@ def decoded(method: str, draft: float, monkeypatch: pytest.MonkeyPatch) -> list[
             (output,) = llm.generate([prompt], params)
             found.append((len(output.token_ids) / output.steps, output.drafted, output.accepted, output.token_ids))
         methods = llm.runner.summary()["steps_by_method"]
-        assert (methods.get("ngram", 0) > sum(methods.values()) / 2) is (method == "ngram" or (not method and draft > 1))
+        assert (methods.get("ngram", 0) > sum(methods.values()) / 2) is (
+            method == "ngram" or (not method and draft > 1)
+        )
     return found
 
 

@@ -92,7 +92,12 @@ class TestOneRegistry:
                 "backend": {"name": "mine", "options": {"volume": 11}},
                 "model": {"path": str(tmp_path), "framework": "mine"},
                 "runner": {"max_num_seqs": 2},
-                "speculative": {"method": "guess", "num_speculative_tokens": 2, "adaptive": False, "guess": {"guess": 5}},
+                "speculative": {
+                    "method": "guess",
+                    "num_speculative_tokens": 2,
+                    "adaptive": False,
+                    "guess": {"guess": 5},
+                },
             },
             registry=registry,
         )

@@ -247,7 +247,9 @@ def test_texts_made_together_are_those_of_each_alone(drafts: int, overlap: bool)
     stops = [[], ["\na"], ["\u00e9b"], ["cab", "\n\n\n"], ["bcbcbc"], ["y"], ["\ufffd\ufffd"], ["hg\n"]]
     outputs = list[dict[str, Any]]()
     for together in (False, True):
-        speculative = {"method": "ngram", "num_speculative_tokens": drafts, "adaptive": False} if drafts else {"method": "naive"}
+        speculative = (
+            {"method": "ngram", "num_speculative_tokens": drafts, "adaptive": False} if drafts else {"method": "naive"}
+        )
         sizes = {"max_num_seqs": 5, "block_size": 4, "num_kv_blocks": 60, "overlap": overlap}
         config = parse({"runner": sizes, "speculative": speculative})
         tokenizer: Any = PiecesTokenizer(together)

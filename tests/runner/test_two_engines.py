@@ -53,7 +53,10 @@ def engine(seed: int) -> Callable[[], None]:
 
     def rounds() -> None:
         tokenizer: Any = LetterTokenizer()
-        settings = {"speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}, "runner": {"max_num_seqs": 1}}
+        settings = {
+            "speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
+            "runner": {"max_num_seqs": 1},
+        }
         runner = build_runner(parse(settings), LaunchingBackend(), DeviceHistoryModel(), tokenizer)
         for turn in range(ROUNDS):
             runner.add_request(Request(str(turn), prompt, params))
