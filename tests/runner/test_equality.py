@@ -86,7 +86,7 @@ NOTHING_LEFT = "leave no token; change one of them"
     blocks=st.tuples(st.integers(1, 9), st.integers(0, 12)),
     cancelled=st.sets(st.integers(0, 4), max_size=2),
     failing=st.sets(st.integers(0, 30), max_size=2),
-    method=st.sampled_from(["ngram", "mtp", "hybrid"]),
+    method=st.sampled_from(["ngram", "mtp", "hybrid", "auto"]),
     mtp_drafts=st.integers(1, 6),
     think_end_text=st.sampled_from(
         [[], [THINK_END], [4, THINK_END, 2], [2, THINK_END, 2, 2], [THINK_END, THINK_END, 5, 6]]
@@ -117,7 +117,7 @@ def test_every_request_decodes_as_if_alone_and_plain(
             "num_kv_blocks": -(-longest // size) + spare, "overlap": overlap, "debug": True,
         },
         speculative={
-            "method": method, "num_speculative_tokens": k, "ngram": ngram,
+            "method": method, "adaptive": method == "auto", "num_speculative_tokens": k, "ngram": ngram,
             "hybrid": {**ngram, "num_model_steps": mtp_drafts},
         },
     )  # fmt: skip

@@ -209,3 +209,28 @@ def test_what_takes_turns(speculative: dict[str, Any], names: list[str]) -> None
     runner = build_runner(config, ReferenceBackend(), HistoryModel())
     assert (runner.methods is not None) is (len(names) > 1) and runner.method == names[0]
     assert methods_of(config, lacking("hybrid_mtp_ngram"), HistoryModel(), registry) == names[:1]
+
+
+@pytest.mark.parametrize("model", [HistoryModel, DeviceHistoryModel])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_stay_however_methods_change(
+    model: type[HistoryModel], overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module fails where it would look at a token that it was not fed."""
+    rng = np.random.default_rng(7)
+    monkeypatch.setattr(DraftLengths, "drafts", lambda self, rows: rng.random() < 0.6)
+    monkeypatch.setattr(DraftLengths, "limits", lambda self, rows: rng.integers(0, 6, len(rows)))
+    for name, value in {"FIRST_PAUSE": 2, "LONGEST_PAUSE": 9, "GIVE_UP": 2}.items():
+        monkeypatch.setattr(f"specdec_hal.runner.method.{name}", value)
+    runner = make_runner(
+        model=model(), speculative={}, runner={"max_num_seqs": 3, "prefill_chunk": 4, "overlap": overlap}
+    )
+    asked = [
+        ([3, 5, 6, 5, 6, number], SamplingParams(max_new_tokens=40, temperature=0.5, seed=number, bad_token_ids=[0]))
+        for number in range(1, 12)
+    ]
+    outputs = outputs_of(runner, *asked)
+    assert [list(one.token_ids) for one in outputs] == [plain_decoding(*one).tokens for one in asked]
+    summary = runner.summary()
+    assert min(summary["steps_by_method"][name] for name in ("mtp", "ngram")) > 10
+    assert summary["failed_proposals"] == summary["failed_steps"] == 0
