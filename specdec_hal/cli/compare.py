@@ -170,7 +170,8 @@ def _runtimes(args: argparse.Namespace, runtime: Runtime) -> dict[str, Runtime]:
     for method, k in sides:
         if method != NAIVE:  # the baseline
             overrides = [*args.overrides, f"speculative.method={method}"]
-            overrides += [] if k is None else [f"speculative.num_speculative_tokens={k}"]
+            if k is not None:  # of K drafts, unless the user wants otherwise
+                overrides = ["speculative.adaptive=false", *overrides, f"speculative.num_speculative_tokens={k}"]
             label = method if k is None else f"{method} K={k}"
             try:
                 chosen = read_runtime(argparse.Namespace(config=args.config, overrides=overrides))
