@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
 
 from specdec_hal.backends import native_ops
-from specdec_hal.backends.cuda.graph import capture
 from specdec_hal.backends.cuda.options import Options
 from specdec_hal.backends.cuda.probe import LIBRARY
 from specdec_hal.backends.index import IndexBackend
@@ -16,7 +15,7 @@ from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.validate import Call, check_call
-from specdec_hal.plugin.backend import BoundOp, Launch
+from specdec_hal.plugin.backend import Launch
 from specdec_hal.tensors.native import load_library
 from specdec_hal.tensors.views import describe, dlpack_view, download, framework, framework_of
 
@@ -77,10 +76,6 @@ class CudaBackend(IndexBackend):
     def to_host(self, tensor: Any) -> NDArray[Any]:
         """A copy; waits for the device."""
         return download(tensor)
-
-    def capture_step(self, plans: Sequence[BoundOp]) -> Launch:
-        """One CUDA graph of all the plans' kernels, in order."""
-        return capture(self, plans)
 
 
 def _check_alignment(call: Call, alignment: int) -> None:

@@ -8,7 +8,7 @@ subclass. The subclass supplies :meth:`Backend.plan` (turn a checked call into s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
@@ -255,14 +255,6 @@ class Backend:
     def stream_of(self, call: Call) -> Callable[[], int]:
         """Returns the default stream of a launch. The base has no streams."""
         return _default_stream
-
-    def capture_step(self, plans: Sequence[BoundOp]) -> Launch:
-        """One launch of all `plans` in order, as a device graph if the hardware has them.
-
-        The result takes a stream, as a bound op does, and sees every later change of the plans' tensors. Every op must
-        be `graph_safe` in this backend's capabilities; UnsupportedError otherwise.
-        """
-        raise UnsupportedError(f"backend '{self.name}' has no graphs; call the bound ops one after the other")
 
     def to_host(self, tensor: Any) -> NDArray[Any]:
         """The tensor's values as NumPy, for debug checks."""

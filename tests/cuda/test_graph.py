@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specdec_hal.conformance.inputs.generate import generate
-from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import OPS
+from specdec_hal.tensors.device import DeviceGraph, get_device
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_shapes import INDEX_OPS, without_index
 from tests.support.gpu import GpuCall
@@ -27,17 +26,29 @@ class Step:
         self.calls = {op: GpuCall(op, inputs, framework) for op, inputs in self.inputs.items()}
         self.plans = [backend.bind(op, **call.call) for op, call in self.calls.items()]
 
+    def capture(self) -> DeviceGraph:
+        """Every op in one graph, on PyTorch's stream, whichever framework holds the tensors."""
+        device = get_device("cuda:0", "torch")
+
+        def launch() -> None:
+            for plan in self.plans:
+                plan(device.stream())
+
+        with device.working():
+            graph = device.capture(launch)
+        assert graph is not None
+        return graph
+
     def check(self) -> None:
         for op, call in self.calls.items():
             assert_same_bits(call.results(), run(op, self.inputs[op]), op)
 
 
 def test_every_op_in_one_graph(cuda, framework):
-    """Capturing runs nothing; the graph keeps its tensors."""
+    """Capturing runs nothing."""
     step = Step(cuda, framework)
     before = {op: call.results() for op, call in step.calls.items()}
-    graph = cuda.capture_step(step.plans)
-    step.plans.clear()
+    graph = step.capture()
     for op, call in step.calls.items():
         assert_same_bits(call.results(), before[op], op)
     graph()
@@ -49,7 +60,7 @@ def test_nothing_waits_for_the_device(cuda):
     import torch
 
     step, eager = Step(cuda), Step(cuda)
-    graph, done = cuda.capture_step(step.plans), torch.cuda.Event()
+    graph, done = step.capture(), torch.cuda.Event()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -65,14 +76,6 @@ def test_nothing_waits_for_the_device(cuda):
     step.check(), eager.check()
 
 
-def test_an_op_that_cannot_be_captured_is_named(cuda, monkeypatch):
-    step, table = Step(cuda), {**cuda.capabilities}
-    table["sample_target"] = replace(table["sample_target"], graph_safe=False)
-    monkeypatch.setattr(cuda, "capabilities", table, raising=False)
-    with pytest.raises(UnsupportedError, match=r"capture_step .*sample_target on cuda cannot be captured"):
-        cuda.capture_step(step.plans)
-
-
 def test_an_error_inside_a_capture_is_the_one_reported(cuda):
     step = Step(cuda)
     launch = step.plans[1].launch
@@ -82,7 +85,7 @@ def test_an_error_inside_a_capture_is_the_one_reported(cuda):
 
     step.plans[1].launch = fails
     with pytest.raises(ValueError, match="not this step"):
-        cuda.capture_step(step.plans)
+        step.capture()
     step.plans[1].launch = launch
     for plan in step.plans:  # the device is as good as before
         plan()
