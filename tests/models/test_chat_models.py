@@ -213,9 +213,9 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def folder(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """SmolLM2 as `tools/gguf_to_hf.py` converts it."""
+    """SmolLM2 as `examples/gguf/gguf_to_hf.py` converts it."""
     path = tmp_path_factory.mktemp("smollm2")
-    script("tools/gguf_to_hf.py").convert(smollm2.path, path)
+    script("examples/gguf/gguf_to_hf.py").convert(smollm2.path, path)
     return Model(path, None, load_tokenizer(path))
 
 

@@ -30,7 +30,7 @@ Rows = np.ndarray
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("gguf") / "tiny-py-lm.gguf"
-    script("tools/hf_to_gguf.py").convert(MODEL, target)
+    script("examples/gguf/hf_to_gguf.py").convert(MODEL, target)
     return target
 
 

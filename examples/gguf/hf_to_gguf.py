@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint of a Llama as a GGUF file: ``python tools/hf_to_gguf.py FOLDER MODEL.gguf [float32]``.
+"""A Hugging Face checkpoint of a Llama as a GGUF file: ``python hf_to_gguf.py FOLDER MODEL.gguf [float32]``.
 
 Needs the packages `gguf` and `safetensors`, no framework; `gguf_to_hf.py` is the way back. Matrices are stored as
 float32 or float16, vectors as float32, which is what llama.cpp computes with. For tokenizers that are byte-level BPE;

@@ -1,4 +1,4 @@
-"""tools/gguf_to_hf.py: the embedded model as a GGUF file, and back."""
+"""examples/gguf/gguf_to_hf.py: the embedded model as a GGUF file, and back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from specdec_hal.models import load_tokenizer
 from tests.support.scripts import script
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/tiny-py-lm"
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed (pip install gguf)")
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    return script("tools/gguf_to_hf.py")
+    return script("examples/gguf/gguf_to_hf.py")
 
 
 def write(path: Path, architecture: str = "llama", tied: bool = True) -> dict[str, np.ndarray]:
@@ -32,7 +32,7 @@ def write(path: Path, architecture: str = "llama", tied: bool = True) -> dict[st
     if not tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][::-1].copy()
         save_file(tensors, source / "model.safetensors")
-    script("tools/hf_to_gguf.py").convert(source, path, architecture=architecture)
+    script("examples/gguf/hf_to_gguf.py").convert(source, path, architecture=architecture)
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""A GGUF file of a Llama as a Hugging Face checkpoint: ``python tools/gguf_to_hf.py MODEL.gguf FOLDER [float16]``.
+"""A GGUF file of a Llama as a Hugging Face checkpoint: ``python gguf_to_hf.py MODEL.gguf FOLDER [float16]``.
 
 Needs the packages `gguf` and `safetensors`, no framework. Quantised tensors are dequantised. The tokenizer is rebuilt
 from the file's vocabulary and merges, for byte-level BPE ("gpt2") with the rule of GPT-2 ("gpt-2") or of SmolLM
