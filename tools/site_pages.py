@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +20,9 @@ os.environ["COLUMNS"] = "100"  # of the help of commands
 
 import specdec_hal  # noqa: E402
 from specdec_hal import cli  # noqa: E402
-from specdec_hal.bench.document import is_comparison, read_document  # noqa: E402
-from specdec_hal.bench.plot import plot  # noqa: E402
-from specdec_hal.bench.plot_methods import plot_methods  # noqa: E402
 from specdec_hal.config.sections import config_class  # noqa: E402
 from specdec_hal.conformance import matrix  # noqa: E402
 from specdec_hal.conformance.contract_page import render_contracts, table  # noqa: E402
-from specdec_hal.errors import ConfigError  # noqa: E402
 from specdec_hal.plugin.registry import or_default  # noqa: E402
 from specdec_hal.runner import Counts  # noqa: E402
 from specdec_hal.runner.metrics import Load, Metrics  # noqa: E402
@@ -161,8 +156,8 @@ def metrics() -> str:
 
 
 def results() -> str:
-    """Every recorded result, and a plot of those that `bench --read` can draw."""
-    rows, plots = [], []
+    """Every recorded result."""
+    rows = []
     for path in sorted(RESULTS.glob("*.json")):
         record = json.loads(path.read_text())
         machine = record.get("machine", {})
@@ -172,24 +167,8 @@ def results() -> str:
         rows.append((f"[{path.stem}]({path.name})", command, where, *dates))
         with mkdocs_gen_files.open(f"numbers/{path.name}", "wb") as file:
             file.write(path.read_bytes())
-        if _drawn(path):
-            plots.append(f"## {path.stem}\n\n{command}\n\n![{path.stem}]({path.stem}.png)\n")
     head = "# Recorded results\n\nEach file has command, commit, machine, versions and figures.\n"
-    return "\n".join([head, table(("file", "command", "machine", "date", "commit"), rows) + "\n", *plots])
-
-
-def _drawn(path: Path) -> bool:
-    try:
-        document = read_document(path)
-    except ConfigError:
-        return False
-    if "rows" not in document:
-        return False
-    with tempfile.NamedTemporaryFile(suffix=".png") as file:
-        (plot_methods if is_comparison(document) else plot)(document, Path(file.name))
-        with mkdocs_gen_files.open(f"numbers/{path.stem}.png", "wb") as target:
-            target.write(Path(file.name).read_bytes())
-    return True
+    return head + "\n" + table(("file", "command", "machine", "date", "commit"), rows) + "\n"
 
 
 _GPU_HEAD = """# Performance on a GPU

@@ -1,7 +1,7 @@
 """Benchmarks of a backend's ops: ``specdec-hal bench --suite ngram --backend cuda``.
 
 A suite is a module with ``cases(quick) -> Iterator[Case]`` (`case`). `timing` takes times, `floor` measures the
-device's limits in the same run, `runner` combines both, `record` writes the header, `plot` draws. Tests take no times.
+device's limits in the same run, `runner` combines both, `record` writes the header. Tests take no times.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from specdec_hal.cli.compare import show
 from specdec_hal.cli.output import Output, output_file, writing
 from specdec_hal.cli.tables import Rows
 from specdec_hal.engine.progress import progress_bar
-from specdec_hal.errors import RequestError
 
 HELP = "measure a backend's ops"
 
@@ -33,24 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose group or label contains this")
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: a rough look")
     parser.add_argument("--out", metavar="FILE", type=output_file, help="write the JSON document to this file too")
-    parser.add_argument("--plot", metavar="FILE", type=output_file, help="draw the results (.png, .svg, .pdf)")
     parser.add_argument(
         "--lock",
         metavar="FILE",
         type=output_file,
         help="hold this lock while using the device, so that other commands can prepare inputs meanwhile",
     )
-    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw a file of --out or compare --record")
+    parser.add_argument("--read", metavar="FILE", type=Path, help="print a file of --out or compare --record")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Measure and print; 1 if a kernel's result is wrong."""
     from specdec_hal.bench.document import is_comparison, read_document
 
-    if args.plot is not None:
-        from specdec_hal.bench.plot import check_plot
-
-        check_plot(args.plot)
     document = _measured(args) if args.read is None else read_document(args.read)
     if output.json:
         output.document(document)
@@ -58,23 +52,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         show(document, output)
     else:
         _print(document, output)
-    if args.plot is not None:
-        _draw(document, args.plot)
     return int(any("error" in row for row in document.get("rows", ())))
-
-
-def _draw(document: dict[str, Any], path: Path) -> None:
-    from specdec_hal.bench.document import is_comparison
-    from specdec_hal.bench.plot import plot
-    from specdec_hal.bench.plot_methods import plot_methods
-
-    if is_comparison(document) and "rows" not in document:
-        raise RequestError(
-            "--plot: expected a document of `compare --method`, got one without it; compare again with it"
-        )
-    if not all("error" in row for row in document["rows"]):
-        with writing(path):
-            (plot_methods if is_comparison(document) else plot)(document, path)
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from specdec_hal.cli.process import complain
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.cli.tables import Rows
 from specdec_hal.engine.progress import progress_bar
-from specdec_hal.errors import RequestError, SpecDecError
+from specdec_hal.errors import SpecDecError
 from specdec_hal.text import one_line
 
 if TYPE_CHECKING:
@@ -86,9 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run with each of these values of speculative.num_speculative_tokens; adds the break-even",
     )
     parser.add_argument(
-        "--plot", metavar="FILE", type=output_file, help="draw the results (.png, .svg, .pdf); with --method or --sweep"
-    )
-    parser.add_argument(
         "--record",
         metavar="FILE",
         type=output_file,
@@ -101,14 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Compare; 1 unless every token agrees."""
-    if args.methods is None and args.sweep is None and args.plot is not None:
-        raise RequestError(
-            "--plot: expected --method or --sweep with it, which say what to draw; give one, or leave --plot out"
-        )
-    if args.plot is not None:
-        from specdec_hal.bench.plot import check_plot
-
-        check_plot(args.plot)
     runtime = runtime_for(args)
     if args.methods is None and args.sweep is not None:
         args.methods = [runtime.config.speculative.method]
@@ -155,11 +144,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.document(document)
     else:
         show(document, output)
-    if args.plot is not None:
-        from specdec_hal.bench.plot_methods import plot_methods
-
-        with writing(args.plot):
-            plot_methods(document, args.plot)
     return 1 if differences else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -144,58 +143,3 @@ def test_the_command(suite, capsys, tmp_path):
     assert re.search(r"expected .* of `bench --out` or `compare --json`, got rows\.0\.", capsys.readouterr().err)
     assert main(["bench", "--suite", "typo", "--backend", "reference"]) == 2
     assert "expected one of fake, got 'typo'" in capsys.readouterr().err
-
-
-def test_a_plot(suite, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'specdec-hal[bench]')")
-    from specdec_hal.bench.plot import plot
-
-    document = run_suites([suite], ReferenceBackend(), [])
-    for row in document["rows"]:
-        row.update(warm_floor_us=1.0, cold_floor_us=2.0, cold_us=row["warm_us"])
-    plot(document, tmp_path / "plot.svg")
-    drawn = (tmp_path / "plot.svg").read_text()
-    assert drawn.startswith("<?xml") and len(drawn) > 10_000
-
-
-@pytest.mark.parametrize("command", [["bench"], ["compare", "--prompt", "a", "--method", "ngram"]], ids=lambda c: c[0])
-def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(command, tmp_path, capsys, monkeypatch):
-    def measured(*args: Any, **options: Any) -> None:
-        raise AssertionError("measured")
-
-    monkeypatch.setattr("specdec_hal.bench.runner.run_suites", measured)
-    monkeypatch.setattr("specdec_hal.cli.compare.runtime_for", measured)
-    if importlib.util.find_spec("matplotlib") is not None:
-        assert main([*command, "--plot", str(tmp_path / "plot.xyz")]) == 2
-        assert re.search(r"--plot: expected a suffix of .*png.*, got 'xyz'; use plot.png", capsys.readouterr().err)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main([*command, "--plot", str(tmp_path / "plot.png")]) not in (0, 1)
-    assert "expected matplotlib to draw, found none; pip install" in capsys.readouterr().err
-
-
-def test_a_plot_that_fails_costs_no_figures(suite, tmp_path, capsys, monkeypatch):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'specdec-hal[bench]')")
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("specdec_hal.bench.plot.plot", full)
-    assert main(["bench", "--suite", suite, "--backend", "reference", "--plot", str(tmp_path / "a.png")]) not in (0, 1)
-    captured = capsys.readouterr()
-    assert "six slots" in captured.out and "No space left" in captured.err
-
-
-def test_a_plot_has_a_line_for_what_is_varied_alone():
-    from specdec_hal.bench.plot import lines_of
-
-    def row(rows: int, v: int, dtype: str) -> dict[str, Any]:
-        return {"suite": "s", "group": "g", "label": f"{rows} {v} {dtype}", "rows": rows, "V": v, "dtype": dtype}
-
-    by_rows = [row(n, 100, "float32") for n in (8, 1, 64)]
-    rows = [*by_rows, row(8, 200, "float32"), *(row(8, v, "float16") for v in (100, 200, 300)), row(64, 100, "float16")]
-    lines = lines_of(rows)
-    assert lines["rows"] == {"V 100, float32": [by_rows[1], by_rows[0], by_rows[2]]}
-    assert {label: [one["V"] for one in line] for label, line in lines["V"].items()} == {
-        "rows 8, float16": [100, 200, 300]
-    }
-    assert set(lines) == {"rows", "V"}

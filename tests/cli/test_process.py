@@ -90,9 +90,7 @@ def test_endless_prompt() -> None:
     assert re.fullmatch(r"specdec-hal: --prompt-file /dev/zero: expected at most \d+ bytes, .*\n", done.stderr)
 
 
-@pytest.mark.parametrize(
-    "option", ["bench --out", "bench --plot", "bench --lock", "conformance --backend reference --junit"]
-)
+@pytest.mark.parametrize("option", ["bench --out", "bench --lock", "conformance --backend reference --junit"])
 def test_output_files_are_refused_before_the_work(option: str, tmp_path: Path) -> None:
     name = option.split()[-1]
     missing = name in ("--out", "--junit")
