@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -138,8 +139,10 @@ def test_rows_are_gathered_after_their_slots_starts(device):
 
 def test_places_and_frameworks():
     assert isinstance(get_device("cpu", "anything"), HostDevice) and HostDevice().stream() == 0
-    with pytest.raises(UnsupportedError, match=r"memory on cuda:0 \(torch, paddle, cupy\), got 'jax'; choose"):
+    with pytest.raises(UnsupportedError, match=r"memory on cuda:0 \(torch, paddle\), got 'jax'; choose"):
         get_device("cuda:0", "jax")
+    with pytest.raises(UnsupportedError, match=r"got 'cupy'; choose one of them, whose from_dlpack takes"):
+        get_device("cuda:0", "cupy")
     with pytest.raises(UnsupportedError, match="memory on npu:1"):
         get_device("npu:1", "torch")
     assert framework("").current_stream(0)() == 0
@@ -161,6 +164,13 @@ def test_a_paddle_stream_is_asked_for_its_handle(monkeypatch):
 
     monkeypatch.setattr(paddle.device, "current_stream", lambda place: asked.append(place) or Stream())
     assert framework("paddle").current_stream(2)() == 0xABC and asked == ["gpu:2"]
+
+
+def test_cupy_is_asked_for_the_stream_of_its_operands(monkeypatch):
+    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=0xABC))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    assert framework("cupy").current_stream(2)() == 0xABC
 
 
 FIELDS = {

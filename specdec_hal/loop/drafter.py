@@ -39,7 +39,7 @@ class Drafter:
     `num_speculative_tokens` K, the most drafts per request and call (0..31). `settings` are the keys of the method's
     section in a configuration (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ``continue_cycles``, ...).
     With `match_factor` (method ngram; `max_factor` for suffix), a match of n tokens gives at most that many times n
-    drafts, since continuations of short matches are right less often. On a GPU, `framework` ("torch", "paddle", "cupy")
+    drafts, since continuations of short matches are right less often. On a GPU, `framework` ("torch", "paddle")
     holds the buffers. Raises ConfigError for settings, and the errors of `get_backend`.
 
     >>> import specdec_hal as sd

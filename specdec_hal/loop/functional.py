@@ -1,7 +1,7 @@
 """Sampling and verification as functions of logits, for callers with their own decode loop.
 
-:func:`sample` draws one token per row, :func:`verify` verifies drafts. Tensors of NumPy, PyTorch, Paddle or CuPy go in
-and come out; a token depends only on the arguments. The runner uses the same ops, so a request gets the same tokens in
+:func:`sample` draws one token per row, :func:`verify` verifies drafts. Tensors of NumPy, PyTorch or Paddle go in and
+come out; a token depends only on the arguments. The runner uses the same ops, so a request gets the same tokens in
 both, with or without drafts.
 """
 

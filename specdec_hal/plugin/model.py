@@ -110,8 +110,7 @@ class DeviceBatch:
 class TargetModel(Protocol):
     """The model whose distribution is preserved. A token at position p attends only to positions <= p of its slot.
 
-    `framework`: of returned tensors and, on a GPU, of the runner's tensors ("torch", "paddle", "cupy"; on a CPU any
-    name).
+    `framework`: of returned tensors and, on a GPU, of the runner's tensors ("torch", "paddle"; on a CPU any name).
     """
 
     config: ModelConfig

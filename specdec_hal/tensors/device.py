@@ -1,6 +1,6 @@
 """Tensors of a runner's state on a device, in the framework that already holds memory there.
 
-Host backends work on NumPy arrays. On a GPU, tensors come from the model's framework (PyTorch, Paddle or CuPy), so that
+Host backends work on NumPy arrays. On a GPU, tensors come from the model's framework (PyTorch or Paddle), so that
 there is one allocator and one current stream. Each has a module of its own beside this one. Nothing here knows an op.
 The conformance suite has tensors of its own, with margins around them: :mod:`specdec_hal.conformance.guarded`.
 """
@@ -164,8 +164,8 @@ def get_device(name: str, held_by: str) -> Device:
     """A device by its name, in a framework; UnsupportedError if the framework does not support it."""
     if name != "cpu" and not (name.startswith("cuda:") and held_by in ON_CUDA):
         raise UnsupportedError(
-            f"expected a framework that holds memory on {name} ({', '.join(ON_CUDA)}), got '{held_by}'; choose "
-            "another model.framework, or another backend"
+            f"expected a framework that holds memory on {name} ({', '.join(ON_CUDA)}), got '{held_by}'; choose one of "
+            "them, whose from_dlpack takes tensors of another without a copy, or another backend"
         )
     device: Device = module("host" if name == "cpu" else held_by).DEVICE(name)
     return device

@@ -133,9 +133,10 @@ class Framework:
         return array.copy()
 
 
-ON_CUDA = ("torch", "paddle", "cupy")
+ON_CUDA = ("torch", "paddle")
 """Frameworks that hold a runner's tensors on a GPU."""
 _TENSORS = {("torch", "Tensor"), ("paddle", "Tensor"), ("cupy", "ndarray")}
+_WITH_STREAMS = {name for name, _ in _TENSORS}
 _ANY = Framework()
 
 
@@ -153,11 +154,11 @@ def framework_of(kind: type) -> str:
 @cache
 def framework(name: str) -> Framework:
     """The framework of that name; for others, what DLPack has."""
-    return module(name).FRAMEWORK if name in ON_CUDA else _ANY
+    return module(name).FRAMEWORK if name in _WITH_STREAMS else _ANY
 
 
 def module(name: str) -> Any:
-    """What this package has for a framework: its FRAMEWORK, and the DEVICE that holds a runner's tensors."""
+    """What this package has for a framework: its FRAMEWORK and, for those of ON_CUDA, the DEVICE of a runner."""
     return import_module(f"specdec_hal.tensors.on_{name}")
 
 

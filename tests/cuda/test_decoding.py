@@ -41,9 +41,9 @@ def decode(backend: Backend, model: Any, strategy: str, sampling: dict[str, Any]
 @pytest.mark.parametrize("use_index", [False, True])
 @pytest.mark.parametrize("strategy", ["target_match", "topp", "rejection"])
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-def test_the_same_tokens_as_the_reference(strategy, sampling, use_index, cuda, framework):
+def test_the_same_tokens_as_the_reference(strategy, sampling, use_index, cuda):
     expected = decode(ReferenceBackend(), HistoryModel(), strategy, sampling, use_index=use_index)
-    actual = decode(cuda, UploadingHistoryModel(framework), strategy, sampling, use_index=use_index)
+    actual = decode(cuda, UploadingHistoryModel(), strategy, sampling, use_index=use_index)
     assert actual == expected and sum(len(tokens) for tokens, _, _ in actual.values()) > 50
 
 

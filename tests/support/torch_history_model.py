@@ -12,10 +12,11 @@ from tests.support.history_model import BY_HISTORY, BY_LAST_TWO, CONTEXT, VOCABU
 class UploadingHistoryModel(HistoryModel):
     """Computed on the host; hidden states and logits stand on a GPU."""
 
-    def __init__(self, framework: str) -> None:
+    framework = "torch"
+
+    def __init__(self) -> None:
         super().__init__()
-        self.framework = framework
-        self.device = get_device("cuda:0", framework)
+        self.device = get_device("cuda:0", self.framework)
 
     def forward(self, batch: Any) -> Any:
         return {layer: self.device.upload(hidden) for layer, hidden in super().forward(batch).items()}
