@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,8 +10,8 @@ from specdec_hal.backends.index import IndexBackend
 from specdec_hal.ops.validate import Call
 
 
-class HostBackend(IndexBackend, ABC):
-    """A backend on the CPU. Subclasses give the size of an n-gram index row and plan calls."""
+class HostBackend(IndexBackend):
+    """A backend on the CPU. Subclasses plan calls."""
 
     def arrays(self, call: Call) -> dict[str, NDArray[Any] | None]:
         """As Backend.arrays; ArgumentError for an index of the wrong size."""

@@ -24,7 +24,6 @@ from specdec_hal.ops.spec import Role
 CASES = 30  # of each kind
 WIDE = {"M": 3, "S": 3, "V": 3001, "L": 700}
 WIDEST = {"M": 1, "S": 2, "V": 1 << 18, "L": 700}  # clusters of 8, and rows that do not fit in shared memory
-HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
 
 
 def inputs_of(op: str, backend: CudaBackend) -> Iterator[dict[str, Any]]:
@@ -49,26 +48,14 @@ def on_device(op: str, inputs: dict[str, Any]) -> dict[str, Any]:
     return call
 
 
-def build_index(backend: CudaBackend, inputs: dict[str, Any]) -> None:
-    """An index as a runner has it, so that look-ups find something."""
-    sizes = {name: inputs[name] for name in ("max_ngram_size", "min_ngram_size")}
-    backend.ngram_index_reset(inputs["index"], cupy.ones(len(inputs["index"]), cupy.bool_))
-    backend.ngram_index_update(inputs["index"], *(inputs[name] for name in HISTORY), **sizes)
-
-
 def main(ops: list[str]) -> None:
     """Run."""
     cupy.cuda.set_allocator(None)
-    backend = CudaBackend(Options(index_from=0))  # rows are short here
+    backend = CudaBackend(Options())
     launches = 0
     for op in ops or list(backend.capabilities):
         for inputs in inputs_of(op, backend):
-            call = on_device(op, inputs)
-            plan = backend.bind(op, **call)
-            if "index" in call and "max_ngram_size" in call and "draft_tokens" in call:
-                plan()  # with whatever the index holds, then with a good one
-                build_index(backend, call)
-            plan()
+            backend.bind(op, **on_device(op, inputs))()
             cupy.cuda.Device().synchronize()
             launches += 1
     print(f"{launches} calls of {len(ops or backend.capabilities)} ops")

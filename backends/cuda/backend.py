@@ -11,7 +11,6 @@ from specdec_hal.backends import native_ops
 from specdec_hal.backends.cuda.options import Options
 from specdec_hal.backends.cuda.probe import LIBRARY
 from specdec_hal.backends.index import IndexBackend
-from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.validate import Call, check_call
@@ -40,7 +39,6 @@ class CudaBackend(IndexBackend):
         self.options = options
         self.exports = load_library(self.native_library)
         self.capabilities = native_ops.capabilities(self.exports, graph_safe=True)
-        self._alignment = int(self.exports["ngram_index_alignment"]())
 
     @property
     def device_name(self) -> str:
@@ -50,7 +48,6 @@ class CudaBackend(IndexBackend):
     def plan(self, call: Call) -> Launch:
         """A plan of the native library over the tensors' memory."""
         self.check_index(call)
-        _check_alignment(call, self._alignment)
         attrs = native_ops.attributes(call)
         launch: Launch = self.exports[call.op.name](*map(_exchangeable, call.tensors.values()), *attrs)
         return launch
@@ -60,11 +57,6 @@ class CudaBackend(IndexBackend):
         call = check_call(PART_OPS[op], (), operands, backend=self.name, device=self.device)
         launch, stream = self.plan(call), self.stream_of(call)
         return lambda: launch(stream())
-
-    def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
-        """As the kernels lay it out; next to nothing for rows that are searched (`index_from`)."""
-        sizes = (rows, row_width, min_ngram_size, max_ngram_size)
-        return int(self.exports["ngram_index_bytes"](*sizes, self.options.index_from))
 
     def stream_of(self, call: Call) -> Callable[[], int]:
         """Asks the framework of the first tensor."""
@@ -76,32 +68,6 @@ class CudaBackend(IndexBackend):
     def to_host(self, tensor: Any) -> NDArray[Any]:
         """A copy; waits for the device."""
         return download(tensor)
-
-
-def _check_alignment(call: Call, alignment: int) -> None:
-    """Alignment of the n-gram index, in bytes: the kernels' unit of access. Every allocation has it."""
-    index = call.tensors.get("index")
-    info = None if index is None else describe(index)
-    if info is None:
-        return
-    if info.address % alignment:
-        raise ArgumentError(
-            op=call.op.name,
-            backend="cuda",
-            argument="index",
-            expected=f"memory on a multiple of {alignment} bytes",
-            got=f"an address {info.address % alignment} bytes after one",
-            hint="allocate it on its own, not as a view of another tensor",
-        )
-    if info.shape[-1] % alignment:
-        raise ArgumentError(
-            op=call.op.name,
-            backend="cuda",
-            argument="index",
-            expected=f"rows of a multiple of {alignment} bytes",
-            got=f"rows of {info.shape[-1]}",
-            hint="allocate what backend.workspace('ngram_match', ...) says",
-        )
 
 
 def _exchangeable(tensor: Any) -> Any:

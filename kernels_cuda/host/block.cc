@@ -174,11 +174,6 @@ void Block::see(Warp& warp, size_t first, Meeting& meeting) {
     Fiber& fiber = fibers_[first + lane];
     if (meeting.kind == Kind::kVote) {
       fiber.answer = votes;
-    } else if (meeting.kind == Kind::kMatch) {
-      fiber.answer = 0;
-      for (unsigned other = 0; other < kLanes; ++other) {
-        if ((came & bit(other)) != 0 && meeting.value[other] == meeting.value[lane]) fiber.answer |= bit(other);
-      }
     } else {  // from a lane that did not come, anything
       const unsigned from = meeting.from[lane];
       fiber.answer = (came & bit(from)) != 0 ? meeting.value[from] : 0xBAD0BAD0BAD0BAD0u;

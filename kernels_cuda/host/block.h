@@ -45,7 +45,7 @@ class Chance {
 class Block {
  public:
   enum class Waits { kNothing, kWarp, kBlock, kCluster, kOver };
-  enum class Kind { kVote, kShuffle, kMatch };
+  enum class Kind { kVote, kShuffle };
   struct Fiber {
     xpu_sim::Context context;
     Thread view;

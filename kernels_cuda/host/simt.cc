@@ -165,9 +165,6 @@ uint32_t vote(uint32_t mask, bool yes) {
 uint64_t shuffle(uint32_t mask, uint64_t value, unsigned from) {
   return current_block()->meet_warp(Block::Kind::kShuffle, mask, value, from % kLanes);
 }
-uint32_t match(uint32_t mask, uint64_t value) {
-  return static_cast<uint32_t>(current_block()->meet_warp(Block::Kind::kMatch, mask, value, 0));
-}
 void arrive_cluster() { current_block()->arrive_cluster(); }
 void wait_cluster() { current_block()->wait_cluster(); }
 void* shared_of(void* own, unsigned rank) { return current_block()->shared_of(own, rank); }

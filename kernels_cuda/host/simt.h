@@ -28,11 +28,9 @@ struct Answer {
 };
 Answer meet_block(bool yes);
 
-// Between the lanes of `mask` that have not returned: bit i, whether lane i says yes; the value of lane `from`;
-// bit i, whether lane i has the same value.
+// Between the lanes of `mask` that have not returned: bit i, whether lane i says yes; the value of lane `from`.
 uint32_t vote(uint32_t mask, bool yes);
 uint64_t shuffle(uint32_t mask, uint64_t value, unsigned from);
-uint32_t match(uint32_t mask, uint64_t value);
 
 // The cluster's barrier, in two halves.
 void arrive_cluster();

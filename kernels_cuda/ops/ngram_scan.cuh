@@ -1,4 +1,4 @@
-// The search of ngram_match without an index: one pass over a slot's history for all sizes and both haystacks. The
+// The search of ngram_match: one pass over a slot's history for all sizes and both haystacks. The
 // blocks of a cluster share a slot; they take turns on chunks in the policy's order of preference, and stop at the
 // first chunk entirely after a match of the largest size.
 #pragma once

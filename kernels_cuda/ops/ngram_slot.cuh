@@ -41,16 +41,10 @@ struct ProposeSlot {
   __device__ __forceinline__ int64_t append(const NgramMatchArgs& a, const NgramSizes& sizes, const Text& text,
                                             const NgramMatch& match) const {
     const int64_t count = ngram_draft_count(sizes, match, wanted, a.continue_cycles);
-    const unsigned i = draft_source(sizes, match, count);
+    const int64_t period = ngram_period(sizes, match);
+    const unsigned i = count > period ? lane_id() % static_cast<unsigned>(period) : lane_id();
     if (lane_id() < count) drafts[base + lane_id()] = text[match.after + i];
     return count;
-  }
-
-  // Which token after the match this lane's draft is.
-  static __device__ __forceinline__ unsigned draft_source(const NgramSizes& sizes, const NgramMatch& match,
-                                                          int64_t count) {
-    const int64_t period = ngram_period(sizes, match);
-    return count > period ? lane_id() % static_cast<unsigned>(period) : lane_id();
   }
 };
 

@@ -68,8 +68,6 @@ __device__ __forceinline__ T warp_max(T value) {
   return value;
 }
 
-__device__ __forceinline__ uint32_t warp_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
-
 // Sum over this lane and those below.
 template <typename T>
 __device__ __forceinline__ T warp_inclusive(T value) {

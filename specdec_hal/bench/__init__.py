@@ -7,7 +7,7 @@ device's limits in the same run, `runner` combines both, `record` writes the hea
 from __future__ import annotations
 
 SUITES = {
-    "ngram": "n-gram look-up: scan and index, over lengths, batches, hits and budgets",
+    "ngram": "n-gram look-up over lengths, batches, hits and budgets",
     "verify": "verification of drafts and the updates of slots",
     "slots": "state of slots: the draft model's, scheduling, stop sequences, limits of thinking",
     "sampling": "from logits to tokens: sampling, probabilities, candidates, penalties",

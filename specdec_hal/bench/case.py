@@ -21,16 +21,6 @@ Array = NDArray[Any]
 WarmCold = tuple[float | None, float | None]
 
 
-@dataclass(frozen=True, eq=False)
-class Index:
-    """Placeholder for an n-gram index in inputs; the backend determines its size and contents."""
-
-    slots: int
-    history: int
-    max_ngram_size: int
-    min_ngram_size: int = 1
-
-
 @dataclass(frozen=True)
 class OpCall:
     """One op: its tensors as NumPy arrays (the same array in two calls is one tensor), and its attributes."""
@@ -43,30 +33,26 @@ class OpCall:
 class Case:
     """One row of a suite.
 
-    `calls(seed)` returns calls with fresh inputs: those run once, untimed (building an index), then those measured.
+    `calls(seed)` returns the measured calls with fresh inputs.
     `moved`: least bytes read or written, for the floor. `target`: goal in us (warm, cold). `peers`: published figures
     of other implementations. `checked`: compare with the reference; False only if that takes minutes, with
-    `check(measured calls, outputs by id of their array)` instead. `steps`: number of consecutive decode steps; times
-    are per step, cold ones of the first. `backends`: those that the case is limited to, if it relies on more than the
-    contract.
+    `check(measured calls, outputs by id of their array)` instead.
     """
 
     label: str
     group: str
-    calls: Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]
+    calls: Callable[[int], Sequence[OpCall]]
     moved: int
     target: WarmCold = (None, None)
     peers: Mapping[str, WarmCold] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
-    steps: int = 1
-    backends: tuple[str, ...] = ()
     checked: bool = True
     check: Callable[[Sequence[OpCall], Mapping[int, Array]], None] | None = None
 
 
-def alone(call: Callable[[int], OpCall]) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
+def alone(call: Callable[[int], OpCall]) -> Callable[[int], Sequence[OpCall]]:
     """The calls of a case that is one op."""
-    return lambda seed: ((), (call(seed),))
+    return lambda seed: (call(seed),)
 
 
 class WrongResult(SpecDecError, AssertionError):
@@ -78,16 +64,14 @@ class Prepared:
 
     def __init__(self, case: Case, backend: Backend, device: Device, seed: int) -> None:
         self.case, self.backend, self.device = case, backend, device
-        self._before, self.calls = case.calls(seed)
+        self.calls = case.calls(seed)
         self._expected = _reference_results(self.calls) if case.checked else {}
-        self._tensors: dict[int, Any] = {}  # by the id() of their inputs, which self._before and self.calls keep alive
+        self._tensors: dict[int, Any] = {}  # by the id() of their inputs, which self.calls keeps alive
         self.plans: list[BoundOp] = []
         self._changed: list[tuple[Any, Any]] = []
 
     def upload(self) -> None:
         """Tensors on the device, bound ops, and copies of what they change."""
-        for call in self._before:
-            self._bind(call)()
         self.plans = [self._bind(call) for call in self.calls]
         self._poison()
         self._changed = [(tensor, self.device.copy(tensor)) for tensor in self._inout()]
@@ -95,11 +79,6 @@ class Prepared:
     def launch(self, stream: int) -> None:
         """Enqueue the ops."""
         for plan in self.plans:
-            plan.launch(stream)
-
-    def launch_first(self, stream: int) -> None:
-        """Enqueue the ops of the first step."""
-        for plan in self.plans[: len(self.plans) // self.case.steps]:
             plan.launch(stream)
 
     def restore(self) -> None:
@@ -121,17 +100,12 @@ class Prepared:
             self._compare(outputs)
 
     def _bind(self, call: OpCall) -> BoundOp:
-        shared = {name: value for name, value in call.inputs.items() if isinstance(value, (np.ndarray, Index))}
+        shared = {name: value for name, value in call.inputs.items() if isinstance(value, np.ndarray)}
         for value in shared.values():
             if id(value) not in self._tensors:
-                self._tensors[id(value)] = self._index(value) if isinstance(value, Index) else self.device.upload(value)
+                self._tensors[id(value)] = self.device.upload(value)
         tensors = {name: self._tensors[id(value)] for name, value in shared.items()}
         return self.backend.bind(call.op, **{**call.inputs, **tensors})
-
-    def _index(self, index: Index) -> Any:
-        sizes = {"max_ngram_size": index.max_ngram_size, "min_ngram_size": index.min_ngram_size}
-        layout = self.backend.workspace("ngram_match", M=index.slots, L=index.history, **sizes)["index"]
-        return self.device.zeros(layout.shape, layout.dtype)
 
     def _written(self) -> list[tuple[str, Array]]:
         """What the calls write, by name, each array once."""
@@ -180,8 +154,6 @@ def _reference_results(calls: Sequence[OpCall]) -> dict[int, Array]:
     reference = ReferenceBackend()
     copies = {id(v): v.copy() for call in calls for v in call.inputs.values() if isinstance(v, np.ndarray)}
     for call in calls:
-        if call.op in ("ngram_index_update", "ngram_index_reset"):
-            continue  # results do not depend on the index
         inputs = {n: copies[id(v)] if isinstance(v, np.ndarray) else v for n, v in call.inputs.items()}
-        getattr(reference, call.op)(**{n: v for n, v in inputs.items() if not isinstance(v, Index)})
+        getattr(reference, call.op)(**inputs)
     return copies

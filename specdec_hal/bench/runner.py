@@ -45,12 +45,7 @@ def run_suites(
 
     The device is used only inside `alone()`, so processes that share its lock can prepare inputs in parallel.
     """
-    chosen = [
-        (suite, case)
-        for suite in suites
-        for case in cases_of(suite, quick=quick, only=only)
-        if not case.backends or backend.name in case.backends
-    ]
+    chosen = [(suite, case) for suite in suites for case in cases_of(suite, quick=quick, only=only)]
     device = get_device(backend.device_name, "torch")
     document: dict[str, Any] = {**circumstances(command), "backend": backend.name, "quick": quick}
     with alone():
@@ -97,8 +92,7 @@ def _times(prepared: Prepared, timer: Timer, floor: Floor | None) -> Row:
     for cold in (False, True) if timer.cold_too else (False,):
         name = "cold" if cold else "warm"
         prepared.restore()
-        launch, steps = (prepared.launch_first, 1) if cold else (prepared.launch, case.steps)
-        row[f"{name}_us"] = timer.time(launch, cold=cold, restore=prepared.restore, steps=steps).rounded()
+        row[f"{name}_us"] = timer.time(prepared.launch, cold=cold, restore=prepared.restore).rounded()
         if floor is not None:
             row[f"{name}_floor_us"] = round(floor.microseconds(case.moved, cold=cold), 2)
     prepared.check()

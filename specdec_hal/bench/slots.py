@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specdec_hal.bench.case import Case, OpCall
+from specdec_hal.bench.case import Case, OpCall, alone
 from specdec_hal.conformance.inputs.generate import generate
 
 TARGET_US = 2.5
@@ -43,17 +43,17 @@ def cases(quick: bool) -> Iterator[Case]:
         yield Case(f"{op}, B 256, K 5", op, _alone(op, options), 0, target=(TARGET_US, None), params=dict(_SIZES))
     for op in () if quick else _MOVED:
         calls = _alone(op, _ROWS)
-        (call,) = calls(0)[1]
+        (call,) = calls(0)
         rows = min(len(call.inputs[name]) for name in ("x", "out", "last_hidden") if name in call.inputs)
         moved = 2 * 2 * rows * _ROWS["D"]
         yield Case(f"{op}, B 256, K 5, D 4,096 bfloat16", op, calls, moved, params={**_SIZES, "D": _ROWS["D"]})
 
 
-def _alone(op: str, options: Mapping[str, Any]) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
-    def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
+def _alone(op: str, options: Mapping[str, Any]) -> Callable[[int], Sequence[OpCall]]:
+    def call(seed: int) -> OpCall:
         inputs = generate(op, seed, **options)
         if "reasoning_seen" in inputs:  # else the op would process the whole text as new
             inputs["reasoning_seen"] = (inputs["step_idx"] - _STEP).astype(inputs["reasoning_seen"].dtype)
-        return (), (OpCall(op, inputs),)
+        return OpCall(op, inputs)
 
-    return calls
+    return alone(call)

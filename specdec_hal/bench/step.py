@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.bench.case import Case, Index, OpCall
-from specdec_hal.bench.decode_step import BATCHES, DRAFTS, HISTORY, DecodeStep
+from specdec_hal.bench.case import Case, OpCall
+from specdec_hal.bench.decode_step import BATCHES, DRAFTS, DecodeStep
 from specdec_hal.bench.step_calls import StepCalls, hidden_rows
 
-_SIZES = {"max_ngram_size": 3, "min_ngram_size": 1}
-_NGRAM: dict[str, Any] = {**_SIZES, "token_budget": 8192, "match_policy": "LATEST", "pad_to_max": False}
+_NGRAM: dict[str, Any] = {
+    "max_ngram_size": 3, "min_ngram_size": 1, "token_budget": 8192, "match_policy": "LATEST", "pad_to_max": False
+}  # fmt: skip
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -33,7 +34,7 @@ def cases(quick: bool) -> Iterator[Case]:
 def _plane(step: DecodeStep, *, hidden: int = 0, target: float | None = None) -> Case:
     """In the runner's order. `hidden`: width of the model's hidden rows, if they are gathered too."""
 
-    def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
+    def calls(seed: int) -> Sequence[OpCall]:
         made = StepCalls(replace(step, seed=seed))
         plane = [made.call("prepare_inputs")]
         if hidden:
@@ -43,9 +44,8 @@ def _plane(step: DecodeStep, *, hidden: int = 0, target: float | None = None) ->
         plane.append(made.call("build_sampling_params"))
         plane.append(made.verify("TARGET_MATCH"))
         plane.append(made.call("update_model_status"))
-        index = Index(step.slots, HISTORY, **_SIZES)
-        plane.append(made.call("ngram_match", index=index, **_NGRAM))
-        return [made.call("ngram_index_update", index=index, **_SIZES)], plane
+        plane.append(made.call("ngram_match", **_NGRAM))
+        return plane
 
     kind = "a third prefills, a tenth is idle" if step.mixed else "all decode"
     label = f"token plane, B {step.slots}, K {step.drafts}, {kind}" + (f", hidden rows of {hidden:,}" if hidden else "")

@@ -45,14 +45,12 @@ class Timer(ABC):
     cold_too = True
 
     @abstractmethod
-    def time(
-        self, launch: Callable[[int], None], *, cold: bool, restore: Callable[[], None] | None = None, steps: int = 1
-    ) -> Figures:
-        """The time of one of the `steps` that a launch enqueues. Cold: caches hold nothing of its tensors."""
+    def time(self, launch: Callable[[int], None], *, cold: bool, restore: Callable[[], None] | None = None) -> Figures:
+        """The time of a launch. Cold: caches hold nothing of its tensors."""
 
 
 class GraphTimer(Timer):
-    """One CUDA graph with 20 steps (warm) or 1 launch (cold), replayed and timed with events, divided by the steps.
+    """One CUDA graph with 20 launches (warm) or 1 (cold), replayed and timed with events, divided by the launches.
 
     Cold: a buffer larger than the L2 cache is rewritten before every replay.
     """
@@ -67,12 +65,10 @@ class GraphTimer(Timer):
         self._device = torch.device("cuda", device)
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self._device)
 
-    def time(
-        self, launch: Callable[[int], None], *, cold: bool, restore: Callable[[], None] | None = None, steps: int = 1
-    ) -> Figures:
+    def time(self, launch: Callable[[int], None], *, cold: bool, restore: Callable[[], None] | None = None) -> Figures:
         """See Timer."""
         torch = self._torch
-        copies = 1 if cold else max(WARM_COPIES // steps, 1)
+        copies = 1 if cold else WARM_COPIES
         with torch.cuda.device(self._device):
             graph = self._graph(launch, copies)
             events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self._replays + 3)]
@@ -86,7 +82,7 @@ class GraphTimer(Timer):
                 graph.replay()
                 stop.record()
             torch.cuda.synchronize()
-        return Figures.of([start.elapsed_time(stop) * 1000 / (copies * steps) for start, stop in events[3:]])
+        return Figures.of([start.elapsed_time(stop) * 1000 / copies for start, stop in events[3:]])
 
     def _graph(self, launch: Callable[[int], None], copies: int) -> Any:
         torch = self._torch
@@ -108,9 +104,7 @@ class HostTimer(Timer):
     def __init__(self, seconds: float = 0.5, most: int = 10_000) -> None:
         self._seconds, self._most = seconds, most
 
-    def time(
-        self, launch: Callable[[int], None], *, cold: bool, restore: Callable[[], None] | None = None, steps: int = 1
-    ) -> Figures:
+    def time(self, launch: Callable[[int], None], *, cold: bool, restore: Callable[[], None] | None = None) -> Figures:
         """See Timer."""
         times: list[float] = []
         end = time.perf_counter() + self._seconds
@@ -119,7 +113,7 @@ class HostTimer(Timer):
                 restore()
             start = time.perf_counter_ns()
             launch(0)
-            times.append((time.perf_counter_ns() - start) / 1000 / steps)
+            times.append((time.perf_counter_ns() - start) / 1000)
         return Figures.of(times)
 
 

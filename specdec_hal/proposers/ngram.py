@@ -24,7 +24,7 @@ class NgramSettings(Section):
     to continue; "leftmost" is FastDeploy's rule. `token_budget`: most input tokens of the next step; null: no limit.
     `continue_cycles`: beyond the text's end, continue with the drafts; null: under "latest". `pad_to_max`: pad every
     decode slot to K + 1 tokens, static shapes for graphs. `use_index`: look-ups whose time does not depend on the
-    history's length.
+    history's length, in a backend that keeps an index (reference); others search.
     """
 
     max_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)] = 3

@@ -14,7 +14,7 @@ import pytest
 
 from specdec_hal import bench
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.bench.case import Case, Index, OpCall, Prepared
+from specdec_hal.bench.case import Case, OpCall, Prepared
 from specdec_hal.bench.runner import run_suites
 from specdec_hal.bench.timing import Figures
 from specdec_hal.cli import main
@@ -23,19 +23,12 @@ from specdec_hal.errors import ArgumentError
 from specdec_hal.tensors.on_host import HostDevice
 
 
-def status(seed: int) -> tuple[list[OpCall], list[OpCall]]:
-    return [], [OpCall("update_model_status", generate("update_model_status", seed, M=6, S=4, L=30))]
+def status(seed: int) -> list[OpCall]:
+    return [OpCall("update_model_status", generate("update_model_status", seed, M=6, S=4, L=30))]
 
 
-def looked_up(seed: int) -> tuple[list[OpCall], list[OpCall]]:
-    sizes = {"max_ngram_size": 2, "min_ngram_size": 1}
-    inputs = generate("ngram_match", seed, M=5, S=4, L=30, index=False, states=("decode",), **sizes)
-    index = Index(5, 30, 2)
-    names = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
-    update = {"index": index, **{name: inputs[name] for name in names}, **sizes}
-    reset = {"index": index, "reset_slots": np.ones(5, np.bool_)}
-    before = [OpCall("ngram_index_reset", reset), OpCall("ngram_index_update", update)]
-    return before, [OpCall("ngram_match", {**inputs, "index": index})]
+def looked_up(seed: int) -> list[OpCall]:
+    return [OpCall("ngram_match", generate("ngram_match", seed, M=5, S=4, L=30, index=False, states=("decode",)))]
 
 
 CASES = (

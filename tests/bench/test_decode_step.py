@@ -106,6 +106,6 @@ def test_a_large_vocabulary_is_checked_in_part():
 def test_a_dense_proposer_is_tested():
     """Some drafts are rejected, so that draws have something to take away."""
     step = DecodeStep(60, 3, 500, mixed=False)
-    (call,) = verify.by_probs(step, dense=True).calls(1)[1]
+    (call,) = verify.by_probs(step, dense=True).calls(1)
     BACKEND.verify_draft_tokens(**call.inputs)
     assert 1.5 < call.inputs["accept_num"].mean() < 3

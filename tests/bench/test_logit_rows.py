@@ -17,7 +17,7 @@ CASES = {case.label: case for suite in (sampling, logprobs) for case in suite.ca
 def test_a_wrong_row_is_seen(label):
     check = CASES[label].check
     assert check is not None
-    calls = CASES[label].calls(3)[1]
+    calls = CASES[label].calls(3)
     inputs = calls[0].inputs
     operands = get_op(calls[0].op).by_name
     written = [name for name in inputs if name in operands and operands[name].role is not Role.IN]

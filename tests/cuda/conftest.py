@@ -20,7 +20,7 @@ def cuda() -> Backend:
     from specdec_hal.backends.cuda.backend import CudaBackend
     from specdec_hal.backends.cuda.options import Options
 
-    return CudaBackend(Options(index_from=0))  # tests have short rows
+    return CudaBackend(Options())
 
 
 @pytest.fixture(params=["torch", "cupy"])

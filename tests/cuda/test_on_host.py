@@ -25,7 +25,7 @@ from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
 from tests.support.cuda_shapes import LARGE
-from tests.support.running import run
+from tests.support.running import run, searched
 
 ROOT = Path(__file__).parents[2]
 needs_library = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
@@ -66,6 +66,20 @@ def check(op: str, inputs: dict[str, Any], number: int, context: object) -> None
     """Both compute capabilities in turn, each time in another order."""
     backend = CudaOnHost(ARCHS[number % len(ARCHS)], seed=number)
     assert_same_bits(run(op, inputs, backend), run(op, inputs), (op, number, context))
+
+
+@needs_library
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram", "ngram_index_update"])
+def test_no_index_is_kept(op, arch):
+    """Its rows are small, however long the histories are; its contents are neither used nor changed."""
+    backend = CudaOnHost(arch, seed=arch)
+    assert backend.workspace(op, M=512, L=1 << 17, max_ngram_size=3)["index"].shape == (512, 16)
+    for seed in range(CASES):
+        option = {} if op == "ngram_index_update" else {"index": True, "pre_ids": False}
+        inputs = generate(op, seed, workspace=backend.workspace, **option)
+        inputs["index"][:] = np.random.default_rng(seed).integers(0, 256, inputs["index"].shape)
+        assert_same_bits(run(op, inputs, backend), searched(op, inputs), (op, arch, seed))
 
 
 @needs_library

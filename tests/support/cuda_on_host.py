@@ -28,17 +28,14 @@ def why_not() -> str:
 
 
 class CudaOnHost(CudaBackend):
-    """Tensors in host memory; a launch is over when it returns. `seed`: of the order in which threads run.
-
-    `index_from`: as in `Options`; by default every index is kept, since tests have short rows.
-    """
+    """Tensors in host memory; a launch is over when it returns. `seed`: of the order in which threads run."""
 
     name = "cuda_on_host"
     device = "cpu"
 
-    def __init__(self, arch: int = 900, seed: int = 0, index_from: int = 0) -> None:
+    def __init__(self, arch: int = 900, seed: int = 0) -> None:
         self.native_library = library_of(arch)
-        super().__init__(Options(index_from=index_from))
+        super().__init__(Options())
         self.exports["set_seed"](seed)
 
     def stream_of(self, call: Call) -> Callable[[], int]:

@@ -1,4 +1,4 @@
-"""Texts for n-gram look-up, the index of their requests, and tokens whose entries of an index collide."""
+"""Texts for n-gram look-up, and the index of their requests."""
 
 from __future__ import annotations
 
@@ -67,12 +67,3 @@ class Indexing:
     def updated(self, index: np.ndarray, state: dict[str, Any]) -> np.ndarray:
         call = {"index": index, **{name: state[name] for name in HISTORY}, **self.sizes}
         return self.run("ngram_index_update", call)["index"]
-
-
-def buckets_of_single_tokens(tokens: np.ndarray, buckets: int) -> np.ndarray:
-    """Where the search for a 1-gram starts: the arithmetic of `CompactHash` and `CompactKey`, for tokens below 2^32."""
-    state = (np.uint32(0x243F6A88) ^ tokens.astype(np.uint32)) * np.uint32(0x9E3779B1)
-    state ^= state >> np.uint32(15)
-    value = (state + np.uint32(1)) * np.uint32(0x85EBCA77)
-    value = (value ^ (value >> np.uint32(13))) * np.uint32(0xC2B2AE3D)
-    return (value.astype(np.uint64) * np.uint64(buckets)) >> np.uint64(32)

@@ -95,10 +95,8 @@ SPECDEC_HD bool preferred(MatchPolicy policy, const NgramMatch& a, const NgramMa
   return policy == MatchPolicy::kLatest ? a.after > b.after : a.after < b.after;
 }
 
-// Length of the match at `after`, at most `most`. A query is NgramSizes with `suffix`. `tokens[i]` is text[first + i]
-// and reaches back as far as needed.
-template <typename Query>
-SPECDEC_HD int ngram_size_at(const Query& query, const int64_t* tokens, int64_t first, int64_t after) {
+// Length of the match at `after`, at most `most`. `tokens[i]` is text[first + i] and reaches back as far as needed.
+SPECDEC_HD int ngram_size_at(const NgramQuery& query, const int64_t* tokens, int64_t first, int64_t after) {
   const int64_t room = min64(query.most, after - query.haystack_start(after));
   int size = 0;
   while (size < room && tokens[after - 1 - size - first] == query.suffix[size]) ++size;

@@ -29,16 +29,6 @@
 #define SPECDEC_VECTOR SPECDEC_APART
 #endif
 
-// Unroll a loop over a fixed-size array, to keep it in registers; and prevent unrolling of a loop that rarely repeats,
-// to save instruction fetches.
-#if defined(__CUDACC__)
-#define SPECDEC_UNROLL _Pragma("unroll")
-#define SPECDEC_ROLLED _Pragma("unroll 1")
-#else
-#define SPECDEC_UNROLL
-#define SPECDEC_ROLLED
-#endif
-
 #if defined(__FAST_MATH__)
 #error "specdec: compile without -ffast-math; results must be bit-identical on every backend"
 #endif

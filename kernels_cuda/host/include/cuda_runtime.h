@@ -61,10 +61,6 @@ struct alignas(16) float4 {
 struct alignas(16) longlong2 {
   long long x, y;
 };
-struct alignas(16) ulonglong2 {
-  unsigned long long x, y;
-};
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 // Caches make no difference.
@@ -74,10 +70,6 @@ T __ldg(const T* p) {
 }
 template <typename T>
 T __ldcs(const T* p) {
-  return *p;
-}
-template <typename T>
-T __ldcg(const T* p) {
   return *p;
 }
 template <typename T>
@@ -153,10 +145,6 @@ template <typename T>
 T atomicExch(T* at, std::common_type_t<T> value) {
   return simt_exchange(at, value);
 }
-template <typename T>
-T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) {
-  return simt_exchange(at, *at == expected ? value : *at);
-}
 
 inline void __syncthreads() { simt::meet_block(false); }
 inline int __syncthreads_count(int yes) { return static_cast<int>(simt::meet_block(yes != 0).yes); }
@@ -166,7 +154,6 @@ inline int __syncthreads_and(int yes) { return simt::meet_block(yes != 0).all; }
 inline void __syncwarp(unsigned mask = ~0u) { simt::vote(mask, false); }
 inline unsigned __ballot_sync(unsigned mask, int yes) { return simt::vote(mask, yes != 0); }
 inline int __any_sync(unsigned mask, int yes) { return simt::vote(mask, yes != 0) != 0; }
-inline int __all_sync(unsigned mask, int yes) { return simt::vote(mask, yes == 0) == 0; }
 
 // The value of a lane `from` of 32, or one's own if `inside` is false, as at the ends of a shuffle's part of the warp.
 template <typename T>
@@ -214,13 +201,6 @@ T __reduce_max_sync(unsigned mask, T value) {
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
   // A lane's own value comes back for those that are not in the mask.
   return simt_reduce(mask, value, [](unsigned sum, unsigned other) { return sum + other; });
-}
-inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
-  return simt_reduce(mask, value, [](unsigned bits, unsigned other) { return bits | other; });
-}
-template <typename T>
-unsigned __match_any_sync(unsigned mask, T value) {
-  return simt::match(mask, static_cast<uint64_t>(value));
 }
 
 enum cudaLaunchAttributeID {
