@@ -1,26 +1,32 @@
 """Speculative decoding inside ``generate`` of Hugging Face `transformers`.
 
 ``model.generate(**inputs, custom_generate=specdec_hal.compat.transformers.generate)`` decodes with this project's
-proposers and verifier: any batch size, greedy or sampled, one seed per request. `assisted_generate` keeps the decode
-loop of `transformers` (batch 1, its random numbers) and only supplies drafts (:class:`DraftCandidates`).
+proposers and verifier: any batch size, greedy or sampled, one seed per request. The model's tensors and code run over
+the engine's KV cache (:mod:`specdec_hal.models.transformers`). `assisted_generate` keeps the decode loop and cache of
+`transformers` (batch 1, its random numbers) and only supplies drafts (:class:`DraftCandidates`); `generate` takes it
+for what cannot run over the engine's cache.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec_hal.plugin.versions import require
 
 KNOWN_VERSIONS = tuple(f"5.{minor}" for minor in range(17, 25))
 VERSION = require("transformers", KNOWN_VERSIONS, ["transformers"])
 
+from transformers.cache_utils import DynamicCache  # noqa: E402
 from transformers.generation import (  # noqa: E402
     CandidateGenerator,
     EosTokenCriteria,
@@ -33,12 +39,21 @@ from transformers.generation import (  # noqa: E402
     TopPLogitsWarper,
 )
 
-from specdec_hal.compat.cached_model import CachedModel, check_keys_and_values, check_rotary  # noqa: E402
 from specdec_hal.compat.defaults import default_drafter  # noqa: E402
 from specdec_hal.errors import NoDistributionError, RequestError, UnsupportedError  # noqa: E402
 from specdec_hal.loop.drafter import Drafter  # noqa: E402
 from specdec_hal.loop.functional import verify  # noqa: E402
+from specdec_hal.models.transformers.loaded import target_of  # noqa: E402
+from specdec_hal.models.transformers.survey import compare, refused  # noqa: E402
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment, TargetModel  # noqa: E402
+from specdec_hal.text import describe  # noqa: E402
 
+_CACHE_NAMES = ("cache", "past_key_values")
+"""Names of the argument with keys and values: since 5.24, and before."""
+_PACKED = {*_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+"""Arguments of :meth:`generate` that rows over our cache do not need, or only as usual."""
+_FREQUENCIES = 1 << 16
+"""Most elements of a buffer that may be a rotary embedding's."""
 _WARPERS = {
     TemperatureLogitsWarper: "temperature",
     TopKLogitsWarper: "top_k",
@@ -52,6 +67,9 @@ _NEVER = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
 }
 """Logits processors that count their calls or run the model."""
+_log = logging.getLogger("specdec_hal")
+_assistable: WeakSet[Any] = WeakSet()
+"""Models that passed the trial for assisted decoding."""
 
 
 def generate(
@@ -69,54 +87,92 @@ def generate(
 ) -> Any:
     """Decode a batch with drafts: ``model.generate(..., custom_generate=generate, num_speculative_tokens=8)``.
 
-    Greedy tokens equal those of plain ``model.generate``, provided that the logits' bits do not depend on the number of
-    tokens in a forward pass. With ``do_sample`` they depend only on `seeds`, one per row (an int: for all; None: drawn
-    from PyTorch's generator), not on drafts, batch or padding. `drafter` None: n-gram look-up with at most
-    `num_speculative_tokens` drafts; 0 decodes plainly.
+    Greedy tokens equal those of plain ``model.generate``, provided that rounding decides none: attention is the
+    engine's, and a pass has several tokens. With ``do_sample`` they depend only on `seeds`, one per row (an int: for
+    all; None: drawn from PyTorch's generator), not on drafts, batch or padding. `drafter` None: n-gram look-up with at
+    most `num_speculative_tokens` drafts; 0 decodes plainly.
 
     Prompts of a batch are padded on the left, as in `generate`. Logits processors see the same texts as in plain
-    decoding, stopping criteria each token. A cache that was passed in holds the prompts afterwards. The streamer of
-    ``model.generate(streamer=...)`` gets the same tokens as in plain decoding, and its end on errors too.
-    `transformers` does not pass the tokenizer to a custom `generate`: give stop strings as a ``StopStringCriteria``.
+    decoding, stopping criteria each token. The streamer of ``model.generate(streamer=...)`` gets the same tokens as in
+    plain decoding, and its end on errors too. `transformers` does not pass the tokenizer to a custom `generate`: give
+    stop strings as a ``StopStringCriteria``. The model is decoded in evaluation mode and stays as it is.
+
+    What cannot run over the engine's cache goes through :func:`assisted_generate`, with a warning in the log that says
+    why: models that :func:`~specdec_hal.models.transformers.loaded.target_of` refuses, a cache that was passed in,
+    scores and hidden states in the output, arguments for the model, and positions that do not count from 0.
+    UnsupportedError if there are several rows then, or `seeds`.
 
     Raises UnsupportedError, before the first token, for unsupported features: beams, encoder-decoder models, caches
-    other than the dynamic one with full attention, flash attention, scores and hidden states in the output, and models
-    whose tokens would differ (:class:`~specdec_hal.compat.cached_model.CachedModel`).
+    other than the dynamic one, models whose state cannot be rolled back, and rotary embeddings that change with the
+    length of this text.
     """
     streamer = _streamer_of_caller() if streamer is None else streamer
-    run = object()  # makes request names unique to this run
     with _ending(streamer):
+        _check_cached(model)
         _check(model, generation_config, logits_processor, model_kwargs)
         drafter = drafter or default_drafter(num_speculative_tokens)
         batch = _Batch(input_ids, model_kwargs.get("attention_mask"), stopping_criteria, generation_config)
-        sampling = _Sampling(logits_processor, generation_config, seeds, len(input_ids))
-        cached = CachedModel(model, model_kwargs, batch.pads, batch.prompt, batch.end)
-        outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=True)
-        cache = cached.start(input_ids, outputs)
-        logits = outputs.logits[:, -1:]
-        drafts: list[list[int]] = [[] for _ in range(len(input_ids))]
+        check_rotary(model, input_ids, batch.end)
         try:
-            while True:
-                rows = batch.running
-                out = sampling.verify(logits, drafts, batch)
-                batch.extend(out.token_ids.tolist(), out.counts.tolist())
-                if streamer is not None:
-                    batch.stream(streamer)
-                for row in set(rows).difference(batch.running):
-                    drafter.forget((run, row))
-                if not batch.running:
-                    break
-                if len(batch.running) < len(rows):
-                    cache.keep([rows.index(row) for row in batch.running])
-                drafts = batch.draft(drafter, run)
-                starts = [batch.lengths[row] - 1 for row in batch.running]
-                logits = cached.logits(cache, batch.inputs(drafts).to(model.device), batch.running, starts)
-        finally:
-            for row in batch.running:
-                drafter.forget((run, row))
+            _check_packed(model, generation_config, model_kwargs, batch)
+            target = target_of(model)
+        except UnsupportedError as error:
+            reason = str(error).rpartition("; ")[0]  # without the hint
+            if len(input_ids) > 1 or (seeds is not None and generation_config.do_sample):
+                raise UnsupportedError(
+                    f"generate: {reason}: expected one prompt without seeds, as in the assisted decoding of "
+                    "transformers; give it one prompt at a time without seeds, or leave custom_generate out"
+                ) from error
+            _log.warning("generate: %s; it goes through the assisted decoding of transformers", reason)
+            return _assisted(
+                model, input_ids, drafter, generation_config, streamer, logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria, **model_kwargs,
+            )  # fmt: skip
+        _decode(target, batch, _Sampling(logits_processor, generation_config, seeds, len(input_ids)), drafter, streamer)
     if streamer is not None:
         streamer.end()
     return batch.output(generation_config.return_dict_in_generate)
+
+
+def _decode(target: TargetModel, batch: _Batch, sampling: _Sampling, drafter: Drafter, streamer: Any) -> None:
+    """Decode all rows of a batch to their ends."""
+    run = object()  # makes request names unique to this run
+    target.allocate(len(batch.lengths), batch.end)
+    drafts: list[list[int]] = [[] for _ in batch.running]
+    logits = _logits(target, batch.running, batch.prompts(), [0] * len(drafts), width=1)
+    try:
+        while True:
+            rows = batch.running
+            out = sampling.verify(logits, drafts, batch)
+            batch.extend(out.token_ids.tolist(), out.counts.tolist())
+            if streamer is not None:
+                batch.stream(streamer)
+            for row in set(rows).difference(batch.running):
+                drafter.forget((run, row))
+            if not batch.running:
+                break
+            drafts = batch.draft(drafter, run)
+            cached = [batch.lengths[row] - batch.pads[row] - 1 for row in batch.running]
+            logits = _logits(target, batch.running, batch.next(drafts), cached, width=1 + max(map(len, drafts)))
+    finally:
+        for row in batch.running:
+            drafter.forget((run, row))
+
+
+def _logits(target: TargetModel, rows: list[int], fed: list[Any], cached: list[int], width: int) -> Any:
+    """Float32 logits [R, width, V] after the last `width` tokens that each row is `fed`; those of a shorter row repeat.
+
+    `cached`: tokens of each row before them.
+    """
+    ends = np.cumsum([len(ids) for ids in fed])
+    segments = [
+        Segment(row, int(end) - len(ids), len(ids), position)
+        for row, end, ids, position in zip(rows, ends, fed, cached, strict=True)
+    ]
+    hidden = target.forward(ForwardBatch(np.concatenate(fed), segments))[FINAL_NORM]
+    shown = [np.arange(max(end - width, end - len(ids)), end) for end, ids in zip(ends, fed, strict=True)]
+    index = np.array([np.pad(at, (0, width - len(at)), mode="edge") for at in shown])
+    return target.compute_logits(hidden[index.ravel()]).unflatten(0, index.shape)
 
 
 def assisted_generate(
@@ -136,18 +192,23 @@ def assisted_generate(
     """
     streamer = _streamer_of_caller() if streamer is None else streamer
     with _ending(streamer):
-        check_keys_and_values(model)
+        _check_cached(model)
         check_rotary(model, input_ids, generation_config.max_length)
         drafter = drafter or default_drafter(num_speculative_tokens)
-        candidates = DraftCandidates(drafter, generation_config.max_length)
-        model._get_candidate_generator = lambda **_: candidates
-        try:
-            return model._assisted_decoding(
-                input_ids, generation_config=generation_config, streamer=streamer, **arguments
-            )
-        finally:
-            del model._get_candidate_generator
-            candidates.forget()
+        return _assisted(model, input_ids, drafter, generation_config, streamer, **arguments)
+
+
+def _assisted(
+    model: Any, input_ids: Any, drafter: Drafter, generation_config: Any, streamer: Any, **arguments: Any
+) -> Any:
+    _check_assisted(model, input_ids, _cache_of(arguments))
+    candidates = DraftCandidates(drafter, generation_config.max_length, arguments["stopping_criteria"])
+    model._get_candidate_generator = lambda **_: candidates
+    try:
+        return model._assisted_decoding(input_ids, generation_config=generation_config, streamer=streamer, **arguments)
+    finally:
+        del model._get_candidate_generator
+        candidates.forget()
 
 
 def _streamer_of_caller() -> Any:
@@ -172,19 +233,25 @@ def _ending(streamer: Any) -> Iterator[None]:
 
 
 class DraftCandidates(CandidateGenerator):  # type: ignore[misc]
-    """Drafts for the assisted decoding of `transformers`, for one text of up to `max_length` tokens."""
+    """Drafts for the assisted decoding of `transformers`, for one text of up to `max_length` tokens.
+
+    `stopping_criteria`: of the text. The library asks them after the last draft only, so drafts end where one applies.
+    """
 
     requires_model_outputs = False
 
-    def __init__(self, drafter: Drafter, max_length: int) -> None:
-        self._drafter, self._max_length = drafter, max_length
+    def __init__(self, drafter: Drafter, max_length: int, stopping_criteria: Any = None) -> None:
+        self._drafter, self._max_length, self._criteria = drafter, max_length, stopping_criteria
 
     def get_candidates(self, input_ids: Any, **kwargs: Any) -> tuple[Any, None]:
         """`input_ids` [1, n] followed by the drafts, without logits: drafts are compared exactly."""
         text = input_ids[0]
         room = min(self._max_length - len(text) - 1, self._drafter.num_speculative_tokens)
         (drafts,) = self._drafter.propose([text], [self], num_speculative_tokens=max(room, 0))
-        return torch.cat((input_ids, input_ids.new_tensor([drafts], dtype=input_ids.dtype)), dim=1), None
+        ids = torch.cat((input_ids, input_ids.new_tensor([drafts], dtype=input_ids.dtype)), dim=1)
+        ends = range(len(text) + 1, ids.shape[1]) if self._criteria else ()
+        end = next((end for end in ends if self._criteria(ids[:, :end], None).all()), None)
+        return ids[:, :end], None
 
     def update_candidate_strategy(self, input_ids: Any, scores: Any, num_matches: int) -> None:
         """Keep the number of drafts."""
@@ -215,6 +282,14 @@ class _Batch:
         self.lengths = [self.prompt] * size
         self.running = list(range(size))
         self._streamed = self.prompt
+
+    def counted_by(self, positions: Any) -> bool:
+        """Whether `positions` [B, prompt] count the tokens of each row from 0."""
+        columns, pads = np.arange(self.prompt), np.array(self.pads)[:, None]
+        expected = np.where(columns >= pads, columns - pads, 0)
+        if positions.dim() != 2 or positions.shape[1] != self.prompt:
+            return False
+        return bool(np.array_equal(np.where(columns >= pads, positions.cpu().numpy(), 0), expected))
 
     def text(self, row: int, length: int | None = None) -> Any:
         """A row so far, padding included, for processors and criteria: [1, length]."""
@@ -252,13 +327,16 @@ class _Batch:
         wanted = [min(drafter.num_speculative_tokens, self.end - self.lengths[row] - 1) for row in rows]
         return drafter.propose(histories, [(run, row) for row in rows], num_speculative_tokens=wanted)
 
-    def inputs(self, drafts: list[list[int]]) -> Any:
-        """The model's input: tokens [B, 1 + most drafts]."""
-        width = 1 + max(map(len, drafts))
-        fed = np.zeros((len(drafts), width), np.int64)
-        for at, (row, ids) in enumerate(zip(self.running, drafts, strict=True)):
-            fed[at, : len(ids) + 1] = self._texts[row, self.lengths[row] - 1], *ids
-        return torch.from_numpy(fed)
+    def prompts(self) -> list[NDArray[np.int64]]:
+        """The tokens of each row without padding."""
+        return [text[pads : self.prompt] for text, pads in zip(self._texts, self.pads, strict=True)]
+
+    def next(self, drafts: list[list[int]]) -> list[NDArray[np.int64]]:
+        """The last token and the drafts of each running row."""
+        return [
+            np.array([self._texts[row, self.lengths[row] - 1], *ids])
+            for row, ids in zip(self.running, drafts, strict=True)
+        ]
 
     def output(self, as_dict: bool) -> Any:
         """All texts, padded to the longest."""
@@ -334,21 +412,110 @@ def _no_distribution(row: int) -> RequestError:
 def _check(model: Any, config: Any, processors: Any, model_kwargs: dict[str, Any]) -> None:
     """UnsupportedError for features that these loops lack."""
     names = {type(processor).__name__ for processor in processors}
-    refused = names & _NEVER
-    attention = model.config._attn_implementation
+    never = names & _NEVER
+    cache = _cache_of(model_kwargs)
     wrong = {
         "an encoder-decoder model": model.config.is_encoder_decoder,
         f"num_beams {config.num_beams}": (config.num_beams or 1) > 1,
         "use_cache=False": not model_kwargs.get("use_cache"),
         "inputs_embeds": model_kwargs.get("inputs_embeds") is not None,
-        f"attention '{attention}'": attention not in ("sdpa", "eager"),
-        "scores, logits, attentions or hidden states as output": config.return_dict_in_generate
-        and (config.output_scores or config.output_logits or config.output_attentions or config.output_hidden_states),
-        ", ".join(sorted(refused)): refused,
+        "a cache of its own" if cache is None else f"a cache of type {type(cache).__name__}": type(cache)
+        is not DynamicCache,
+        ", ".join(sorted(never)): never,
     }
     for what, here in wrong.items():
         if here:
             raise UnsupportedError(
-                f"generate: {what} cannot be decoded speculatively here; expected a decoder-only model with a cache, "
-                "attention 'sdpa' or 'eager', and sequences as output; leave custom_generate out for the rest"
+                f"generate: {what} cannot be decoded speculatively here; expected a decoder-only model and a dynamic "
+                "cache; leave custom_generate out for the rest"
             )
+
+
+def _check_cached(model: Any) -> None:
+    """UnsupportedError for a model without a cache of keys and values."""
+    if getattr(model, "_is_stateful", False) or _cache_name(model) is None:
+        raise UnsupportedError(
+            f"generate: {type(model).__name__} has no cache, or one that cannot drop a rejected draft; "
+            "expected keys and values of each token in every layer; leave custom_generate out"
+        )
+
+
+def _check_assisted(model: Any, input_ids: Any, cache: Any) -> None:
+    """UnsupportedError where the assisted decoding of `transformers` gives other tokens than its plain decoding."""
+    if cache is not None and cache.get_seq_length() > 0:
+        raise UnsupportedError(
+            f"generate: expected an empty cache, got one of {cache.get_seq_length()} tokens; leave "
+            "past_key_values out and pass the whole text, or leave custom_generate out"
+        )
+    if model.config.is_encoder_decoder or model in _assistable:
+        return
+    ids = torch.arange(1, 9, device=input_ids.device)[None] * 7919 % model.get_input_embeddings().num_embeddings
+    (ids, drafts), cache = ids.split(5, 1), DynamicCache(config=model.config.get_text_config(decoder=True))
+    name = _cache_name(model)
+    try:
+        expected = model(input_ids=ids, use_cache=False).logits[:, 2:]
+        for tokens in (ids[:, :2], drafts):
+            model(input_ids=tokens, use_cache=True, **{name: cache})
+        cache.crop(-3)
+        got = model(input_ids=ids[:, 2:], use_cache=True, **{name: cache}).logits
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # from the model's own code
+        raise refused(model, f"its cache cannot drop rejected drafts ({describe(error)})") from error
+    compare(model, expected, got, "its logits are others when several tokens follow its cache")
+    _assistable.add(model)
+
+
+def _check_packed(model: Any, config: Any, model_kwargs: dict[str, Any], batch: _Batch) -> None:
+    """UnsupportedError for features that only :func:`assisted_generate` has."""
+    name, cache, positions = type(model).__name__, _cache_of(model_kwargs), model_kwargs.get("position_ids")
+    extra = sorted({name for name, value in model_kwargs.items() if value is not None} - _PACKED)
+    given = cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0)
+    outputs = config.output_scores, config.output_logits, config.output_attentions, config.output_hidden_states
+    wrong = {
+        "the cache that was passed in would not be filled": given,
+        f"{name} needs {', '.join(extra)} in every step": extra,
+        f"the position_ids of {name} are not 0, 1, ... in each prompt": positions is not None
+        and not batch.counted_by(positions),
+        "scores, logits, attentions or hidden states are wanted as output": config.return_dict_in_generate
+        and any(outputs),
+    }
+    for what, here in wrong.items():
+        if here:
+            raise UnsupportedError(f"{what}; use assisted_generate")
+
+
+def _cache_name(model: Any) -> str | None:
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in _CACHE_NAMES if name in names), None)
+
+
+def _cache_of(model_kwargs: dict[str, Any]) -> Any:
+    return next((model_kwargs[name] for name in _CACHE_NAMES if model_kwargs.get(name) is not None), None)
+
+
+def check_rotary(model: Any, input_ids: Any, end: int) -> None:
+    """UnsupportedError for a rotary embedding that changes between the prompt `input_ids` and the `end` of its text.
+
+    Drafts would be fed with frequencies other than those of plain decoding. Two passes of one token find that out; the
+    model then has the frequencies of the prompt.
+    """
+    types = [module.rope_type for module in model.modules() if hasattr(module, "rope_type")]
+    kinds = {kind for one in types for kind in (one.values() if isinstance(one, dict) else [one])}
+    if not any("dynamic" in kind or kind == "longrope" for kind in kinds):
+        return
+    prompt, token = input_ids.shape[1], input_ids[:1, :1]
+
+    def frequencies(position: int) -> dict[str, Any]:
+        model(input_ids=token, position_ids=torch.full_like(token, position), use_cache=False)
+        buffers = model.named_buffers()
+        return {name: b.clone() for name, b in buffers if b.is_floating_point() and b.numel() <= _FREQUENCIES}
+
+    after = frequencies(max(end - 2, prompt - 1))
+    before = frequencies(prompt - 1)
+    if changed := [name for name, values in before.items() if not torch.equal(values, after[name])]:
+        raise UnsupportedError(
+            f"generate: the rotary embedding of {type(model).__name__} ({', '.join(changed)}) changes with the length "
+            f"of the text between its tokens {prompt} and {end}, which changes the logits of drafts; keep the "
+            "whole batch on one side of the switch (max_new_tokens), or leave custom_generate out"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 import specdec_hal as sd
 from specdec_hal.errors import RequestError, UnsupportedError
-from tests.support.scripted import END, Scripted, V, padded, watched
+from tests.support.scripted import END, Scripted, V, padded, passes, watched
 
 pytestmark = pytest.mark.torch
 
@@ -70,15 +69,15 @@ def test_all_prompts_of_the_embedded_model_alone_and_together(adapter: Any, mode
     for batch in ([ids] for ids in prompts.values()):
         inputs = padded(batch)
         plain = model.generate(**inputs, **how)
-        for ours in (adapter.generate, adapter.assisted_generate):
-            with watched(model) as shapes:
+        for ours, watch in ((adapter.generate, passes()), (adapter.assisted_generate, watched(model))):
+            with watch as shapes:
                 assert torch.equal(model.generate(**inputs, **how, custom_generate=ours), plain)
-            assert len(shapes) < 0.8 * 40
+            assert 0 < len(shapes) < 0.8 * 40
     together = padded(list(prompts.values()))
     plain = model.generate(**together, **how)
-    with watched(model) as shapes:
+    with passes() as shapes:
         assert torch.equal(model.generate(**together, **how, custom_generate=adapter.generate), plain)
-    assert len(shapes) < 0.9 * 40
+    assert 0 < len(shapes) < 0.9 * 40
 
 
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "max_new_tokens": 20}
@@ -199,24 +198,27 @@ def test_rows_end_by_themselves(adapter: Any, tiny: Any) -> None:
     ends = sorted({int(whole[0, 7]), int(whole[1, 15])})
     how = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": ends, "pad_token_id": 39}
     plain = model.generate(**inputs, **how)
-    with watched(model) as shapes:
+    with passes() as shapes:
         ours = model.generate(**inputs, **how, custom_generate=adapter.generate)
     assert ours.tolist() == plain.tolist()
     assert 39 in ours[:, -1].tolist()
     assert shapes[0][0] == 3 > shapes[-1][0]
 
 
-def test_a_cache_with_the_beginning_of_the_text(adapter: Any, tiny: Any, transformers: Any) -> None:
+@pytest.mark.parametrize("ours", ["generate", "assisted_generate"])
+def test_a_cache_that_is_passed_in(adapter: Any, tiny: Any, transformers: Any, ours: str) -> None:
+    """It is filled as in assisted decoding if it is empty; with a text it is refused, since those tokens are wrong."""
     import torch
 
     model, ids = tiny["sdpa"], torch.tensor([[3, 4, 3, 4, 3, 9]])
-    plain = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
+    plain = model.generate(ids, **how)
     cache = transformers.DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(ids[:, :4], past_key_values=cache, use_cache=True)
-    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
-    ours = model.generate(ids, **arguments, past_key_values=cache, custom_generate=adapter.generate)
-    assert ours.tolist() == plain.tolist()
+    how |= {"past_key_values": cache, "custom_generate": getattr(adapter, ours)}
+    assert model.generate(ids, **how).tolist() == plain.tolist()
+    assert cache.get_seq_length() == plain.shape[1] - 1
+    with pytest.raises(UnsupportedError, match="expected an empty cache, got one of 17 tokens; leave past_key_values"):
+        model.generate(plain, **{**how, "attention_mask": torch.ones_like(plain)})
 
 
 def test_outputs_as_transformers_gives_them(adapter: Any, tiny: Any) -> None:
@@ -237,18 +239,11 @@ def refused(transformers: Any, tiny: Any) -> dict[str, tuple[Any, dict[str, Any]
             return scores
 
     Guidance.__name__ = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
-    sliding = transformers.MistralForCausalLM(
-        transformers.MistralConfig(
-            vocab_size=V, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, sliding_window=4, eos_token_id=END, pad_token_id=END,
-        )
-    ).eval()  # fmt: skip
     model = tiny["sdpa"]
     return {
         "beams": (model, {"num_beams": 2}, "num_beams 2"),
         "no cache": (model, {"use_cache": False}, "use_cache=False"),
-        "static cache": (model, {"cache_implementation": "static"}, "expected a dynamic cache"),
-        "sliding window": (sliding, {}, "DynamicSlidingWindowLayer"),
+        "static cache": (model, {"cache_implementation": "static"}, "a cache of type StaticCache"),
         "scores": (model, {"return_dict_in_generate": True, "output_scores": True}, "scores, logits"),
         "guidance": (
             model,
@@ -258,7 +253,7 @@ def refused(transformers: Any, tiny: Any) -> dict[str, tuple[Any, dict[str, Any]
     }
 
 
-@pytest.mark.parametrize("case", ["beams", "no cache", "static cache", "sliding window", "scores", "guidance"])
+@pytest.mark.parametrize("case", ["beams", "no cache", "static cache", "scores", "guidance"])
 def test_what_cannot_be_served_is_refused_by_name(adapter: Any, tiny: Any, transformers: Any, case: str) -> None:
     model, how, message = refused(transformers, tiny)[case]
     with pytest.raises(UnsupportedError, match=message):
@@ -286,21 +281,16 @@ def test_logits_without_a_distribution_end_the_call_and_leave_nothing(adapter: A
     import torch
 
     model, drafter = tiny["sdpa"], Scripted(2, lambda text: [5, 6])
-    forward = model.forward
 
-    @wraps(forward)
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        if drafter.calls == 2:
-            out.logits = torch.full_like(out.logits, np.nan)
-        return out
+    def broken(module: Any, args: Any, logits: Any) -> Any:
+        return torch.full_like(logits, np.nan) if drafter.calls == 2 else logits
 
-    model.forward = broken
+    hook = model.lm_head.register_forward_hook(broken)
     try:
         with pytest.raises(RequestError, match="row 0: the model gave no distribution"):
             model.generate(**padded([[3], [4]]), max_new_tokens=9, custom_generate=adapter.generate, drafter=drafter)
     finally:
-        del model.forward
+        hook.remove()
     assert drafter.calls == 2 and not drafter.kept
 
 
@@ -313,6 +303,33 @@ def test_assisted_decoding_gets_its_own_factory_back(adapter: Any, tiny: Any) ->
     with pytest.raises(ValueError, match="batch_size"):
         model.generate(**padded([[3, 4], [5, 6]]), **how)
     assert "_get_candidate_generator" not in vars(model)
+
+
+@pytest.mark.parametrize("ours", ["generate", "assisted_generate"])
+def test_assisted_decoding_ends_where_plain_decoding_does(
+    adapter: Any, tiny: Any, transformers: Any, ours: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At an end token, and where a criterion applies, in the middle of accepted drafts too; scores are its own."""
+    model, inputs = tiny["sdpa"], padded([[3, 4, 3, 4, 3]])
+    whole = model.generate(**inputs, max_new_tokens=20, do_sample=False)[0].tolist()
+    how = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    criteria = transformers.StoppingCriteriaList([StopAfter({whole[13]})])
+    for end in ({"eos_token_id": whole[13]}, {"stopping_criteria": criteria}):
+        plain = model.generate(**inputs, **how, **end)
+        drafter = Scripted(8, lambda text: whole[len(text) :])
+        out = model.generate(**inputs, **how, **end, custom_generate=getattr(adapter, ours), drafter=drafter)
+        assert out.sequences.tolist() == plain.sequences.tolist() != [whole]
+        assert drafter.calls < 5 and len(out.scores) == len(plain.scores)
+    wanted = "scores, logits, attentions or hidden states are wanted as output; it goes through the assisted decoding"
+    assert (wanted in caplog.text) == (ours == "generate")
+
+
+def test_seeds_are_not_for_assisted_decoding(adapter: Any, tiny: Any) -> None:
+    how = {**padded([[3, 4]]), "custom_generate": adapter.generate, "do_sample": True}
+    how |= {"return_dict_in_generate": True, "output_scores": True, "max_new_tokens": 4}
+    with pytest.raises(UnsupportedError, match="output: expected one prompt without seeds"):
+        tiny["sdpa"].generate(**how, seeds=3)
+    assert len(tiny["sdpa"].generate(**how).scores) > 0
 
 
 def test_candidates_leave_room_for_one_token(adapter: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from specdec_hal.errors import UnsupportedError
-from tests.support.scripted import Scripted, padded
+from tests.support.scripted import Scripted, padded, passes
 
 pytestmark = pytest.mark.torch
 V, END = 40, 0
@@ -39,24 +41,26 @@ SERVED = {
     "Mixtral": ("MixtralForCausalLM", {**LLAMA, **EXPERTS}), "Granite": ("GraniteForCausalLM", LLAMA),
     "Cohere": ("CohereForCausalLM", LLAMA), "StableLm": ("StableLmForCausalLM", LLAMA),
     "Phi": ("PhiForCausalLM", LLAMA), "GPTNeoX": ("GPTNeoXForCausalLM", NEOX), "GPT2": ("GPT2LMHeadModel", GPT2),
-    "GPTJ": ("GPTJForCausalLM", {**GPT2, "rotary_dim": 4}),
     "OPT": ("OPTForCausalLM", {**NEOX, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.5}),
-    "Falcon": ("FalconForCausalLM", FALCON), "Mpt": ("MptForCausalLM", MPT),
+    "Mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 8}),
 }  # fmt: skip
+INTERFACE, ALIBI = "does not go through the attention interface", "adds a bias by position"
 ALONE = {
-    "Bart": ("BartForCausalLM", BART, "gives other logits"),
-    "GPTNeo": ("GPTNeoForCausalLM", NEO, "gives other logits"),
-    "RoFormer": ("RoFormerForCausalLM", {**NEOX, "is_decoder": True}, "gives other logits"),
-    "Bloom": ("BloomForCausalLM", GPT2, "does not take a cache and a mask"),
-    "Falcon": ("FalconForCausalLM", {**FALCON, "alibi": True}, "does not take a cache and a mask"),
+    "GPTJ": ("GPTJForCausalLM", {**GPT2, "rotary_dim": 4}, INTERFACE),
+    "GPTNeo": ("GPTNeoForCausalLM", NEO, INTERFACE),
+    "Falcon": ("FalconForCausalLM", FALCON, INTERFACE),
+    "Falcon, ALiBi": ("FalconForCausalLM", {**FALCON, "alibi": True}, ALIBI),
+    "Mpt": ("MptForCausalLM", MPT, ALIBI),
+    "Bloom": ("BloomForCausalLM", GPT2, ALIBI),
 }
 REFUSED = {
     "Mamba": ("MambaForCausalLM", {**NEOX, "state_size": 8}, "has no cache"),
     "Rwkv": ("RwkvForCausalLM", NEOX, "has no cache"),
     "OpenAIGPT": ("OpenAIGPTLMHeadModel", GPT2, "has no cache"),
-    "XLM": ("XLMWithLMHeadModel", {"vocab_size": V, "emb_dim": 32, "n_layers": 2, "n_heads": 4}, "returned no keys"),
-    "Mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 8}, "DynamicSlidingWindowLayer"),
-    "MiniMax": ("MiniMaxForCausalLM", {**LLAMA, **EXPERTS}, "MiniMaxCache|has no cache"),
+    "MiniMax": ("MiniMaxForCausalLM", {**LLAMA, **EXPERTS}, "a cache of its own|MiniMaxCache|has no cache"),
+    "Bart": ("BartForCausalLM", BART, "cannot drop rejected drafts"),
+    "RoFormer": ("RoFormerForCausalLM", {**NEOX, "is_decoder": True}, "others when several tokens follow its cache"),
+    "XLM": ("XLMWithLMHeadModel", {"vocab_size": V, "emb_dim": 32, "n_layers": 2, "n_heads": 4}, "XLMWithLMHeadModel"),
 }
 
 
@@ -65,7 +69,7 @@ def build(transformers: Any, kind: str, name: str, config: dict[str, Any]) -> An
     import torch
 
     torch.manual_seed(0)
-    return getattr(transformers, name)(getattr(transformers, f"{kind}Config")(**config)).eval()
+    return getattr(transformers, name)(getattr(transformers, f"{kind.partition(',')[0]}Config")(**config)).eval()
 
 
 def truth_and_lies(texts: list[list[int]]) -> Scripted:
@@ -102,36 +106,74 @@ def refused(model: Any, adapter: Any, prompts: list[list[int]], message: str, **
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_models_that_go_by_positions_and_masks(adapter: Any, transformers: Any, kind: str) -> None:
+def test_models_over_the_engines_cache(adapter: Any, transformers: Any, kind: str) -> None:
     model = build(transformers, kind, *SERVED[kind])
-    compare(model, adapter, PROMPTS[2:])
-    compare(model, adapter, PROMPTS)
+    for prompts in (PROMPTS[2:], PROMPTS):
+        with passes() as found:
+            compare(model, adapter, prompts)
+        assert found[0] == (len(prompts), sum(map(len, prompts)))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Mistral", "OPT"])
+def test_models_over_a_pool_of_blocks(
+    adapter: Any, transformers: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, with PyTorch's operators."""
+    from specdec_hal.models.transformers import device, host
+
+    monkeypatch.setattr(host, "HostTransformers", device.DeviceTransformers)
+    compare(build(transformers, kind, *SERVED[kind]), adapter, PROMPTS)
 
 
 @pytest.mark.parametrize("kind", ALONE)
-def test_models_that_are_right_for_one_prompt_alone(adapter: Any, transformers: Any, kind: str) -> None:
-    """They count positions by columns, see a window of columns, or want one mask for all: a batch is refused."""
+def test_models_that_are_decoded_one_prompt_at_a_time(
+    adapter: Any, transformers: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By assisted decoding, and the log says why; a batch is refused."""
     name, config, message = ALONE[kind]
     model = build(transformers, kind, name, config)
-    compare(model, adapter, PROMPTS[2:])
-    refused(model, adapter, PROMPTS, f"{name} {message}.*one prompt at a time")
+    for prompt in PROMPTS:
+        compare(model, adapter, [prompt])
+    assert message in caplog.text and "it goes through the assisted decoding" in caplog.text
+    refused(model, adapter, PROMPTS, f"{name}: .*{message}.*one prompt at a time")
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_models_with_a_state_or_a_cache_of_their_own(adapter: Any, transformers: Any, kind: str) -> None:
+def test_models_that_cannot_drop_a_draft(adapter: Any, transformers: Any, kind: str) -> None:
     name, config, message = REFUSED[kind]
     model = build(transformers, kind, name, config)
-    for prompts in (PROMPTS[2:], PROMPTS):
-        refused(model, adapter, prompts, message)
+    refused(model, adapter, PROMPTS[2:], message)
+    refused(model, adapter, PROMPTS, "generate: ")
+    refused(model, adapter, PROMPTS[2:], name, custom_generate=adapter.assisted_generate)
 
 
-def test_a_window_that_the_texts_do_not_reach(adapter: Any, transformers: Any) -> None:
-    """Only the given extent matters, and correctness for short texts does not imply it for long ones."""
-    model = build(transformers, "GPTNeo", "GPTNeoForCausalLM", {**NEO, "window_size": 20})
-    compare(model, adapter, PROMPTS, max_new_tokens=12)
-    for new in (16, 40):  # the window hides columns of the longest prompt, and of all
-        refused(model, adapter, PROMPTS, "gives other logits", max_new_tokens=new)
-    compare(model, adapter, PROMPTS, max_new_tokens=12)
+def test_the_model_stays_as_it_is(adapter: Any, transformers: Any) -> None:
+    """Its attention, modules, hooks and tensors; a change to it counts in the next call."""
+    import torch
+
+    model = build(transformers, "Mistral", *SERVED["Mistral"]).train()
+
+    def state() -> Any:
+        return model.config.to_json_string(use_diff=False), [
+            (part, {name: value for name, value in vars(part).items() if not name.startswith("_")}, dict(vars(part)))
+            for part in model.modules()
+        ]
+
+    model.model.layers[0].register_forward_hook(lambda module, args, output: output * 1.5)
+    before, tensors = state(), [x.clone() for x in (*model.parameters(), *model.buffers())]
+    compare(model.eval(), adapter, PROMPTS)
+    model.train()
+    model.generate(**padded(PROMPTS), max_new_tokens=4, do_sample=False, custom_generate=adapter.generate)
+    assert state() == before and model.training
+    now = (*model.parameters(), *model.buffers())
+    assert all(torch.equal(*pair) and not pair[0].is_inference() for pair in zip(now, tensors, strict=True))
+    model.eval()
+    with torch.no_grad():
+        model.lm_head.weight.add_(model.model.embed_tokens.weight.roll(1, 0) * 3)
+        model.model.layers[1].mlp.down_proj = torch.nn.Linear(48, 32, bias=False)
+    compare(model, adapter, PROMPTS)
+    model.config.sliding_window = 3
+    compare(model, adapter, PROMPTS)
 
 
 # ---- rotary embeddings that depend on the length of the text
@@ -167,12 +209,12 @@ def test_texts_that_cross_the_switch(adapter: Any, transformers: Any, kind: str,
 
 
 def test_texts_beyond_the_switch(adapter: Any, transformers: Any) -> None:
-    """LongRoPE has one set of frequencies there. A batch must be there as a whole: which set depends on all rows."""
+    """LongRoPE has one set of frequencies there, also for the other rows of a batch with a prompt beyond it."""
     model = build(transformers, "Phi3", *ROTARY["Phi3"])
     beyond = [prompt * 8 for prompt in PROMPTS]
     compare(model, adapter, beyond[:1])
     compare(model, adapter, beyond)
-    refused(model, adapter, [beyond[0], PROMPTS[1]], "rotary embedding", max_new_tokens=8)
+    compare(model, adapter, [beyond[0], PROMPTS[1]], max_new_tokens=8)
 
 
 @pytest.mark.parametrize("kind", ROTARY)
@@ -219,13 +261,17 @@ def test_positions_that_do_not_begin_at_0(adapter: Any, transformers: Any) -> No
     shifted = model.generate(**how)
     assert shifted.tolist() != plain.tolist()
     assert model.generate(**how, custom_generate=adapter.generate).tolist() == shifted.tolist()
+    refused(
+        model, adapter, PROMPTS, "position_ids of GPT2LMHeadModel are not 0", position_ids=position_ids.repeat(3, 1)
+    )
 
 
-def test_arguments_that_every_step_would_need(adapter: Any, transformers: Any) -> None:
+def test_arguments_that_every_step_needs(adapter: Any, transformers: Any) -> None:
     import torch
 
-    model, ids = build(transformers, "GPT2", *SERVED["GPT2"]), torch.full((1, 8), 9)
-    refused(model, adapter, PROMPTS[:1], "needs token_type_ids", token_type_ids=ids)
+    model, ids = build(transformers, "GPT2", *SERVED["GPT2"]), torch.full((3, 8), 5)
+    compare(model, adapter, PROMPTS[:1], token_type_ids=ids[:1])
+    refused(model, adapter, PROMPTS, "GPT2LMHeadModel needs token_type_ids", token_type_ids=ids)
 
 
 def test_a_cache_that_holds_more_than_the_text(adapter: Any, transformers: Any) -> None:
@@ -236,24 +282,29 @@ def test_a_cache_that_holds_more_than_the_text(adapter: Any, transformers: Any) 
     with torch.no_grad():
         model(ids[:, :4], past_key_values=cache, use_cache=True)
     how = {"attention_mask": torch.ones_like(ids), "past_key_values": cache, "custom_generate": adapter.generate}
-    with pytest.raises(UnsupportedError, match="the whole text in input_ids, got 2 tokens and a cache of 6"):
+    with pytest.raises(UnsupportedError, match="expected an empty cache, got one of 4 tokens"):
         model.generate(ids[:, 4:], **how, max_new_tokens=4)
 
 
-def test_a_model_is_checked_once(adapter: Any, transformers: Any) -> None:
-    """And again only for texts that begin earlier or go further than all before."""
-    from tests.support.scripted import watched
+def test_a_model_is_tried_once(adapter: Any, transformers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again only after a change."""
+    from specdec_hal.models.transformers import loaded
 
-    model = build(transformers, "Llama", *SERVED["Llama"])
-
-    def passes(prompts: list[list[int]], new: int) -> int:
-        with watched(model) as shapes:
-            arguments = {"custom_generate": adapter.generate, "drafter": Scripted(3, lambda text: [])}
-            model.generate(**padded(prompts), max_new_tokens=new, min_new_tokens=new, do_sample=False, **arguments)
-        return len(shapes) - new
-
-    assert [passes(PROMPTS, 8), passes(PROMPTS, 8), passes(PROMPTS, 6), passes(PROMPTS, 9)] == [6, 0, 0, 6]
-    assert [passes(PROMPTS[:1], 6), passes(PROMPTS[:1], 6)] == [4, 0]
+    tried: list[Any] = []
+    survey = loaded.survey
+    monkeypatch.setattr(loaded, "survey", lambda *args: [tried.append(args), survey(*args)][1])
+    model = build(transformers, "Mistral", *SERVED["Mistral"])
+    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+        compare(model, adapter, prompts)
+    assert len(tried) == 1
+    model.config.sliding_window = 5
+    compare(model, adapter, PROMPTS)
+    assert len(tried) == 2
+    freed = weakref.ref(model)
+    del model
+    tried.clear()
+    gc.collect()
+    assert freed() is None
 
 
 # ---- streamers

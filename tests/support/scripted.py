@@ -32,6 +32,26 @@ class Scripted:
 
 
 @contextmanager
+def passes() -> Iterator[list[tuple[int, int]]]:
+    """Rows and tokens of each pass over the engine's cache meanwhile."""
+    from specdec_hal.models.transformers.host import HostTransformers
+
+    found: list[tuple[int, int]] = []
+    forward = HostTransformers.forward
+
+    @wraps(forward)
+    def noting(self: Any, batch: Any) -> Any:
+        found.append((len(batch.segments), len(batch.token_ids)))
+        return forward(self, batch)
+
+    HostTransformers.forward = noting  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        HostTransformers.forward = forward  # type: ignore[method-assign]
+
+
+@contextmanager
 def watched(model: Any) -> Iterator[list[tuple[int, int]]]:
     """The shapes of what the model is fed meanwhile."""
     shapes: list[tuple[int, int]] = []

@@ -18,12 +18,15 @@ _Result = TypeVar("_Result")
 
 
 class Decoder:
-    """`model`: a causal language model on one device; `config`: the runner's view of it."""
+    """`model`: a causal language model on one device; `config`: the runner's view of it.
 
-    def __init__(self, model: Any, config: ModelConfig) -> None:
+    `known`: the survey of a model that calls our attention function already; None: it is made.
+    """
+
+    def __init__(self, model: Any, config: ModelConfig, known: Survey | None = None) -> None:
         self.model = model
         self.base = base_of(model)
-        self.survey: Survey = survey(model, self.base, config.max_position_embeddings)
+        self.survey: Survey = known or survey(model, self.base, config.max_position_embeddings)
         self.config = replace(config, hidden_size=self.survey.hidden_size)  # of OPT: word_embed_proj_dim
         self._head, self._hidden = _head_of(model, self.base)
         self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]

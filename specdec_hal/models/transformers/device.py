@@ -47,7 +47,8 @@ class DeviceTransformers(FromHost):
 
     `make_launcher`: of Triton's kernels for a dtype (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`);
     None: PyTorch's operators. `batch_invariant`: UnsupportedError unless a token's bits are independent of its step;
-    None: as measured; False: not measured. `module`: the checkpoint's MTP module, or None. On a CPU batches may be
+    None: as measured; False: not measured. `replace`: whether kernels replace operators other than attention, and
+    experts run without the host. `module`: the checkpoint's MTP module, or None. On a CPU batches may be
     NumPy arrays. `group`: of the ranks that share the model.
     """
 
@@ -57,6 +58,7 @@ class DeviceTransformers(FromHost):
         *,
         make_launcher: Callable[[Any], Any] | None = None,
         batch_invariant: bool | None = None,
+        replace: bool = True,
         module: ModuleFiles | None = None,
         group: Group | None = None,
     ) -> None:
@@ -68,7 +70,7 @@ class DeviceTransformers(FromHost):
         self._exchange: Any = None
         self._store: PagedStore | None = None
         parts = list(decoder.model.modules())
-        for part in filter(is_experts, parts):
+        for part in filter(is_experts, parts if replace else ()):
             part.config._experts_implementation = "batched_mm"
         self._static = not any(map(holds_experts, parts)) and (group is None or group.capturable)
         self._mode: AbstractContextManager[Any] = nullcontext()
@@ -78,7 +80,7 @@ class DeviceTransformers(FromHost):
         self._head: Any = None
         self._plain = False
         with torch.inference_mode():
-            if make_launcher is not None:
+            if make_launcher is not None and replace:
                 self._use_kernels(make_launcher, batch_invariant is not False)
         if batch_invariant and not self.batch_invariant:
             reason = "its operators give a row other bits in a larger step" if make_launcher else "Triton is not there"

@@ -94,10 +94,11 @@ def _buffer(width: int, rows: int) -> Any:
 
 
 class HostTransformers:
-    """See :class:`specdec_hal.plugin.model.TargetModel`. `model`: loaded on a CPU; its linear layers are replaced.
+    """See :class:`specdec_hal.plugin.model.TargetModel`. `decoder`: of a model on a CPU.
 
-    `batch_invariant` None: in float32. `threads`: sets PyTorch's for the whole process; None: unchanged.
-    `module`: the checkpoint's MTP module, or None. `group`: of the ranks that share the model.
+    `batch_invariant` None: in float32. `replace`: whether the native library's operators replace the model's in
+    float32. `threads`: sets PyTorch's for the whole process; None: unchanged. `module`: the checkpoint's MTP module, or
+    None. `group`: of the ranks that share the model.
     """
 
     framework: ClassVar[str] = "torch"
@@ -107,6 +108,7 @@ class HostTransformers:
         decoder: Decoder,
         *,
         batch_invariant: bool | None = None,
+        replace: bool = True,
         threads: int | None = None,
         module: ModuleFiles | None = None,
         group: Group | None = None,
@@ -119,7 +121,7 @@ class HostTransformers:
         self._sizes = self._head_sizes = RowSizes(range(1, SIZES[-1] + 1))
         self.batch_invariant = self._fused = False
         with torch.inference_mode():
-            if exact:
+            if exact and replace:
                 self._replace()
             if exact if batch_invariant is None else batch_invariant:
                 self._measure()

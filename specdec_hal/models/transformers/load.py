@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -330,19 +331,22 @@ def _unreadable(path: str | Path, error: Exception) -> CheckpointError | Backend
 
 
 def _config(path: str | Path, model: Any) -> ModelConfig:
-    text = model.config.get_text_config()
-    if not hasattr(text, "max_position_embeddings"):
-        raise refused(model, "its configuration has no max_position_embeddings")
     if Path(path).is_dir():
         tokens: Any = read_token_ids(path)
     else:
         from specdec_hal.models.llama_cpp import Gguf
 
         tokens = Gguf(path, vocab_only=True).config
+    return replace(config_of(model), eos_token_ids=tokens.eos_token_ids, bos_token_id=tokens.bos_token_id)
+
+
+def config_of(model: Any) -> ModelConfig:
+    """A model's configuration without its special tokens."""
+    text = model.config.get_text_config()
+    if not hasattr(text, "max_position_embeddings"):
+        raise refused(model, "its configuration has no max_position_embeddings")
     return ModelConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         max_position_embeddings=text.max_position_embeddings,
-        eos_token_ids=tokens.eos_token_ids,
-        bos_token_id=tokens.bos_token_id,
     )
