@@ -97,10 +97,10 @@ def generate(
     plain decoding, and its end on errors too. `transformers` does not pass the tokenizer to a custom `generate`: give
     stop strings as a ``StopStringCriteria``. The model is decoded in evaluation mode and stays as it is.
 
-    What cannot run over the engine's cache goes through :func:`assisted_generate`, with a warning in the log that says
-    why: models that :func:`~specdec_hal.models.transformers.loaded.target_of` refuses, a cache that was passed in,
-    scores and hidden states in the output, arguments for the model, and positions that do not count from 0.
-    UnsupportedError if there are several rows then, or `seeds`.
+    What cannot run over the engine's cache goes through :func:`assisted_generate`; a warning in the log says why. That
+    holds for models that :func:`~specdec_hal.models.transformers.loaded.target_of` refuses, a cache that was passed in,
+    and scores or hidden states in the output. It also holds for other arguments of the model, and for positions that do
+    not count from 0. Several rows, or `seeds`, are then an UnsupportedError.
 
     Raises UnsupportedError, before the first token, for unsupported features: beams, encoder-decoder models, caches
     other than the dynamic one, models whose state cannot be rolled back, and rotary embeddings that change with the
@@ -451,7 +451,7 @@ def _check_assisted(model: Any, input_ids: Any, cache: Any) -> None:
         return
     ids = torch.arange(1, 9, device=input_ids.device)[None] * 7919 % model.get_input_embeddings().num_embeddings
     (ids, drafts), cache = ids.split(5, 1), DynamicCache(config=model.config.get_text_config(decoder=True))
-    name = _cache_name(model)
+    name = str(_cache_name(model))
     try:
         expected = model(input_ids=ids, use_cache=False).logits[:, 2:]
         for tokens in (ids[:, :2], drafts):

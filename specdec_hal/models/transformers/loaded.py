@@ -20,15 +20,14 @@ from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
 from specdec_hal.models.transformers.load import config_of
 from specdec_hal.models.transformers.survey import Survey, base_of, check_class, refused, set_attention, survey
-from specdec_hal.plugin.model import TargetModel
 from specdec_hal.text import describe
 
 _surveys: WeakKeyDictionary[Any, tuple[Any, Survey]] = WeakKeyDictionary()
 """Of models tried before: what the result depends on, and a survey with names in place of modules."""
 
 
-def target_of(model: Any) -> TargetModel:
-    """A model over the tensors of a loaded one, for one caller, in evaluation mode.
+def target_of(model: Any) -> Any:
+    """A :class:`~specdec_hal.plugin.model.TargetModel` over a loaded model's tensors, for one caller, in evaluation mode.
 
     The first call for a model tries it: see :mod:`.survey`. UnsupportedError, with the reason, for a model that cannot
     run over our KV cache, or is not on one device.
