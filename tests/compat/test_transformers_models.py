@@ -46,20 +46,21 @@ SERVED = {
 }  # fmt: skip
 INTERFACE, ALIBI = "does not go through the attention interface", "adds a bias by position"
 ALONE = {
-    "GPTJ": ("GPTJForCausalLM", {**GPT2, "rotary_dim": 4}, INTERFACE),
     "GPTNeo": ("GPTNeoForCausalLM", NEO, INTERFACE),
     "Falcon": ("FalconForCausalLM", FALCON, INTERFACE),
     "Falcon, ALiBi": ("FalconForCausalLM", {**FALCON, "alibi": True}, ALIBI),
     "Mpt": ("MptForCausalLM", MPT, ALIBI),
     "Bloom": ("BloomForCausalLM", GPT2, ALIBI),
 }
+BY_VERSION = {
+    "Bart": ("BartForCausalLM", BART, "cannot drop rejected drafts"),
+    "RoFormer": ("RoFormerForCausalLM", {**NEOX, "is_decoder": True}, "others when several tokens follow its cache"),
+}
 REFUSED = {
     "Mamba": ("MambaForCausalLM", {**NEOX, "state_size": 8}, "has no cache"),
     "Rwkv": ("RwkvForCausalLM", NEOX, "has no cache"),
     "OpenAIGPT": ("OpenAIGPTLMHeadModel", GPT2, "has no cache"),
     "MiniMax": ("MiniMaxForCausalLM", {**LLAMA, **EXPERTS}, "a cache of its own|MiniMaxCache|has no cache"),
-    "Bart": ("BartForCausalLM", BART, "cannot drop rejected drafts"),
-    "RoFormer": ("RoFormerForCausalLM", {**NEOX, "is_decoder": True}, "others when several tokens follow its cache"),
     "XLM": ("XLMWithLMHeadModel", {"vocab_size": V, "emb_dim": 32, "n_layers": 2, "n_heads": 4}, "XLMWithLMHeadModel"),
 }
 
@@ -145,6 +146,19 @@ def test_models_that_cannot_drop_a_draft(adapter: Any, transformers: Any, kind: 
     refused(model, adapter, PROMPTS[2:], message)
     refused(model, adapter, PROMPTS, "generate: ")
     refused(model, adapter, PROMPTS[2:], name, custom_generate=adapter.assisted_generate)
+
+
+@pytest.mark.parametrize("kind", BY_VERSION)
+def test_models_that_the_librarys_assisted_decoding_gets_wrong(adapter: Any, transformers: Any, kind: str) -> None:
+    """5.17 does, and they are refused; 5.24 does not, and gives the tokens of plain decoding."""
+    name, config, message = BY_VERSION[kind]
+    model = build(transformers, kind, name, config)
+    if transformers.__version__.startswith("5.17."):
+        return refused(model, adapter, PROMPTS[2:], message)
+    try:
+        compare(model, adapter, PROMPTS[2:])
+    except UnsupportedError as error:
+        assert message in str(error)
 
 
 def test_the_model_stays_as_it_is(adapter: Any, transformers: Any) -> None:

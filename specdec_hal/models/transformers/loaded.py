@@ -27,10 +27,10 @@ _surveys: WeakKeyDictionary[Any, tuple[Any, Survey]] = WeakKeyDictionary()
 
 
 def target_of(model: Any) -> Any:
-    """A :class:`~specdec_hal.plugin.model.TargetModel` over a loaded model's tensors, for one caller, in evaluation mode.
+    """A :class:`~specdec_hal.plugin.model.TargetModel` over a loaded model's tensors, for one caller.
 
-    The first call for a model tries it: see :mod:`.survey`. UnsupportedError, with the reason, for a model that cannot
-    run over our KV cache, or is not on one device.
+    It is in evaluation mode. The first call for a model tries it: see :mod:`.survey`. UnsupportedError, with the
+    reason, for a model that cannot run over our KV cache, or is not on one device.
     """
     check_class(model.config, type(model))
     devices = sorted({str(tensor.device) for tensor in model.parameters()})
