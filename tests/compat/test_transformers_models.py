@@ -45,18 +45,18 @@ SERVED = {
     "Mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 8}),
 }  # fmt: skip
 INTERFACE, ALIBI = "does not go through the attention interface", "adds a bias by position"
-ALONE = {
+ALONE: dict[str, tuple[str, dict[str, Any], str]] = {
     "GPTNeo": ("GPTNeoForCausalLM", NEO, INTERFACE),
     "Falcon": ("FalconForCausalLM", FALCON, INTERFACE),
     "Falcon, ALiBi": ("FalconForCausalLM", {**FALCON, "alibi": True}, ALIBI),
     "Mpt": ("MptForCausalLM", MPT, ALIBI),
     "Bloom": ("BloomForCausalLM", GPT2, ALIBI),
 }
-BY_VERSION = {
+BY_VERSION: dict[str, tuple[str, dict[str, Any], str]] = {
     "Bart": ("BartForCausalLM", BART, "cannot drop rejected drafts"),
     "RoFormer": ("RoFormerForCausalLM", {**NEOX, "is_decoder": True}, "others when several tokens follow its cache"),
 }
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "Mamba": ("MambaForCausalLM", {**NEOX, "state_size": 8}, "has no cache"),
     "Rwkv": ("RwkvForCausalLM", NEOX, "has no cache"),
     "OpenAIGPT": ("OpenAIGPTLMHeadModel", GPT2, "has no cache"),
@@ -302,11 +302,15 @@ def test_a_cache_that_holds_more_than_the_text(adapter: Any, transformers: Any) 
 
 def test_a_model_is_tried_once(adapter: Any, transformers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And again only after a change."""
-    from specdec_hal.models.transformers import loaded
+    from specdec_hal.models.transformers import loaded, survey
 
     tried: list[Any] = []
-    survey = loaded.survey
-    monkeypatch.setattr(loaded, "survey", lambda *args: [tried.append(args), survey(*args)][1])
+
+    def trying(*args: Any) -> Any:
+        tried.append(args)
+        return survey.survey(*args)
+
+    monkeypatch.setattr(loaded, "survey", trying)
     model = build(transformers, "Mistral", *SERVED["Mistral"])
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
         compare(model, adapter, prompts)

@@ -42,5 +42,5 @@ def test_code_that_does_not_run_on_packed_rows(model: Any) -> None:
     from specdec_hal.models.transformers.loaded import target_of
 
     model.model.register_forward_pre_hook(lambda module, args, kwargs: kwargs["cache"], with_kwargs=True)
-    with pytest.raises(UnsupportedError, match="LlamaForCausalLM: it does not run on packed rows .KeyError: 'cache'"):
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM: it does not run on packed rows \(KeyError: 'cache'"):
         target_of(model)
