@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 cmake = -C build-dir=$(abspath $(VENV))/build/cuda-$(or $(subst ;,-,$1),all) -C cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
   -C "cmake.define.SPECDEC_CUDA_ARCHS=$1" -C cmake.define.SPECDEC_STRICT=ON
 EDITABLE := $(call cmake,$(CUDA_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=ON --no-build-isolation --editable
-# For the demo: the reference backend and the emulator, as it runs fast. Warnings of a compiler unknown to us are no errors.
+# For the demo: the backends of a CPU, and the emulator as it runs fast. Warnings of a compiler unknown to us are no errors.
 DEMO := -C build-dir=$(abspath $(VENV))/build/demo -C cmake.define.SPECDEC_CUDA=OFF \
   -C cmake.define.SPECDEC_XPU_SIM_STRICT=OFF --no-build-isolation --editable ".[paddle,models,conformance]"
 TEST := $(EDITABLE) ".[paddle,models,test]"
@@ -39,7 +39,7 @@ help:
 	@echo "make test-all   run all of them: also make test-slow, which has mutants and the strict emulator's conformance"
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS); FUZZ_SEED=N repeats a finding"
 	@echo "make wheel      build the wheel for all CUDA architectures into dist/, install it elsewhere and try it"
-	@echo "make soak       faults, kills and overload: SOAK_SECONDS=$(SOAK_SECONDS) on each emulating backend and for the server"
+	@echo "make soak       faults, kills and overload: SOAK_SECONDS=$(SOAK_SECONDS) on each backend of a CPU and for the server"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
 	@echo "make engine-test  the proposer inside vLLM's CPU build, which is installed into build/engine-venv"
 	@echo "make conformance  prove the built-in backends and write docs/reference/support.csv"
@@ -56,14 +56,14 @@ timed = echo "$1" && start=$$(date +%s) && { $2; } && echo "  took $$(($$(date +
 define NEXT
 
 Next:
-  $(BIN)/specdec-hal generate --config configs/reference.yaml --prompt 'def fibonacci(n):' --max-new-tokens 48
-  $(BIN)/specdec-hal compare --config configs/reference.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 48
+  $(BIN)/specdec-hal generate --config configs/cpu.yaml --prompt 'def fibonacci(n):' --max-new-tokens 48
+  $(BIN)/specdec-hal compare --config configs/cpu.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 48
   $(BIN)/specdec-hal explain verify_draft_tokens
 endef
 export NEXT
 
 demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
-	$(BIN)/specdec-hal generate --config configs/xpu_sim.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 128
+	$(BIN)/specdec-hal generate --config configs/cpu.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 128
 	@echo "$$NEXT"
 
 # One thread for each test process: the machine is filled by the processes, and results do not depend on its size.
@@ -83,7 +83,7 @@ SOAK_SECONDS ?= 600
 
 soak: $(VENV)/.installed
 	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS) --backend reference
-	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS) --backend xpu_sim
+	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS) --backend cpu
 	$(BIN)/python tools/soak_serving.py --kills 100
 	$(BIN)/python tools/soak_serving.py --seconds $(SOAK_SECONDS) --split
 	SOAK_KILLS=200 $(PYTEST) -m slow tests/runner/test_journal.py
@@ -104,6 +104,7 @@ engine-test: $(VENV)/.installed
 conformance: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/specdec-hal conformance --backend reference --samples 4096 --coverage --json > build/conformance-reference.json
+	$(BIN)/specdec-hal conformance --backend cpu --coverage --json > build/conformance-cpu.json
 	$(BIN)/specdec-hal conformance --backend xpu_sim --coverage --json > build/conformance-xpu_sim.json
 	$(BIN)/python -m specdec_hal.conformance.matrix docs/reference/support build/conformance-*.json
 

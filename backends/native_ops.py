@@ -6,10 +6,18 @@ from typing import Any
 
 from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
-from specdec_hal.plugin.backend import Capability
+from specdec_hal.plugin.backend import Capability, Probe
+from specdec_hal.tensors.native import BUILD_HINT, library_path
 
 _MOST_INT = 2**62
 """Clamp for integer attributes without a maximum (a token budget, a window); exports take 64 bits."""
+
+
+def probe_library(name: str, reason: str) -> Probe:
+    """Available for this `reason` if the library is installed."""
+    if library_path(name) is None:
+        return Probe(False, f"the native library lib{name}.so is not installed", BUILD_HINT)
+    return Probe(True, reason)
 
 
 def capabilities(exports: Any, *, graph_safe: bool = False) -> dict[str, Capability]:

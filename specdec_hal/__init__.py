@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from specdec_hal.tensors import cpu_threads as cpu_threads  # before Paddle: see there
+
 if TYPE_CHECKING:
     from specdec_hal.engine import LLM, AsyncEngine
     from specdec_hal.engine.runtime import Runtime, load

@@ -41,7 +41,7 @@ def expected(
     return found["draft_tokens"][0, 1 : found["seq_lens_this_time"][0]].tolist()  # type: ignore[no-any-return]
 
 
-def make(backend: str = "xpu_sim", **settings: Any) -> sd.Drafter:
+def make(backend: str = "cpu", **settings: Any) -> sd.Drafter:
     return sd.Drafter(backend=backend, num_speculative_tokens=K, max_ngram_size=SIZES[0], **settings)
 
 
@@ -50,7 +50,7 @@ def test_the_example_in_the_docstring() -> None:
     assert doctest.testmod(module).failed == 0
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=6), st.sampled_from(["reference", "xpu_sim"]), st.sampled_from(MatchPolicy))
+@given(st.lists(TEXTS, min_size=1, max_size=6), st.sampled_from(["reference", "cpu"]), st.sampled_from(MatchPolicy))
 def test_drafts_are_those_of_the_op_on_one_slot(texts: list[list[int]], backend: str, policy: MatchPolicy) -> None:
     drafter = make(backend, match_policy=policy)
     want = [expected(text, policy=policy) for text in texts]
@@ -58,7 +58,7 @@ def test_drafts_are_those_of_the_op_on_one_slot(texts: list[list[int]], backend:
     assert drafter.propose(texts, request_ids=range(len(texts))) == want
 
 
-@given(st.data(), st.sampled_from(["reference", "xpu_sim"]))
+@given(st.data(), st.sampled_from(["reference", "cpu"]))
 def test_histories_under_names_give_the_drafts_of_whole_histories(data: st.DataObject, backend: str) -> None:
     """Requests that come, grow, pause, shrink, change and go, more of them and longer ones as time passes."""
     drafter = make(backend)
@@ -285,7 +285,7 @@ def test_settings_are_those_of_a_configuration() -> None:
 
 def test_a_registry_of_ones_own() -> None:
     with pytest.raises(sd.SpecDecError, match="unknown backend"):
-        sd.Drafter(backend="xpu_sim", registry=Registry(builtins=["specdec_hal.proposers.plugin"], entry_points=[]))
+        sd.Drafter(backend="cpu", registry=Registry(builtins=["specdec_hal.proposers.plugin"], entry_points=[]))
 
 
 def test_a_context_that_the_backend_cannot_hold_is_refused_and_changes_nothing() -> None:

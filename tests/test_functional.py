@@ -20,7 +20,7 @@ from specdec_hal.ops import Strategy
 from tests.runner.conftest import make_runner
 from tests.support.history_model import END, VOCABULARY, logits_after
 
-V, BACKENDS = 50, ("reference", "xpu_sim")
+V, BACKENDS = 50, ("reference", "cpu")
 
 
 def test_the_examples_in_the_docstrings() -> None:

@@ -56,7 +56,7 @@ def decode(backend: ReferenceBackend, **sections: Any) -> ModelRunner:
     return runner
 
 
-@pytest.mark.parametrize("name", ["reference", "xpu_sim"])
+@pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_backends_that_agree(name: str) -> None:
     plain = decode(ReferenceBackend()).run()
     sections = {"backend": {"name": "reference"}, "shadow": {"backend": name, "fraction": 0.25}}
@@ -90,9 +90,9 @@ def test_a_difference_is_logged_counted_and_can_be_reproduced(caplog: pytest.Log
 
 
 def test_a_backend_that_works_elsewhere_cannot_be_a_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
-    sections = {"backend": {"name": "reference"}, "shadow": {"backend": "xpu_sim"}}
+    sections = {"backend": {"name": "reference"}, "shadow": {"backend": "cpu"}}
     runtime = Runtime(parse(sections))
-    monkeypatch.setattr("specdec_hal.backends.xpu_sim.backend.XpuSimBackend.device", "cuda", raising=True)
+    monkeypatch.setattr("specdec_hal.backends.cpu.backend.CpuBackend.device", "cuda", raising=True)
     with pytest.raises(ConfigError, match=r"shadow\.backend: expected a backend that works on host memory"):
         _ = runtime.backend
     with pytest.raises(ConfigError, match=r"shadow\.fraction: expected a number > 0 and <= 1"):

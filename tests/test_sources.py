@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".xpu"}
-FOLDERS = ("kernels_common", "kernels_cuda", "kernels_xpu_sim", "specdec_hal/models/native")
+FOLDERS = ("kernels_common", "kernels_cpu", "kernels_cuda", "kernels_xpu_sim", "specdec_hal/models/native")
 WIDEST = 120
 
 
@@ -31,7 +31,7 @@ def test_lines_are_at_most_120_columns_wide(folder: str) -> None:
 
 
 RULES, OPS, FFI = (f"kernels_common/include/specdec{part}/" for part in ("", "_ops", "_ffi"))
-SIM, ROWS, KERNELS = (f"kernels_xpu_sim/{room}/" for room in ("sim", "rows", "kernels"))
+SIM, KERNELS = (f"kernels_xpu_sim/{room}/" for room in ("sim", "kernels"))
 CUDA = "kernels_cuda/ops/"
 ROOMS: dict[str, tuple[str, ...]] = {
     RULES: (),
@@ -39,16 +39,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     FFI: (RULES, OPS),
     "kernels_common/": (),
     SIM: (),
-    ROWS: (RULES,),
-    KERNELS: (RULES, OPS, ROWS, SIM),
+    KERNELS: (RULES, OPS, SIM),
     "kernels_xpu_sim/ffi/": (FFI, KERNELS, SIM),
     "kernels_xpu_sim/device/": (RULES, OPS, KERNELS, SIM),
     "kernels_xpu_sim/probes/": (SIM,),
+    "kernels_cpu/": (RULES, OPS, FFI),
     CUDA: (RULES, OPS, "kernels_cuda/host/ptx.h"),  # in place of PTX, on a CPU
     "kernels_cuda/ffi/": (RULES, FFI, CUDA),
     "kernels_cuda/host/": (RULES, CUDA, SIM),
     "kernels_cuda/bench/": (CUDA, "kernels_cuda/ffi/"),
-    "specdec_hal/models/native/": (FFI,),
+    "specdec_hal/models/native/": (FFI, "kernels_cpu/threads.h"),
 }
 """What the C++ of a room may include besides its own. The emulator stands alone: it compiles kernels of others."""
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specdec_hal.backends.native_ops import probe_library
 from specdec_hal.backends.xpu_sim.options import LIBRARY
 from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, Probe
 from specdec_hal.plugin.hookspecs import hookimpl
-from specdec_hal.tensors.native import library_path
 
 
 def _probe() -> Probe:
-    if library_path(LIBRARY) is None:
-        return Probe(
-            False,
-            f"the native library lib{LIBRARY}.so is not installed",
-            "build it: `make setup` in a clone, or `pip install --no-build-isolation -e .` in your own environment",
-        )
-    return Probe(True, "the emulator runs on any CPU")
+    return probe_library(LIBRARY, "the emulator runs on any CPU")
 
 
 def _factory(options: Mapping[str, Any]) -> Backend:
@@ -30,6 +24,6 @@ def _factory(options: Mapping[str, Any]) -> Backend:
 
 @hookimpl
 def specdec_backends() -> BackendSpec:
-    """The simulated XPU; `auto` prefers real hardware to it, and it to the reference."""
+    """The simulated XPU; `auto` prefers real hardware and the CPU's own kernels to it, and it to the reference."""
     description = "Kunlun XPU kernels on a CPU emulator of the device"
     return BackendSpec("xpu_sim", API_VERSION, _probe, _factory, 10, description)

@@ -4,8 +4,8 @@
 
 #include "tiles.h"
 
-#include "../rows/row_team.h"
 #include "op.h"
+#include "specdec/rows/row_team.h"
 
 namespace specdec {
 
@@ -26,6 +26,7 @@ template <class L>
 class GmRow {
  public:
   using Bits = typename L::Bits;
+  static constexpr bool kInMemory = false;
 
   __device__ GmRow(const Bits* gm, int64_t size)
       : gm_(gm),

@@ -3,7 +3,7 @@
 
 #include "row_tiles.h"
 
-#include "../rows/row_draw.h"
+#include "specdec/rows/row_draw.h"
 
 namespace specdec {
 

@@ -47,7 +47,7 @@ class _Proposer:
         options = {**_from_environment(), **_from_overrides(vllm_config.model_config)}
         self._max_model_len = int(vllm_config.model_config.max_model_len)
         # Histories are on the host, where look-up is fastest.
-        options.setdefault("backend", "xpu_sim")
+        options.setdefault("backend", "cpu")
         k = int(vllm_config.speculative_config.num_speculative_tokens)
         adaptive = options.pop("adaptive", False)
         if not isinstance(adaptive, bool):

@@ -62,7 +62,7 @@ class Runtime:
         other = self.registry.get_backend(name)
         if other.device != "cpu":
             message = f"expected a backend that works on host memory, got '{name}', which works on {other.device}"
-            raise self.config.error("shadow.backend", f"{message}; choose reference or xpu_sim")
+            raise self.config.error("shadow.backend", f"{message}; choose reference or cpu")
         backend.shadow = Shadow(backend, other, self.config.shadow.fraction)
 
     @cached_property

@@ -6,7 +6,6 @@
 - :mod:`.llama`: a decoder over the primitives of :mod:`.llama_paddle`
 - :mod:`.transformers`: decoders of `transformers`; :mod:`.triton_kernels` are theirs on GPUs
 - :mod:`.llama_cpp`: GGUF files, computed by llama.cpp through :mod:`.llama_cpp_api`
-- :mod:`.cpu_threads`: how many threads they take
 - :mod:`.tokenizer`: text to token ids and back; :mod:`.detokenizer`: back piece by piece
 - :mod:`.loader`: ``load_model`` and ``load_tokenizer``
 
@@ -18,7 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specdec_hal import lazy
-from specdec_hal.models import cpu_threads as cpu_threads  # before Paddle: see cpu_threads
 
 if TYPE_CHECKING:
     from specdec_hal.models.detokenizer import Detokenizer

@@ -70,7 +70,7 @@ class HostAttention:
         buffer: Callable[[int], Any],
         rotary: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        library = load_library("specdec_models")
+        library = load_library("specdec_cpu")
         self._attention, self.instruction_set = library["attention"], library["instruction_sets"]() - 1
         self._heads = heads, kv_heads
         self._block = int(library["attention_block"]())  # positions stored together in a cache

@@ -64,6 +64,12 @@ def refused(framework: str, op: str, argument: str, expected: str, got: object, 
     return ArgumentError(op=op, backend=framework, argument=argument, expected=expected, got=str(got), hint=hint)
 
 
+def check_threads(framework: str, threads: int | None) -> None:
+    """ArgumentError for an invalid number of threads."""
+    if threads is not None and threads < 1:
+        raise refused(framework, "load_model", "threads", "an integer >= 1", threads, "leave it out, or ask for more")
+
+
 def no_cache(framework: str, op: str, allocate: str = "allocate") -> ArgumentError:
     """The error of a call before `allocate`."""
     return refused(framework, op, "batch", "a KV cache to write to", "none", f"call {allocate}() first")

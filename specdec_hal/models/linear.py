@@ -84,7 +84,7 @@ def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> Any:
 
 
 def _library() -> Any:
-    return load_library("specdec_models")
+    return load_library("specdec_cpu")
 
 
 @cache

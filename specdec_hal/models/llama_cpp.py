@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, UnsupportedError
-from specdec_hal.models import cpu_threads
 from specdec_hal.models import llama_cpp_api as api
-from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.models.batch import Limits, check_hidden_layers, check_threads
 from specdec_hal.models.detokenizer import ByteDetokenizer, Detokenizer
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
 from specdec_hal.models.rows import RowSizes, agreeing
@@ -111,7 +110,7 @@ class LlamaCpp:
         for argument, (got, known) in choices.items():
             if got not in known:
                 raise _refused("load_model", argument, " or ".join(known), repr(got), "choose one of them")
-        cpu_threads.check(threads, FRAMEWORK)
+        check_threads(FRAMEWORK, threads)
         self._file = Gguf(path)
         self._file.check()
         self.config, self._api = self._file.config, self._file.api

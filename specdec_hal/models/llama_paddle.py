@@ -22,14 +22,15 @@ from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from specdec_hal.errors import BackendUnavailableError
-from specdec_hal.models import cpu_threads, linear
+from specdec_hal.models import linear
 from specdec_hal.models.attention import Attention
-from specdec_hal.models.batch import refused
+from specdec_hal.models.batch import check_threads, refused
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
 from specdec_hal.models.paddle_attention import DeviceAttention
 from specdec_hal.models.primitives import ALIGNMENT, HostArray
+from specdec_hal.tensors import cpu_threads
 
 _OLDEST = (3, 3)
 
@@ -37,7 +38,7 @@ _OLDEST = (3, 3)
 class LlamaPaddle(Llama):
     """`device` is cpu or gpu:N; all tensors are float32.
 
-    `threads` on a CPU: the most for attention and products. None: one per core (:mod:`.cpu_threads`).
+    `threads` on a CPU: the most for attention and products. None: one per core (`cpu_threads`).
     `batch_invariant` None: on a CPU; unavailable elsewhere.
     """
 
@@ -69,7 +70,7 @@ class LlamaPaddle(Llama):
             )
         if threads is not None and not on_host:
             raise refused("paddle", "load_model", "threads", "none on a GPU", str(threads), "leave it out")
-        cpu_threads.check(threads, self.framework)
+        check_threads(self.framework, threads)
         self._on_host = on_host
         self._weights = linear.Weights()
         self._asked_threads = threads

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BUILTINS = (
     "specdec_hal.backends.reference.plugin",
+    "specdec_hal.backends.cpu.plugin",
     "specdec_hal.backends.xpu_sim.plugin",
     "specdec_hal.backends.cuda.plugin",
     "specdec_hal.proposers.plugin",

@@ -10,6 +10,8 @@ from typing import Any
 from specdec_hal.errors import BackendUnavailableError
 from specdec_hal.tensors.memory import age_heap, collector_paused
 
+BUILD_HINT = "build it: `make setup` in a clone, or `pip install --no-build-isolation -e .` in your own environment"
+
 
 def library_path(name: str) -> Path | None:
     """Where ``lib<name>.so`` is installed, or None. Imports nothing, so a backend's probe may call it.
@@ -37,8 +39,7 @@ def load_library(name: str) -> Any:
     path = library_path(name)
     if path is None:
         raise BackendUnavailableError(
-            f"expected the native library lib{name}.so in the installed package specdec_hal, found none; build it: "
-            "`make setup` in a clone, or `pip install --no-build-isolation -e .` in your own environment"
+            f"expected the native library lib{name}.so in the installed package specdec_hal, found none; {BUILD_HINT}"
         )
     with collector_paused():  # it imports PyTorch
         import tvm_ffi

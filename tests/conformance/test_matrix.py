@@ -57,7 +57,7 @@ def test_the_committed_matrix_says_what_backends_claim() -> None:
     """That they pass it, test_backends shows."""
     cells = matrix.read(DOCS / "reference" / "support.csv")
     assert {op for op, _ in cells} == set(OPS)
-    for name in ("reference", "xpu_sim"):
+    for name in ("reference", "cpu", "xpu_sim"):
         backend = registry.get_backend(name)
         for (op, mode), columns in cells.items():
             claimed = backend.capability(op) is not None

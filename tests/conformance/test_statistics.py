@@ -102,7 +102,7 @@ class Broken(XpuSimBackend):
 
 @cache
 def fair() -> Subject:
-    return Subject(registry.get_backend("xpu_sim"))
+    return Subject(registry.get_backend("cpu"))
 
 
 def first_slot_only(seed: np.ndarray) -> np.ndarray:

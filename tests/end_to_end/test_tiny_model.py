@@ -89,7 +89,7 @@ def test_speculative_equals_plain(
 THINK_END, THINK_TEXT = 1999, [590, 1999, 310]
 
 
-@pytest.mark.parametrize(("backend", "sampling"), [("reference", GREEDY), ("xpu_sim", SAMPLED)])
+@pytest.mark.parametrize(("backend", "sampling"), [("reference", GREEDY), ("cpu", SAMPLED)])
 def test_limits_of_thinking_hold_with_drafts_and_without(
     loaded: tuple[TargetModel, Tokenizer], backend: str, sampling: dict[str, float]
 ) -> None:

@@ -183,7 +183,7 @@ def case(backend: Backend) -> Callable[[random.Random], tuple[str, dict[str, Any
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
-@pytest.mark.parametrize("name", ["reference", "xpu_sim"])
+@pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_calls(name: str) -> None:
     backend = get_backend(name)
 

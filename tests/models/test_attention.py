@@ -23,7 +23,7 @@ from tests.support.graphs import together
 
 Array = npt.NDArray[np.float32]
 
-NATIVE = load_library("specdec_models")
+NATIVE = load_library("specdec_cpu")
 SETS = range(NATIVE["instruction_sets"]())
 BLOCK = NATIVE["attention_block"]()
 POSITIONS = 5 * BLOCK

@@ -16,9 +16,10 @@ import pytest
 import specdec_hal as sd
 from specdec_hal.config import load as load_config
 from specdec_hal.errors import ConfigError
-from specdec_hal.models import cpu_threads, linear, llama, load_model
+from specdec_hal.models import linear, llama, load_model
 from specdec_hal.models.attention import HostAttention
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.tensors import cpu_threads
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models/tiny-py-lm"
@@ -43,8 +44,8 @@ def test_available(monkeypatch: pytest.MonkeyPatch, given: str, cores: int, thre
 def test_paddle_itself_asks_for_nothing(given: dict[str, str], most: int) -> None:
     """It sets OMP_NUM_THREADS when it is imported, which is not the user's word."""
     code = (
-        "import os, specdec_hal.models as models, paddle\n"
-        "print(os.environ['OMP_NUM_THREADS'], models.cpu_threads.available())"
+        "import os, specdec_hal, paddle\n"
+        "print(os.environ['OMP_NUM_THREADS'], specdec_hal.tensors.cpu_threads.available())"
     )
     names = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
     environment = {name: value for name, value in os.environ.items() if name not in names} | given

@@ -55,7 +55,7 @@ class OnHost(CudaOnHost):
 
 
 def backends() -> list[Any]:
-    return [ReferenceBackend(), sd.get_backend("xpu_sim"), *([] if why_not() else [OnHost()])]
+    return [ReferenceBackend(), sd.get_backend("cpu"), *([] if why_not() else [OnHost()])]
 
 
 BACKENDS = backends()

@@ -13,7 +13,7 @@ from specdec_hal.proposers.ngram import NgramSettings
 from specdec_hal.runner import SamplingParams
 from tests.support.decoding import outputs_of
 
-CONFIG = Path(__file__).parents[2] / "configs" / "xpu_sim.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "cpu.yaml"
 TOKENS = 64
 
 

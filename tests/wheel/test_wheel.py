@@ -76,16 +76,17 @@ def test_explain_every_op(installed: Environment) -> None:
 def test_backends(installed: Environment, wheel: Path) -> None:
     document = json.loads(installed.output("specdec-hal", "backends", "--json"))
     backends = {backend["name"]: backend for backend in document["backends"]}
-    assert document["plugin_errors"] == [] and set(backends) == {"reference", "xpu_sim", "cuda"}
-    assert backends["reference"]["available"] and backends["xpu_sim"]["available"]
+    assert document["plugin_errors"] == [] and set(backends) == {"reference", "cpu", "xpu_sim", "cuda"}
+    assert all(backends[name]["available"] for name in ("reference", "cpu", "xpu_sim"))
     with zipfile.ZipFile(wheel) as archive:
         has_library = CUDA_LIBRARY in archive.namelist()
     assert ("is not installed" not in backends["cuda"]["reason"]) == has_library
 
 
-def test_conformance(installed: Environment) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "xpu_sim"])
+def test_conformance(installed: Environment, backend: str) -> None:
     ops = ("--op", "prepare_inputs", "--op", "ngram_match", "--op", "sample_target")
-    command = ("conformance", "--backend", "xpu_sim", "--level", "quick", "--coverage", "--json", *ops)
+    command = ("conformance", "--backend", backend, "--level", "quick", "--coverage", "--json", *ops)
     document = json.loads(installed.output("specdec-hal", *command))
     assert document["ok"] and document["totals"]["passed"] > 1000 and document["totals"]["failed"] == 0
 
@@ -114,11 +115,14 @@ def test_a_finding_of_the_backend_names_kernel_and_variable(installed: Environme
         assert ".symtab" in symbols and "sample_target_kernel" in symbols
 
 
-@pytest.mark.parametrize("mode", ["fast", "strict"])
-def test_generate(installed_with_paddle: Environment, mode: str) -> None:
-    options = {"backend.name": "xpu_sim", "backend.options.mode": mode, "speculative.method": "ngram"}
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [("cpu", {}), ("xpu_sim", {"backend.options.mode": "fast"}), ("xpu_sim", {"backend.options.mode": "strict"})],
+)
+def test_generate(installed_with_paddle: Environment, backend: str, options: dict[str, str]) -> None:
+    options = {"backend.name": backend, "speculative.method": "ngram", **options}
     options["model.path"] = str(ROOT / "models" / "tiny-py-lm")
     words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
     words += ["--prompt", "def add(a, b):", "--max-new-tokens", "6"]
     document = json.loads(installed_with_paddle.output("specdec-hal", "generate", "--json", *words))
-    assert document["backend"] == "xpu_sim" and len(document["requests"][0]["token_ids"]) == 6
+    assert document["backend"] == backend and len(document["requests"][0]["token_ids"]) == 6

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import specdec_hal as sd
+from specdec_hal.backends import native_ops
 from specdec_hal.backends.xpu_sim import plugin
 from specdec_hal.backends.xpu_sim.options import LIBRARY, MODEL, Options
 from specdec_hal.conformance.inputs.generate import generate
@@ -27,7 +28,7 @@ def test_it_is_preferred_to_the_reference_and_wants_prefills_first():
 
 
 def test_without_its_library_it_says_how_to_build_it(monkeypatch):
-    monkeypatch.setattr(plugin, "library_path", lambda name: None)
+    monkeypatch.setattr(native_ops, "library_path", lambda name: None)
     probe = plugin.specdec_backends().probe()
     assert not probe.available
     assert "libspecdec_xpu_sim.so" in probe.reason and "make setup" in probe.hint

@@ -11,7 +11,7 @@
 #include "linear.h"
 #include "sets.h"
 #include "specdec_ffi/operands.h"
-#include "threads.h"
+#include "../../../kernels_cpu/threads.h"
 
 namespace {
 

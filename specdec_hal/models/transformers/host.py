@@ -14,9 +14,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import HostAttention
-from specdec_hal.models.batch import Limits, blocks, check_hidden_layers, check_positive, check_rows, no_cache
+from specdec_hal.models.batch import (
+    Limits,
+    blocks,
+    check_hidden_layers,
+    check_positive,
+    check_rows,
+    check_threads,
+    no_cache,
+)
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
@@ -113,7 +120,7 @@ class HostTransformers:
         module: ModuleFiles | None = None,
         group: Group | None = None,
     ) -> None:
-        cpu_threads.check(threads, self.framework)
+        check_threads(self.framework, threads)
         if threads is not None:
             torch.set_num_threads(threads)
         self._decoder, self.config, self._module, self._group = decoder, decoder.config, module, group

@@ -13,7 +13,7 @@ import pytest
 collect_ignore_glob = [] if find_spec("paddle") else ["test_*.py"]
 
 
-@pytest.fixture(params=["reference", "xpu_sim"])
+@pytest.fixture(params=["reference", "cpu"])
 def layer(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The package, with a backend chosen."""
     import specdec_hal.compat.fastdeploy as package

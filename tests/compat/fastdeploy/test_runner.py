@@ -11,9 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.parametrize(
-    ("backend", "tokens"), [("xpu_sim", 16), pytest.param("reference", 48, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("backend", "tokens"), [("cpu", 16), pytest.param("reference", 48, marks=pytest.mark.slow)])
 def test_the_tokens_are_ours(backend: str, tokens: int, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     import fastdeploy_runner

@@ -1,7 +1,7 @@
 // The first elements of a row, in order.
 #pragma once
 
-#include "row_threshold.h"
+#include "specdec/rows/row_threshold.h"
 
 namespace specdec {
 
@@ -11,12 +11,12 @@ constexpr int kLogitShift = 18, kProbabilityShift = 21;
 
 // A key that at least `want` elements reach, and seldom many more: as many lanes (read_row) do. kKeyNan: none is known.
 template <class Shared>
-SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const KeyRange& range, const KeyGrid& grid) {
+SPECDEC_APART int32_t lane_floor(const Shared& s, int sets, int want, const KeyRange& range, const KeyGrid& grid) {
   Wide<uint32_t, kBuckets> count;
   for (int b = 0; b < kBuckets; ++b) count[b] = 0;
-  for (int r = 0; r < ranks; ++r) {
+  for (int k = 0; k < sets; ++k) {
     Wide<float, kLanes> lane;
-    lane.load(s.lane[r]);
+    lane.load(s.lane[k]);
     for (int j = 0; j < kLanes; ++j) count.at[grid.bucket(order_key(lane[j]))] += 1;
   }
   uint32_t reached = 0;
@@ -88,7 +88,7 @@ SPECDEC_APART Threshold list_first(Team& team, Row& row, Shared& s, int32_t top,
   const KeyGrid grid{range.high, shift};
   int size = -1;
   if (from.key == keep_none().key) {
-    if (rank == 0) s.floor = lane_floor(s, ranks, want, range, grid);
+    if (rank == 0) s.floor = lane_floor(s, ranks * Shared::kSets, want, range, grid);
     team.sync();
     const int32_t floor = s.floor;
     if (floor != kKeyNan) size = list_above<L>(team, row, s, floor, from, keep_all());

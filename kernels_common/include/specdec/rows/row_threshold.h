@@ -3,24 +3,31 @@
 // and look only at chunks that reach into the range.
 #pragma once
 
-#include "row_team.h"
+#include "specdec/rows/row_team.h"
 
 namespace specdec {
 
-// Buckets of equal width in t down to `floor`; the last takes what is below. A larger logit is never in a later bucket,
-// because rounding never reverses an order.
+// Buckets of equal width in t down to `floor`; the last takes what is below. With kCeiling, the first takes what is
+// above `ceiling`; else that is 0. A larger logit is never in a later bucket, because rounding never reverses an order.
+template <bool kCeiling>
 struct SoftmaxGrid {
   static constexpr int kLast = kBuckets - 1;
 
   Softmax softmax;
-  float floor, slope;
+  float floor, ceiling, slope;
 
-  SPECDEC_HD SoftmaxGrid(const Softmax& of, int deepest)
-      : softmax(of), floor(static_cast<float>(deepest)), slope(div_rn(static_cast<float>(kLast), floor)) {}
+  SPECDEC_HD SoftmaxGrid(const Softmax& of, float deepest, float highest = 0.0f)
+      : softmax(of),
+        floor(deepest),
+        ceiling(highest),
+        slope(div_rn(static_cast<float>(kLast), sub_rn(floor, ceiling))) {}
 
   SPECDEC_HD int bucket_of(float t) const {
     const uint32_t inside = 0u - static_cast<uint32_t>(t > floor);
-    const int32_t b = static_cast<int32_t>(f32_from_bits(f32_bits(mul_rn(t, slope)) & inside));
+    uint32_t placed = inside;
+    if (kCeiling) placed &= 0u - static_cast<uint32_t>(t < ceiling);
+    const float place = mul_rn(kCeiling ? sub_rn(t, ceiling) : t, slope);
+    const int32_t b = static_cast<int32_t>(f32_from_bits(f32_bits(place) & placed));
     return b | static_cast<int32_t>(static_cast<uint32_t>(kLast) & ~inside);
   }
   // The keys of a bucket that is not the last.
@@ -34,8 +41,8 @@ struct SoftmaxGrid {
     int64_t low = -kKeyInf, high = order_key(softmax.row_max);  // the answer is in [low, high]
     // Usually close to the bucket's end without rounding.
     constexpr int kClose = 64;
-    const float below = div_rn(div_rn(static_cast<float>(bucket + 1), slope), mul_rn(softmax.inv_temperature, kLog2E));
-    const int64_t guess = order_key(add_rn(softmax.row_max, below));
+    const float t = add_rn(div_rn(static_cast<float>(bucket + 1), slope), ceiling);
+    const int64_t guess = order_key(add_rn(softmax.row_max, div_rn(t, mul_rn(softmax.inv_temperature, kLog2E))));
     if (guess - kClose > low && guess + kClose < high) {
       if (bucket_of_key(guess - kClose) > bucket) low = guess - kClose + 1;
       if (bucket_of_key(guess + kClose) <= bucket) high = guess + kClose;
@@ -55,6 +62,12 @@ struct SoftmaxGrid {
 
 constexpr int kNoMassBelow = -42;  // t of a mass that is 0, with room for rounding
 
+// A t below t, or one without mass.
+SPECDEC_HD float just_below(float t) {
+  const float lower = sub_rn(mul_rn(t, 1.0f + 0x1p-18f), 0x1p-18f);
+  return lower > kNoMassBelow ? lower : static_cast<float>(kNoMassBelow);
+}
+
 // A t at and below which no token is among the first that reach the fraction top_p < 1 of `total`. Those weigh less
 // than 2^(40 + t) * size together, which must be at most a quarter of (1 - top_p) * total. The other quarters
 // make up for what rounding, at most 2^-17 of it, makes the total by chunks differ from the sum of masses; where top_p
@@ -71,6 +84,7 @@ SPECDEC_HD int nucleus_floor(float top_p, uint64_t total, int64_t size) {
 struct Search {
   Goal goal;
   uint64_t need;
+  uint64_t total = 0;      // the row's mass, where the goal is one: for a guess
   Weight above = {0, 0};   // of the elements above the bucket
   Weight inside = {0, 0};  // of the elements in it
   int bucket = 0;          // the threshold is in here
@@ -226,47 +240,111 @@ SPECDEC_APART void bucket_threshold(Team& team, Row& row, Shared& s, Search& sea
   search.threshold.id = s.list_id[0];
 }
 
-// Counts and masses of a chunk by buckets of t, both in one word: 2^11 elements and less than 2^51 of mass.
-template <class L>
-SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const SoftmaxGrid& of, uint32_t* counts,
+// Adds counts and masses of a chunk by buckets of t. `kFew`: few elements are expected between the first and the last.
+template <class L, bool kFew>
+SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const SoftmaxGrid<kFew>& of, uint32_t* counts,
                                     uint64_t* sums) {
+  // Both in one word: 2^11 elements and less than 2^51 of mass.
   constexpr int kCountShift = 52;
   constexpr uint64_t kOne = uint64_t{1} << kCountShift;
-  const SoftmaxGrid grid = of;
+  using Grid = SoftmaxGrid<kFew>;
+  const Grid grid = of;
   Wide<uint64_t, kBuckets> table;
   for (int b = 0; b < kBuckets; ++b) table[b] = 0;
   each_block<L>(x, count, [&](const Block& logit, int) {
     SoftmaxBlock masses;
     Wide<int32_t, kBlock> bucket;
     masses.load(grid.softmax, logit, 0);
-    int32_t all = SoftmaxGrid::kLast;
+    int32_t all = Grid::kLast;
     for (int j = 0; j < kBlock; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
     for (int j = 0; j < kBlock; ++j) all &= bucket[j];
-    if (all == SoftmaxGrid::kLast) {
-      table[SoftmaxGrid::kLast] += masses.sum() + kBlock * kOne;
-    } else {
-      for (int j = 0; j < kBlock; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
+    if (all == Grid::kLast) {
+      table[Grid::kLast] += masses.sum() + kBlock * kOne;
+      return true;
     }
+    if (kFew) {
+      BlockBits between;
+      between.load([&](int j) { return (bucket[j] != 0) & (bucket[j] != Grid::kLast); });
+      between.each([&](int j) { table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne; });
+      for (const int32_t outer : {0, int32_t{Grid::kLast}}) {
+        SoftmaxBlock part;
+        int32_t size = 0;
+        for (int j = 0; j < kBlock; ++j) {
+          const uint32_t in_part = 0u - static_cast<uint32_t>(bucket[j] == outer);
+          part.scaled[j] = f32_from_bits(f32_bits(masses.scaled[j]) & in_part);
+          size -= static_cast<int32_t>(in_part);
+        }
+        table[outer] += part.sum() + static_cast<uint64_t>(size) * kOne;
+      }
+      return true;
+    }
+    for (int j = 0; j < kBlock; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
     return true;
   });
   for (int b = 0; b < kBuckets; ++b) counts[b] += static_cast<uint32_t>(table[b] >> kCountShift);
   for (int b = 0; b < kBuckets; ++b) sums[b] += table[b] & (kOne - 1);
 }
 
-// Finds the threshold at which a row's order reaches a goal, by masses. Elements at `deepest` (a t) or below are not
-// looked at, and a threshold there keeps everything: they have no mass, or cannot be reached.
-template <class L, class Team, class Row, class Shared>
-SPECDEC_APART void find_threshold(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax,
-                                  int deepest) {
-  const SoftmaxGrid grid(softmax, deepest);
-  const int rank = team.rank();
+// Histograms of a rank's chunks, or of the first `most` elements of each.
+template <class L, bool kFew, class Row, class Shared>
+SPECDEC_HD void row_histogram(Row& row, Shared& s, int rank, const SoftmaxGrid<kFew>& grid, int most = kChunkIds) {
   clear_histogram(s, rank);
   each_chunk(row, s, -detail::kFloatInf, [&](const typename L::Bits* x, int count, int64_t, const ChunkSum&) {
-    chunk_histogram<L>(x, count, grid, s.count[rank], s.mass[rank]);
+    chunk_histogram<L, kFew>(x, count < most ? count : most, grid, s.count[rank], s.mass[rank]);
     return true;
   });
+}
+
+// A narrower grid that the threshold is probably inside of, with few elements: from a block of each chunk.
+template <class L, class Row, class Shared>
+SPECDEC_APART SoftmaxGrid<true> guessed_grid(Row& row, Shared& s, const Search& search,
+                                             const SoftmaxGrid<false>& grid) {
+  static_assert(Shared::kRanks == 1, "ranks would guess differently");
+  constexpr uint64_t kShare = kChunkIds / kBlock, kFewParts = 32;
+  row_histogram<L, false>(row, s, 0, grid, kBlock);
+  const uint64_t looked = static_cast<uint64_t>(chunk_count(row.size())) * kBlock;
+  uint64_t count = 0, below = 0;
+  for (int b = 0; b < kBuckets; ++b) below += s.mass[0][b];
+  const uint64_t rest = search.total > search.need ? search.total - search.need : 0;
+  int first = 0;
+  for (int b = 0; b < grid.kLast; ++b) {
+    // Sums of a part of the row: room for what they are off.
+    if (search.goal == Goal::kMass && below * kShare > rest + rest / 16) first = b;
+    count += s.count[0][b];
+    below -= s.mass[0][b];
+    const bool reached = search.goal == Goal::kMass ? below * kShare < rest - rest / 16
+                                                    : count * kShare >= search.need + search.need / 2 + kLanes * kShare;
+    if (reached && count * kFewParts > looked) {
+      return {grid.softmax, static_cast<float>(b + 1) / grid.slope, static_cast<float>(first) / grid.slope};
+    }
+  }
+  return {grid.softmax, grid.floor};
+}
+
+// Finds the threshold at which a row's order reaches a goal, by masses. Elements at `deepest` (a t) or below are not
+// looked at, and a threshold there keeps everything: they have no mass, or cannot be reached. `few`: there are few
+// others.
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART void find_threshold(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax,
+                                  float deepest, bool few = false) {
+  constexpr int64_t kWorthGuess = 16 * kChunkIds;
+  const int rank = team.rank();
+  const SoftmaxGrid<false> grid(softmax, deepest);
+  if constexpr (Row::kInMemory) {
+    if (few || row.size() >= kWorthGuess) {
+      const Search before = search;
+      const auto narrow = few ? SoftmaxGrid<true>(softmax, deepest) : guessed_grid<L>(row, s, search, grid);
+      row_histogram<L, true>(row, s, rank, narrow);
+      find_bucket(team, s, search);
+      if (search.bucket < grid.kLast) {
+        return bucket_threshold<L>(team, row, s, search, narrow.range(search.bucket), keep_none(), softmax);
+      }
+      search = before;
+    }
+  }
+  row_histogram<L, false>(row, s, rank, grid);
   find_bucket(team, s, search);
-  if (search.bucket < SoftmaxGrid::kLast) {
+  if (search.bucket < grid.kLast) {
     bucket_threshold<L>(team, row, s, search, grid.range(search.bucket), keep_none(), softmax);
   } else {
     search.own += s.mass[rank][search.bucket];

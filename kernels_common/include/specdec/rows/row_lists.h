@@ -1,7 +1,7 @@
 // Candidates and log-probabilities of a row.
 #pragma once
 
-#include "row_top.h"
+#include "specdec/rows/row_top.h"
 
 namespace specdec {
 

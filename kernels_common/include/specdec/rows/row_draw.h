@@ -1,8 +1,8 @@
 // Sampling from one row of logits (contract, section 3): filters, the draw, and the token's probability.
 #pragma once
 
-#include "row_top.h"
 #include "specdec/philox.h"
+#include "specdec/rows/row_top.h"
 
 namespace specdec {
 
@@ -67,6 +67,7 @@ struct RowDraw {
   KeptMasses kept;  // of kNothing only on the rank that has the token
   uint64_t total;  // of what is drawn from
   RankSums sums;  // the same by ranks, for kChunks and kMasses
+  bool by_chunk;  // for kMasses: s.chunk has the mass that is kept of each chunk
   FirstMasses first;
 };
 
@@ -121,6 +122,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
     return;
   }
   result->by = DrawBy::kMasses;
+  result->by_chunk = false;
   uint64_t own = 0;  // the mass of what this rank keeps, once something is filtered
   if (filters.by_count) {
     Search search{Goal::kCount, static_cast<uint64_t>(params.top_k)};
@@ -132,9 +134,14 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
     result->total = share_mass(team, s, turn, own_shares(row, s, softmax)).total;
   }
   if (filters.by_mass) {
-    const int deepest = filters.by_count ? kNoMassBelow : nucleus_floor(params.top_p, result->total, row.size());
     Search search{Goal::kMass, nucleus(params.top_p, result->total)};
-    find_threshold<L>(team, row, s, search, softmax, deepest);
+    if (filters.by_count) {
+      find_threshold<L>(team, row, s, search, softmax, just_below(softmax.t(key_value(kept.threshold.key))), true);
+    } else {
+      search.total = result->total;
+      const int deepest = nucleus_floor(params.top_p, search.total, row.size());
+      find_threshold<L>(team, row, s, search, softmax, static_cast<float>(deepest));
+    }
     kept.threshold = search.threshold;
     own = search.own;
   }
@@ -145,8 +152,9 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   }
   if (kept.least > 0 || !(filters.by_count || filters.by_mass)) {
     own = 0;
+    result->by_chunk = true;
     each_chunk(row, s, kept.lowest(), [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
-      own += chunk_mass<L>(x, count, kept, first);
+      own += s.chunk[first >> kChunkBits].mass = chunk_mass<L>(x, count, kept, first);
       return true;
     });
   }
@@ -190,6 +198,10 @@ SPECDEC_APART DrawnToken draw_row(Team& team, Row& row, Shared& s, const RowDraw
       uint64_t prefix = 0;
       found = chunk_draw<L>(x, count, inside, 0, chunk_weight(from.kept.softmax, inside.row_max), rest, &prefix);
     } else {
+      if (from.by_chunk && point - below >= sum.mass) {
+        below += sum.mass;
+        return true;
+      }
       found = chunk_draw<L>(x, count, from.kept, first, kMassOne, point, &below);
       if (found < 0) return true;
     }

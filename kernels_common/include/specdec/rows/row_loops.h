@@ -3,7 +3,7 @@
 #pragma once
 
 #include "specdec/row_rules.h"
-#include "wide.h"
+#include "specdec/rows/wide.h"
 
 namespace specdec {
 
@@ -100,31 +100,45 @@ SPECDEC_VECTOR int count_at_least(const typename L::Bits* x, int count, float le
   return all;
 }
 
+// The elements of a block for which something holds.
+struct BlockBits {
+  Wide<uint32_t, kLanes> bit;  // from memory because not all vector units shift lanes by different amounts
+  uint32_t hits[kBlock / kLanes];
+
+  SPECDEC_HD BlockBits() {
+    for (int j = 0; j < kLanes; ++j) bit[j] = 1u << j;
+  }
+  // holds(j)
+  template <class Holds>
+  SPECDEC_HD void load(Holds holds) {
+    for (int half = 0; half < kBlock / kLanes; ++half) {
+      uint32_t bits = 0;
+      for (int j = 0; j < kLanes; ++j) bits |= (0u - static_cast<uint32_t>(holds(half * kLanes + j))) & bit[j];
+      hits[half] = bits;
+    }
+  }
+  // body(j) for these
+  template <class Body>
+  SPECDEC_HD void each(Body body) const {
+    if ((hits[0] | hits[1]) == 0) return;
+    for (int half = 0; half < kBlock / kLanes; ++half) {
+      for (uint32_t left = hits[half]; left != 0; left &= left - 1) body(half * kLanes + count_trailing_ones(~left));
+    }
+  }
+};
+
 // body(key, id, value) for every element in [low, high] that `from` does not keep, in order; the first one has the id
 // `first`. Most blocks have none.
 template <class L, class Body>
 SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, int64_t first, float low, float high,
                                   Threshold from, Body& body) {
-  Wide<uint32_t, kLanes> bit;  // from memory because not all vector units shift lanes by different amounts
-  for (int j = 0; j < kLanes; ++j) bit[j] = 1u << j;
+  BlockBits hits;
   each_block<L>(x, count, [&](const Block& value, int i) {
-    uint32_t hits[kBlock / kLanes];
-    for (int half = 0; half < kBlock / kLanes; ++half) {
-      uint32_t bits = 0;
-      for (int j = 0; j < kLanes; ++j) {
-        const float v = value[half * kLanes + j];
-        bits |= (0u - (static_cast<uint32_t>(v >= low) & static_cast<uint32_t>(v <= high))) & bit[j];
-      }
-      hits[half] = bits;
-    }
-    if ((hits[0] | hits[1]) == 0) return true;
-    for (int half = 0; half < kBlock / kLanes; ++half) {
-      for (uint32_t left = hits[half]; left != 0; left &= left - 1) {
-        const int j = half * kLanes + count_trailing_ones(~left);
-        const int32_t key = order_key(value[j]);
-        if (i + j < count && !from.keeps(key, first + i + j)) body(key, first + i + j, value[j]);
-      }
-    }
+    hits.load([&](int j) { return static_cast<uint32_t>(value[j] >= low) & static_cast<uint32_t>(value[j] <= high); });
+    hits.each([&](int j) {
+      const int32_t key = order_key(value[j]);
+      if (i + j < count && !from.keeps(key, first + i + j)) body(key, first + i + j, value[j]);
+    });
     return true;
   });
 }

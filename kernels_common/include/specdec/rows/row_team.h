@@ -2,13 +2,14 @@
 // Ranks exchange only keys, counts and integer masses, so the result does not depend on their number. Parameters of the
 // functions of rows:
 //   Team    rank(), size(); sync(): what all ranks stored in Shared before is seen by all ranks after.
-//   Row     size(); begin(), end(): the rank's chunks; load(c, &count): the elements of one of them.
-//   Shared  a RowShared<most ranks>, one per team.
+//   Row     size(); begin(), end(): the rank's chunks; load(c, &count): the elements of one of them. kInMemory: a load
+//           is free, so that few elements of a chunk can be looked at.
+//   Shared  a RowShared<most ranks, sets of lanes a rank>, one per team.
 // All ranks call the same functions in the same order and, unless stated otherwise, get the same result.
 #pragma once
 
-#include "row_loops.h"
 #include "specdec/contract.h"
+#include "specdec/rows/row_loops.h"
 
 namespace specdec {
 
@@ -22,12 +23,12 @@ SPECDEC_HD int first_chunk(int64_t size, int rank, int ranks) {
   return share * rank + (rank < more ? rank : more);
 }
 
-template <int Ranks>
+template <int Ranks, int Sets = 1>
 struct RowShared {
-  static constexpr int kRanks = Ranks;
+  static constexpr int kRanks = Ranks, kSets = Sets;
 
   ChunkSum chunk[kMaxChunks];  // each is its owner's alone
-  float lane[Ranks][kLanes];  // see chunk_top
+  float lane[Ranks * Sets][kLanes];  // see chunk_top; chunks take sets in turns
 
   // Histograms of each rank, and their sums.
   uint32_t count[Ranks][kBuckets];
@@ -79,14 +80,17 @@ template <class L, class Team, class Row, class Shared>
 SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float inv_temperature,
                               float least = __builtin_nanf("")) {
   const int rank = team.rank(), ranks = team.size();
-  float lanes[kLanes];
-  for (int j = 0; j < kLanes; ++j) lanes[j] = -detail::kFloatInf;
+  constexpr int kSets = Shared::kSets;
+  float lanes[kSets][kLanes];
+  for (int k = 0; k < kSets; ++k) {
+    for (int j = 0; j < kLanes; ++j) lanes[k][j] = -detail::kFloatInf;
+  }
   int32_t own = -kKeyInf;
   uint64_t own_count = 0;
   for (int c = row.begin(); c < row.end(); ++c) {
     int count;
     const auto* x = row.load(c, &count);
-    const int32_t key = chunk_top<L>(x, count, lanes);
+    const int32_t key = chunk_top<L>(x, count, lanes[c % kSets]);
     if (key > own) own = key;
     if (own == kKeyNan) break;
     const Softmax softmax{key_value(key), inv_temperature};
@@ -94,7 +98,9 @@ SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float i
     s.chunk[c].mass = inv_temperature >= 0.0f ? chunk_mass<L>(x, count, softmax, 0) : 0;
     if (softmax.row_max >= least) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, least));
   }
-  for (int j = 0; j < kLanes; ++j) s.lane[rank][j] = lanes[j];
+  for (int k = 0; k < kSets; ++k) {
+    for (int j = 0; j < kLanes; ++j) s.lane[rank * kSets + k][j] = lanes[k][j];
+  }
   s.rank_key[turn][rank] = own;
   team.sync();
   RowTop top{s.rank_key[turn][0], 0, own_count};

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "specdec/penalty.h"
-#include "wide.h"
+#include "specdec/rows/wide.h"
 
 namespace specdec {
 
