@@ -106,7 +106,7 @@ conformance: $(VENV)/.installed
 	$(BIN)/specdec-hal conformance --backend reference --samples 4096 --coverage --json > build/conformance-reference.json
 	$(BIN)/specdec-hal conformance --backend cpu --coverage --json > build/conformance-cpu.json
 	$(BIN)/specdec-hal conformance --backend xpu_sim --coverage --json > build/conformance-xpu_sim.json
-	$(BIN)/python -m specdec_hal.conformance.matrix docs/reference/support build/conformance-*.json
+	$(BIN)/python -m specdec_hal_conformance.matrix docs/reference/support build/conformance-*.json
 
 wheel: $(VENV)/.installed
 	rm -f dist/specdec_hal-*.whl

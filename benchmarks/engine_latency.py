@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from specdec_hal import hookimpl
 from specdec_hal.plugin.registry import Registry
+from specdec_hal.plugin.step_record import StepRecord
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
-from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.tensors.memory import freeze_heap
 
 SAMPLES = 7

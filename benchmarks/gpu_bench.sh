@@ -13,7 +13,7 @@ out=${1:-build/gpu}
 shift $(($# > 0))
 python=${PYTHON:-python3}
 mkdir -p "$out"
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 COLUMNS=${COLUMNS:-160}
+export PYTHONPATH=$("${PYTHON:-python3}" tools/tree_path.py)${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 COLUMNS=${COLUMNS:-160}
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | awk '{print tolower($NF)}')
 suites=("$@")
 ((${#suites[@]})) || suites=(verify slots step logprobs sampling ngram)

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
 python=${PYTHON:-python3}
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 COLUMNS=160
+export PYTHONPATH=$("${PYTHON:-python3}" tools/tree_path.py)${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 COLUMNS=160
 export COMMIT=${COMMIT:-$(git rev-parse --verify -q HEAD 2> /dev/null || echo unknown)}
 card=$(nvidia-smi --query-gpu=name --format=csv,noheader | grep -oE '[A-Z]+[0-9]+' | head -n 1)
 card=${card,,}

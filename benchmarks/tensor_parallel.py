@@ -33,7 +33,7 @@ from specdec_hal.models.transformers.exchange import Alone, Exchange
 from specdec_hal.models.transformers.tensor_parallel import Summed
 from specdec_hal.parallel.runner import RankHook
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
-from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.plan import Features
 from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.memory import freeze_heap
@@ -153,7 +153,7 @@ def compile_kernels(model: Any, backend: Any, ways: Any, requests: int, drafts: 
                 runner.scheduler.idle()
                 planner = runner.compiler
                 for bucket in planner._buckets(Features()):
-                    planner._plan(bucket).run(planner.state.device.stream(), StepRecord())
+                    planner._plan(bucket).run(planner.state.device.stream(), TimedStep())
 
 
 def runner_of(model: Any, backend: Any, requests: int, k: int, group: Any, way: str) -> Any:

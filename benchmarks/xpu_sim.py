@@ -19,11 +19,11 @@ from record import write
 
 import specdec_hal as sd
 from specdec_hal.bench.timing import HostTimer
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy, Strategy
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import Role
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.xpu.cc import Build, build
+from specdec_hal_xpu.cc import Build, build
 
 Inputs = dict[str, Any]
 

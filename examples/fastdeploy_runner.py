@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 
 import specdec_hal as sd
-import specdec_hal.compat.fastdeploy as layer
+import specdec_hal_fastdeploy as layer
 from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -17,6 +18,7 @@ settings.register_profile("specdec_hal", deadline=None, derandomize=True)
 settings.load_profile("specdec_hal")
 
 
+ROOT = Path(__file__).parents[1]
 _NEEDED = {
     "torch": ("torch", "PyTorch is not installed (pip install 'specdec-hal[torch]')"),
     "gguf": ("xllamacpp", "llama.cpp is not installed (pip install 'specdec-hal[gguf]')"),
@@ -52,6 +54,36 @@ def little_garbage() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+PARTS = ("specdec_hal_xpu", "specdec_hal_conformance", "specdec_hal_fastdeploy")
+_ABSENT = [part for part in PARTS if importlib.util.find_spec(part) is None]
+"""Parts that were deleted from this tree: tests that use them are left out."""
+_left_out = set[Path]()
+
+
+def _uses_absent(path: Path) -> bool:
+    """Whether a test file imports an absent part, by itself or through tests/support."""
+    source = path.read_text()
+    support = [
+        ROOT.joinpath(*name.split(".")).with_suffix(".py")
+        for name in re.findall(r"from (tests\.[\w.]+) import", source)
+    ]
+    return any(re.search(rf"\b{part}\b", source) for part in _ABSENT) or any(
+        _uses_absent(one) for one in support if one.is_file()
+    )
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if _ABSENT and collection_path.suffix == ".py" and _uses_absent(collection_path):
+        _left_out.add(collection_path)
+        return True
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _left_out:
+        terminalreporter.write_line(f"{len(_left_out)} test files use {', '.join(_ABSENT)}, not in this tree: left out")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

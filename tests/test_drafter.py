@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import specdec_hal as sd
-from specdec_hal.conformance.building import build
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.loop import drafter as module
 from specdec_hal.ops import MatchPolicy
 from specdec_hal.plugin.hookspecs import ProposerSpec
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepView
 from specdec_hal.plugin.registry import Registry
+from specdec_hal_conformance.building import build
 from tests.support.running import run
 
 K, SIZES = 4, range(3, 0, -1)

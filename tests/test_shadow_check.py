@@ -11,10 +11,10 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.conformance.reproduction import load_inputs
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.engine.shadow_check import Shadow
 from specdec_hal.errors import ConfigError, OutputError
+from specdec_hal.ops.inputs.files import load_inputs
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Launch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
@@ -47,7 +47,7 @@ class Wrong(ReferenceBackend):
 
 
 def decode(backend: ReferenceBackend, **sections: Any) -> ModelRunner:
-    sections.setdefault("speculative", {"method": "ngram", "num_speculative_tokens": 3})
+    sections.setdefault("speculative", {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False})
     config = parse({"backend": {"name": "reference"}, "runner": {"max_num_seqs": 2}, **sections})
     tokenizer: Any = LetterTokenizer()
     runner = build_runner(config, backend, HistoryModel(), tokenizer)
@@ -81,7 +81,7 @@ def test_a_difference_is_logged_counted_and_can_be_reproduced(caplog: pytest.Log
     assert 1 <= seen["differing"]["verify_draft_tokens"] <= seen["compared"]["verify_draft_tokens"] - 2
     first = caplog.messages[0]
     assert first.startswith("verify_draft_tokens [wrong] differs from reference: 'accept_tokens'[0, 0] is 7, expected ")
-    path = re.search(r"load_inputs\('([^']+)'\)", first)
+    path = re.search(r"'equality', '([^']+)'\)", first)
     assert path is not None
     inputs = load_inputs(path[1])
     assert inputs["strategy"] == "TARGET_MATCH"

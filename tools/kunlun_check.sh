@@ -8,7 +8,7 @@
 #   KUNLUN_FLAGS   of the compiler, KUNLUN_LIBS of the linker, KUNLUN_FENCES for automatic fences: instead of the defaults
 #   KUNLUN_EXPORTS options with which a program's own functions can be looked up by name
 #   KUNLUN_CASES   the calls that kernels make, where there is no specdec_hal: python -m
-#                  specdec_hal.conformance.device_cases --out FILE writes them on another machine
+#                  specdec_hal_conformance.device_cases --out FILE writes them on another machine
 #   KUNLUN_OUT     the folder for what is compiled: build/kunlun
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -71,7 +71,7 @@ compile() { # compile SOURCE: an object for both sides of a program
 
 if [ "$what" != probes ]; then
   cases=${KUNLUN_CASES:-$out/cases.bin}
-  if [ ! -f "$cases" ] && ! ${PYTHON:-python3} -m specdec_hal.conformance.device_cases --out "$cases"; then
+  if [ ! -f "$cases" ] && ! ${PYTHON:-python3} -m specdec_hal_conformance.device_cases --out "$cases"; then
     echo "tools/kunlun_check.sh: expected calls to make, found no $cases; write it where specdec_hal is installed" >&2
     exit 2
   fi

@@ -17,8 +17,8 @@ import numpy as np
 
 from specdec_hal.backends.cuda.backend import CudaBackend
 from specdec_hal.backends.cuda.options import Options
-from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.ops import get_op
+from specdec_hal.ops.inputs.generate import cases, generate, hostile
 from specdec_hal.ops.spec import Role
 
 CASES = 30  # of each kind

@@ -21,13 +21,13 @@ os.environ["COLUMNS"] = "100"  # of the help of commands
 import specdec_hal  # noqa: E402
 from specdec_hal import cli  # noqa: E402
 from specdec_hal.config.sections import config_class  # noqa: E402
-from specdec_hal.conformance import matrix  # noqa: E402
-from specdec_hal.conformance.contract_page import render_contracts, table  # noqa: E402
+from specdec_hal.ops.page import render_contracts, table  # noqa: E402
 from specdec_hal.plugin.registry import or_default  # noqa: E402
 from specdec_hal.runner import Counts  # noqa: E402
 from specdec_hal.runner.metrics import Load, Metrics  # noqa: E402
 from specdec_hal.serve.metrics import ServerMetrics  # noqa: E402
-from tests.xpu_sim.sim import dialect_table  # noqa: E402
+from specdec_hal_conformance import matrix  # noqa: E402
+from tests.xpu.sim import dialect_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 INCLUDED = {"README.md": "index.md", "CONTRIBUTING.md": "extend/contributing.md", "CHANGELOG.md": "changelog.md"}

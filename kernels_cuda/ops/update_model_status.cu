@@ -52,8 +52,8 @@ __device__ __forceinline__ bool advance_slots(const UpdateModelStatusArgs& a, in
     if (a.end_at_limit) {
       const bool emitted = in_use && !slot.stopped && !paused && lane < clamp64(slot.accept_num, 0, a.S);
       int64_t token = tokens.own;
-      const uint32_t ending =
-          Team<kLanes>::ballot(emitted && ends_slot(slot.step_idx, int64_t{lane}, max_dec_len, ends, end_count, &token));
+      const uint32_t ending = Team<kLanes>::ballot(
+          emitted && ends_slot(slot.step_idx, int64_t{lane}, max_dec_len, ends, end_count, &token));
       if (ending != 0) {
         const unsigned end = static_cast<unsigned>(__ffs(static_cast<int>(ending))) - 1;
         slot.accept_num = static_cast<int32_t>(end + 1);

@@ -1,5 +1,5 @@
-// Runs the calls of a file of cases (specdec_hal/conformance/device_cases.py) on a device, and compares outputs. Link
-// it with kernels compiled with SPECDEC_XPU_DEVICE, by the vendor's compiler or xpu-cc; it only uses the runtime's
+// Runs the calls of a file of cases (specdec_hal_conformance/device_cases.py) on a device, and compares outputs. Link
+// it with kernels compiled with SPECDEC_XPU_DEVICE, by the vendor's compiler or xpu cc; it only uses the runtime's
 // functions (xpu/runtime.h). usage: replay CASES [--list | OP...]; status 1: something differs or failed. --list: the
 // ops that are linked
 #include <dlfcn.h>

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.conformance.bits import difference
-from specdec_hal.conformance.inputs.generate import poison
 from specdec_hal.errors import SpecDecError
 from specdec_hal.ops import get_op
+from specdec_hal.ops.bits import difference
+from specdec_hal.ops.inputs.generate import poison
 from specdec_hal.ops.spec import Role
 from specdec_hal.plugin.backend import Backend, BoundOp
 from specdec_hal.tensors.device import Device

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from specdec_hal.bench.case import Array, OpCall, WrongResult
-from specdec_hal.conformance.inputs.rows import to_logits
 from specdec_hal.ops import get_op
+from specdec_hal.ops.inputs.rows import to_logits
 from specdec_hal.ops.spec import Role
 
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -1,6 +1,6 @@
 """Ops on the state of slots: draft model, scheduling, stopping and ending.
 
-Inputs are drawn from the ops' specs (:func:`specdec_hal.conformance.inputs.generate.generate`): 256 slots that decode,
+Inputs are drawn from the ops' specs (:func:`specdec_hal.ops.inputs.generate.generate`): 256 slots that decode,
 five drafts each, contexts of up to 2,048 tokens. An op that changes its inputs sees its own results when it is
 repeated.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec_hal.bench.case import Case, OpCall, alone
-from specdec_hal.conformance.inputs.generate import generate
+from specdec_hal.ops.inputs.generate import generate
 
 TARGET_US = 2.5
 _SIZES = {"M": 256, "B": 256, "S": 6, "L": 2048}

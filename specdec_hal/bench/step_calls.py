@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from specdec_hal.bench.case import Array, OpCall
 from specdec_hal.bench.decode_step import DecodeStep
-from specdec_hal.conformance.inputs.rows import numpy_dtype
 from specdec_hal.ops import get_op
+from specdec_hal.ops.inputs.rows import numpy_dtype
 from specdec_hal.ops.spec import AttrSpec
 from specdec_hal.ops.vocabulary import tensor
 

@@ -1,4 +1,5 @@
-"""The command ``specdec-hal``: one module per subcommand, each with HELP, `add_arguments` and `run`.
+"""The command ``specdec-hal``: one module per subcommand, each with HELP, `add_arguments` and `run`, or with HELP and
+further COMMANDS. Parts outside the core announce theirs by entry point (:mod:`specdec_hal.plugin.parts`).
 
 Exit status: 0 done, 1 a check failed or an engine stopped (or a compiler's own status), 2 bad input (one line per
 problem on stderr, with a hint). 70 is an internal error (one line with the path of a report), 74 an unwritable result,
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from types import ModuleType
 from typing import NoReturn
 
 import specdec_hal
@@ -20,16 +22,11 @@ from specdec_hal.cli import (
     bench,
     chat,
     compare,
-    conformance,
     drafters,
     explain,
     generate,
     secrets,
     serve,
-    xpu_cc,
-    xpu_coverage,
-    xpu_new,
-    xpu_test,
 )
 from specdec_hal.cli.output import Guarded, Output, WriteError
 from specdec_hal.cli.process import (
@@ -42,6 +39,7 @@ from specdec_hal.cli.process import (
     report,
 )
 from specdec_hal.errors import EngineDeadError, SpecDecError
+from specdec_hal.plugin import parts
 from specdec_hal.text import clip, one_line
 
 FAILED, BAD_INPUT, INTERNAL, CANNOT_WRITE, INTERRUPTED, READER_GONE = 1, 2, 70, 74, 130, 141
@@ -53,14 +51,10 @@ COMMANDS = {
     "compare": compare,
     "backends": backends,
     "explain": explain,
-    "conformance": conformance,
     "bench": bench,
     "drafters": drafters,
-    "xpu-cc": xpu_cc,
-    "xpu-new": xpu_new,
-    "xpu-test": xpu_test,
-    "xpu-coverage": xpu_coverage,
 }
+"""Those of the core."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,13 +82,21 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {specdec_hal.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for name, module in COMMANDS.items():
+    _add(parser, {**COMMANDS, **{entry.name: entry.load() for entry in parts.entry_points("specdec_hal.commands")}})
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, modules: Mapping[str, ModuleType]) -> None:
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__, allow_abbrev=False)
         command.formatter_class = _Help
+        if hasattr(module, "COMMANDS"):
+            _add(command, module.COMMANDS)
+            continue
         command.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
         module.add_arguments(command)
-    return parser
+        command.set_defaults(run_command=module.run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,11 +131,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None, stdout: Guarded) -> int:
     with redirect_stdout(stdout):
         try:
-            args = make_parser().parse_args(argv)
-            args.command_line = [PROGRAM, *(sys.argv[1:] if argv is None else argv)]
+            given = sys.argv[1:] if argv is None else list(argv)
+            if given and given[0].startswith("xpu-"):  # as the commands were called before 0.2
+                given[:1] = given[0].split("-", 1)
+            args = make_parser().parse_args(given)
+            args.command_line = [PROGRAM, *given]
         except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
             return int(finished.code or 0)
     # Other output (a framework's banner) must not get into the JSON document.
     with redirect_stdout(sys.stderr if args.json else stdout), own_logs():
-        status: int = COMMANDS[args.command].run(args, Output(stdout, json=args.json))
+        status: int = args.run_command(args, Output(stdout, json=args.json))
         return status

@@ -71,7 +71,7 @@ def _print_op(spec: OpSpec, output: Output) -> None:
     if output.json:
         output.document(_op_document(spec))
         return
-    from specdec_hal.conformance.contract_page import render_op
+    from specdec_hal.ops.page import render_op
 
     text = render_op(spec)
     if output.console.is_terminal:

@@ -1,5 +1,4 @@
-"""Adapters for other engines: `vllm`, `transformers`, `fastdeploy`.
+"""Adapters for other engines: `vllm`, `transformers`.
 
-A module here imports its engine and refuses untested versions. docs/use/engines.md and
-docs/use/fastdeploy.md have the commands.
+A module here imports its engine and refuses untested versions. docs/use/engines.md has the commands.
 """

@@ -279,6 +279,11 @@ class AsyncEngine:
         return self.runner.tokenizer
 
     @property
+    def pending(self) -> int:
+        """How many commands, such as new requests, wait for the engine's thread."""
+        return self._commands.qsize()
+
+    @property
     def unready(self) -> str:
         """Why requests must wait for the engine itself, or ""."""
         return self._unready or self.runner.late

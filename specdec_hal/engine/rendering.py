@@ -26,18 +26,18 @@ class Renderer:
 
     def __init__(self, template: ChatTemplate, render_s: float = RENDER_S) -> None:
         self.template, self._render_s = template, render_s
-        self._worker = Worker(__name__, packed(template), "messages: rendering the chat template")
+        self.worker = Worker(__name__, packed(template), "messages: rendering the chat template")
 
     async def render(self, arguments: dict[str, Any]) -> str:
         """:meth:`render_here` on another thread."""
-        return _text(await self._worker.ask(_question(arguments), self._render_s))
+        return _text(await self.worker.ask(_question(arguments), self._render_s))
 
     def render_here(self, arguments: dict[str, Any]) -> str:
         """The result of :meth:`ChatTemplate.render` for `arguments`.
 
         RequestError as there, and beyond `render_s` or the memory limit.
         """
-        return _text(self._worker.ask_here(_question(arguments), self._render_s))
+        return _text(self.worker.ask_here(_question(arguments), self._render_s))
 
 
 def packed(template: ChatTemplate | None) -> bytes:

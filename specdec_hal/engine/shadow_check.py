@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.bits import difference
-from specdec_hal.conformance.reproduction import save_inputs
+from specdec_hal.ops.bits import difference
+from specdec_hal.ops.inputs.files import save_inputs
 from specdec_hal.ops.spec import Role
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Backend
@@ -86,6 +86,5 @@ class Shadow:
             self._folder = Path(tempfile.mkdtemp(prefix="specdec-shadow-"))
         path = self._folder / f"{op}-{number}.npz"
         save_inputs(path, inputs)
-        code = "from specdec_hal.conformance import reproduction as r; "
-        code += f"print(r.reproduce({self.subject.name!r}, {op!r}, 'equality', r.load_inputs({os.fspath(path)!r})))"
-        return f'python -c "{code}"'
+        call = f"reproduce({self.subject.name!r}, {op!r}, 'equality', {os.fspath(path)!r})"
+        return f'python -c "from specdec_hal_conformance import reproduce; print({call})"'

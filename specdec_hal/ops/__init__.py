@@ -1,7 +1,7 @@
 """The contract as code: one OpSpec per op.
 
 `spec` defines OpSpecs, `vocabulary` the tensors that ops exchange; the modules below have the ops by section of the
-contract. `validate` checks calls; `cpp` writes C++ headers; `specdec_hal.conformance` renders the contract's page and
+contract. `validate` checks calls; `cpp` writes C++ headers; `specdec_hal_conformance` renders the contract's page and
 generates test inputs.
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 import pluggy
 
 from specdec_hal.errors import PluginError
-from specdec_hal.plugin import hookspecs
+from specdec_hal.plugin import hookspecs, parts
 from specdec_hal.plugin.backend import AUTO, BackendSpec
 from specdec_hal.plugin.hookspecs import GROUP, ModelSpec, ProposerSpec
 from specdec_hal.text import describe, did_you_mean, one_line, short
@@ -82,6 +82,12 @@ def builtin_candidates(modules: Iterable[str]) -> Iterator[Candidate]:
         yield Candidate(name, "built-in", module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
 
 
+def part_candidates() -> Iterator[Candidate]:
+    """Plug-ins of this distribution's other parts, such as the emulator, by entry point."""
+    for entry in parts.entry_points(GROUP):
+        yield Candidate(entry.name, "built-in", entry.value, entry.load)
+
+
 def entry_point_candidates(entry_points: Iterable[importlib.metadata.EntryPoint]) -> Iterator[Candidate]:
     """Third-party plug-ins, by entry point."""
     for entry in entry_points:
@@ -92,7 +98,7 @@ def entry_point_candidates(entry_points: Iterable[importlib.metadata.EntryPoint]
 def installed_candidates() -> Iterator[Candidate]:
     """Third-party plug-ins of the running interpreter."""
     try:
-        found = list(importlib.metadata.entry_points(group=GROUP))
+        found = [entry for entry in importlib.metadata.entry_points(group=GROUP) if not parts.is_own(entry.dist)]
     except Exception:  # that call fails for one unreadable entry_points.txt on sys.path: read them one by one
         yield from _candidates_by_distribution()
     else:
@@ -103,7 +109,7 @@ def _candidates_by_distribution() -> Iterator[Candidate]:
     seen = set()
     for dist in importlib.metadata.distributions():
         name = str(dist.metadata["Name"])
-        if name in seen:  # shadowed by an earlier folder of sys.path
+        if name in seen or parts.is_own(dist):  # the first: shadowed by an earlier folder of sys.path
             continue
         seen.add(name)
         try:

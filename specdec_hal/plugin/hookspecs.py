@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specdec_hal.plugin.backend import BackendSpec
     from specdec_hal.plugin.model import ModelMemory
     from specdec_hal.plugin.proposer import MemoryContext, Proposer, ProposerContext
-    from specdec_hal.runner.metrics import StepRecord
+    from specdec_hal.plugin.step_record import StepRecord
 
 ANY_ARCHITECTURE = "*"
 

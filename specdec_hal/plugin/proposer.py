@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -12,13 +12,90 @@ import numpy as np
 from specdec_hal.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from specdec_hal.config.schema import Config
-    from specdec_hal.models.tokenizer import Tokenizer
+    from numpy.typing import NDArray
+
+    from specdec_hal.errors import ConfigError
     from specdec_hal.plugin.backend import Backend
     from specdec_hal.plugin.model import ModelMemory, TargetModel
-    from specdec_hal.runner.state import DecodeState
+    from specdec_hal.tensors.device import Device
+    from specdec_hal.tensors.transfer import Field
 
 RunsOn = Literal["device", "host"]
+
+
+class Tokenizer(Protocol):
+    """The tokenizer of a checkpoint folder. `vocab_size`: 1 + its largest id."""
+
+    vocab_size: int
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """Ids of special tokens, such as a BOS."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token inside a text."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. `add_special_tokens`: with those of the tokenizer's template, such as a BOS."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+
+
+class SlotTensors(Protocol):
+    """The tensors of a decode loop, by their names in the op vocabulary: ``state["draft_tokens"]`` is the tensor.
+
+    `symbols`: the sizes M, S, L, ... of the vocabulary's shapes. `device`: where the tensors are.
+    """
+
+    symbols: Mapping[str, int]
+    device: Device
+
+    def __getitem__(self, name: str) -> Any: ...
+
+    def args(self, op: str, sizes: Mapping[str, int] | None = None, **attrs: Any) -> dict[str, Any]:
+        """The op's operands that the state holds, by name, and `attrs`. `sizes`: smaller extents of leading axes."""
+
+    def field(self, name: str, **symbols: int) -> Field:
+        """The vocabulary's shape and dtype of a tensor; `symbols` overrides sizes."""
+
+    def replacing(self, own: Mapping[str, Any]) -> SlotTensors:
+        """The same tensors, but `own` in place of those of these names."""
+
+    def allocate(self, name: str, **symbols: int) -> Any:
+        """A new zeroed tensor with the vocabulary's shape and dtype; `symbols` overrides sizes."""
+
+    def of_draft_model(self, own: Mapping[str, Any]) -> Any:
+        """The tensors for ops of a draft model: `own` by name, the target's as base_model_..., all others shared."""
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The tensor's values now; waits for the device."""
+
+    def write(self, name: str, index: Any, values: Any) -> None:
+        """``state[name][index] = values``, ordered after earlier work of the device."""
+
+
+class Settings(Protocol):
+    """The checked configuration, with its sections as attributes: ``config.speculative.num_speculative_tokens``."""
+
+    @property
+    def model(self) -> Any:
+        """The section `model`."""
+
+    @property
+    def runner(self) -> Any:
+        """The section `runner`."""
+
+    @property
+    def speculative(self) -> Any:
+        """The section `speculative`."""
+
+    @property
+    def drafter_path(self) -> str:
+        """The folder in ``speculative.model``; ConfigError without one."""
+
+    def error(self, key: str, problem: str) -> ConfigError:
+        """A ConfigError that names a key, and the file that has it."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +110,11 @@ class ProposerContext:
     """
 
     backend: Backend
-    state: DecodeState
+    state: SlotTensors
     model: TargetModel
     tokenizer: Tokenizer | None
     settings: Any
-    config: Config
+    config: Settings
     load_model: Callable[[str], TargetModel]
     kv_blocks: int = 0
     fed: Any = None
@@ -53,7 +130,7 @@ class MemoryContext:
 
     model: TargetModel
     settings: Any
-    config: Config
+    config: Settings
     symbols: Mapping[str, int]
     kv_blocks: int
     checkpoint_memory: Callable[[str], ModelMemory | None]
@@ -97,7 +174,7 @@ class StepView:
     device.
     """
 
-    state: DecodeState
+    state: SlotTensors
     stream: int
     bounds: StepBounds
     hidden_states: Mapping[int, Any] = field(default_factory=dict)

@@ -27,17 +27,16 @@ from specdec_hal.text import did_you_mean, short
 if TYPE_CHECKING:
     from specdec_hal.plugin.model import ModelMemory, TargetModel
     from specdec_hal.plugin.proposer import MemoryContext, Proposer, ProposerContext
-    from specdec_hal.runner.metrics import StepRecord
+    from specdec_hal.plugin.step_record import StepRecord
 
 BUILTINS = (
     "specdec_hal.backends.reference.plugin",
     "specdec_hal.backends.cpu.plugin",
-    "specdec_hal.backends.xpu_sim.plugin",
     "specdec_hal.backends.cuda.plugin",
     "specdec_hal.proposers.plugin",
     "specdec_hal.models.plugin",
 )
-"""The project's own plug-ins, registered like all others."""
+"""The core's plug-ins, registered like all others. Other parts of this distribution announce theirs by entry point."""
 
 _DEFAULTS = {
     "draft_positions": "specdec_hal.plugin.proposer.Proposer",
@@ -97,7 +96,7 @@ class Explanation(tuple[OpStatus, ...]):
 
 
 class Registry:
-    """Plug-ins: `builtins` (module names) and `entry_points` (None: those installed).
+    """Plug-ins: `builtins` (module names; None: the project's own) and `entry_points` (None: those installed).
 
     `environ` has SPECDEC_HAL_BACKEND and SPECDEC_HAL_PLUGINS (None: the process's environment). A third-party plug-in
     that claims a built-in name is refused entirely.
@@ -106,11 +105,11 @@ class Registry:
     def __init__(
         self,
         *,
-        builtins: Sequence[str] = BUILTINS,
+        builtins: Sequence[str] | None = None,
         entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._builtins = tuple(builtins)
+        self._builtins = builtins
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._environ = os.environ if environ is None else environ
         self._plugins: list[Plugin] | None = None
@@ -136,7 +135,9 @@ class Registry:
             return self._plugins
 
     def _load(self) -> list[Plugin]:
-        own = [loading.load(candidate) for candidate in loading.builtin_candidates(self._builtins)]
+        candidates = list(loading.builtin_candidates(BUILTINS if self._builtins is None else self._builtins))
+        candidates += loading.part_candidates() if self._builtins is None else ()
+        own = [loading.load(candidate) for candidate in candidates]
         taken = {claim for plugin in own for claim in plugin.claims()}
         others = []
         for candidate in self._third_party():

@@ -19,15 +19,13 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.config.schema import Config
-from specdec_hal.models import Tokenizer
 from specdec_hal.models.drafter import Blocks, target_of
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment, TargetModel
-from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.plugin.proposer import ProposerContext, Settings, Tokenizer
 from specdec_hal.tensors.views import download
 
 Ids = npt.NDArray[np.int64]
-Load: TypeAlias = Callable[[Config, TargetModel, Blocks, int], Any]
+Load: TypeAlias = Callable[[Settings, TargetModel, Blocks, int], Any]
 _log = logging.getLogger("specdec_hal")
 
 TEXTS = (
@@ -81,7 +79,7 @@ def variants(config: Any, layers: int) -> Iterator[dict[str, Any]]:
 
 
 def check(
-    config: Config, model: TargetModel, tokenizer: Tokenizer | None, load: Load, longest: int | None = None
+    config: Settings, model: TargetModel, tokenizer: Tokenizer | None, load: Load, longest: int | None = None
 ) -> tuple[Any, list[Variant]]:
     """The configured drafter, and all its variants, it first. `longest`: the longest context, None for any.
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from specdec_hal.config.schema import Config, PathText, Section
+from specdec_hal.config.schema import PathText, Section
 from specdec_hal.models.dflash import DFlashConfig, dflash_shapes, read_dflash
 from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
 from specdec_hal.plugin.model import TargetModel
-from specdec_hal.plugin.proposer import ProposerContext, StepBounds
+from specdec_hal.plugin.proposer import ProposerContext, Settings, StepBounds
 from specdec_hal.proposers.draft_chain import Call
 from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, load_drafter, with_taps
 from specdec_hal.tensors.views import download
@@ -31,13 +31,13 @@ class DFlashSettings(Section):
     min_confidence: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
-def drafter_config(config: Config, model: TargetModel) -> DFlashConfig:
+def drafter_config(config: Settings, model: TargetModel) -> DFlashConfig:
     """The drafter's config.json, with the taps that the settings give."""
     target = target_of(model, "dflash")
     return with_taps(config, "dflash", read_dflash(config.drafter_path, target), target)
 
 
-def load_blocks(config: Config, model: TargetModel, blocks: Blocks, drafts: int) -> Any:
+def load_blocks(config: Settings, model: TargetModel, blocks: Blocks, drafts: int) -> Any:
     """The configured drafter. `drafts`: the most a step, if a block has room for them."""
     from specdec_hal.models.draft_pass import BlockPass
 

@@ -10,11 +10,11 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from specdec_hal.config.schema import Config, PathText, Section
+from specdec_hal.config.schema import PathText, Section
 from specdec_hal.models.drafter import Blocks, Eagle3Config, read_eagle3, target_of
 from specdec_hal.models.eagle3 import eagle3_head
 from specdec_hal.plugin.model import TargetModel
-from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.plugin.proposer import ProposerContext, Settings
 from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, load_drafter, with_taps
 
 _log = logging.getLogger("specdec_hal")
@@ -34,7 +34,7 @@ class Eagle3Settings(Section):
     norm_output: bool | None = None
 
 
-def head_config(config: Config, model: TargetModel) -> Eagle3Config:
+def head_config(config: Settings, model: TargetModel) -> Eagle3Config:
     """The head's config.json, with the settings that change it."""
     target, settings = target_of(model, "eagle3"), config.speculative.settings
     changed: dict[str, Any] = {
@@ -45,7 +45,7 @@ def head_config(config: Config, model: TargetModel) -> Eagle3Config:
     return replace(with_taps(config, "eagle3", read_eagle3(config.drafter_path, target), target), **changed)
 
 
-def load_head(config: Config, model: TargetModel, blocks: Blocks, drafts: int) -> Any:
+def load_head(config: Settings, model: TargetModel, blocks: Blocks, drafts: int) -> Any:
     """The configured head. `drafts`: the most a step."""
     return eagle3_head(model, head_config(config, model), config.drafter_path, blocks, drafts)
 

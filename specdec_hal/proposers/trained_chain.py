@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from specdec_hal.config.schema import MAX_CONTEXT, Config
+from specdec_hal.config.schema import MAX_CONTEXT
 from specdec_hal.models.drafter import Blocks, Target
-from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.plugin.proposer import ProposerContext, Settings
 from specdec_hal.proposers.calibration import Load, refuse_worse
 from specdec_hal.proposers.module_chain import ModuleChain
 
@@ -19,7 +19,7 @@ TapLayers = Annotated[list[Annotated[int, Field(ge=1, le=MAX_CONTEXT)]] | None, 
 Drafter = TypeVar("Drafter", bound=Any)
 
 
-def with_taps(config: Config, method: str, drafter: Drafter, target: Target) -> Drafter:
+def with_taps(config: Settings, method: str, drafter: Drafter, target: Target) -> Drafter:
     """A drafter's config with the taps of `speculative.METHOD.layers`; ConfigError if it cannot have them."""
     layers = getattr(config.speculative.settings, "layers", None)  # the method may be "auto"
     if layers is None:

@@ -15,8 +15,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.models.tokenizer import Tokenizer
 from specdec_hal.plugin.model import ModelConfig
+from specdec_hal.plugin.proposer import Tokenizer
 
 
 class Vocabulary:

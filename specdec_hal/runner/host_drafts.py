@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from specdec_hal.errors import PluginError
 from specdec_hal.plugin.proposer import SlotView, StepView
-from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.plan import CompiledStep, StepCompiler
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.sequence import Sequence
@@ -29,7 +29,7 @@ def slot_views(running: Mapping[int, Sequence], report: StepReport, limits: list
     return views
 
 
-def propose(compiler: StepCompiler, plan: CompiledStep, slots: list[SlotView], record: StepRecord) -> int:
+def propose(compiler: StepCompiler, plan: CompiledStep, slots: list[SlotView], record: TimedStep) -> int:
     """Let the proposer draft for these requests; after a failure, for halves of them.
 
     A request that it fails on continues without drafts. Returns the number of failed calls. PluginError is raised.

@@ -38,8 +38,10 @@ _log = logging.getLogger("specdec_hal")
 def chosen(config: Config, backend: Backend, model: TargetModel, registry: Registry) -> Config:
     """The configuration with the method "auto" and null for `adaptive` resolved; logs a choice and its reason."""
     wanted = config.speculative
-    method, why = _method(config, backend, model, registry) if wanted.method == AUTO else (wanted.method, "")
-    config = _with(config, method=method)
+    method, why = wanted.method, ""
+    if method == AUTO:
+        method, why = _method(config, backend, model, registry)
+        config = _with(config, method=method)
     if wanted.adaptive is None:
         padded = registry.pads_drafts(method, config.speculative.settings)
         drafts = method != NAIVE and wanted.num_speculative_tokens > 0
@@ -57,7 +59,9 @@ def looks_up_too(config: Config, backend: Backend, registry: Registry) -> bool:
     They have no distribution, and may not be longer than the draft lengths.
     """
     speculative = config.speculative
-    if not speculative.adaptive or speculative.method == "ngram" or speculative.verify_strategy is Strategy.REJECTION:
+    if not (speculative.adaptive and speculative.num_speculative_tokens):
+        return False
+    if speculative.method in (NAIVE, "ngram") or speculative.verify_strategy is Strategy.REJECTION:
         return False
     settings = getattr(speculative, "ngram", None)
     if settings is not None and registry.pads_drafts("ngram", settings):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from specdec_hal.plugin.step_record import StepRecord
 from specdec_hal.runner.watchdog import Activity
 
 
@@ -19,7 +20,7 @@ class _Stage:
 
     __slots__ = ("_call", "_name", "_record", "_start")
 
-    def __init__(self, record: StepRecord, name: str, call: object) -> None:
+    def __init__(self, record: TimedStep, name: str, call: object) -> None:
         self._record, self._name, self._call = record, name, call
 
     def __enter__(self) -> None:
@@ -34,28 +35,9 @@ class _Stage:
 
 
 @dataclass
-class StepRecord:
-    """One step of the runner, as observers see it (`specdec_step_finished`).
+class TimedStep(StepRecord):
+    """A step's record while the runner makes it."""
 
-    `drafted` and `accepted` by draft position (0 = the first draft): slots with a draft there, and with an accepted and
-    kept one. Drafts after the end of a request, at a stop string or its length limit, do not count. `decode_slots` and
-    `decode_tokens` exclude prefill. `dropped_drafts` counts invalid draft lists: too long, or a token outside the
-    vocabulary. `seconds` is by stage. `bucket`: what the step was padded to, as slots, tokens and context. `method`:
-    what drafts for the next step.
-    """
-
-    input_tokens: int = 0
-    output_rows: int = 0
-    prefill_slots: int = 0
-    decode_slots: int = 0
-    decode_tokens: int = 0
-    emitted: int = 0
-    dropped_drafts: int = 0
-    bucket: tuple[int, int, int] = (0, 0, 0)
-    method: str = ""
-    drafted: Counter[int] = field(default_factory=Counter)
-    accepted: Counter[int] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
     activity: Activity = field(default_factory=Activity, repr=False, compare=False)
 
     def count_drafts(self, drafted: ArrayLike, accepted: ArrayLike) -> None:
@@ -102,7 +84,7 @@ class Load(NamedTuple):
 @dataclass(frozen=True)
 class Counts:
     """A snapshot of a runner's counts, as plain values for other processes. See :class:`Metrics`,
-    :class:`StepRecord` and :class:`Load`."""
+    :class:`TimedStep` and :class:`Load`."""
 
     load: Load
     drafted: dict[int, int]
@@ -153,7 +135,7 @@ class Metrics:
     def __init__(self) -> None:
         self.steps = 0
         self.failed_steps = self.failed_proposals = 0
-        self.total = StepRecord()
+        self.total = TimedStep()
         self.buckets: Counter[tuple[int, int, int]] = Counter()
         """Steps by bucket."""
         self.methods: Counter[str] = Counter()
@@ -161,7 +143,7 @@ class Metrics:
         self.requests: Counter[str] = Counter()
         """Finished requests by finish reason."""
 
-    def add(self, record: StepRecord) -> None:
+    def add(self, record: TimedStep) -> None:
         """Count one step."""
         self.steps += 1
         self.buckets[record.bucket] += 1

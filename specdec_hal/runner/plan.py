@@ -29,7 +29,7 @@ from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.plugin.proposer import Proposer, StepBounds, StepView
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
-from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
 from specdec_hal.runner.request import SamplingParams
 from specdec_hal.runner.row_masks import RowMasks
@@ -140,7 +140,7 @@ class CompiledStep:
         at = self.masked_from
         return [self.calls] if at is None else [self.calls[:at], self.calls[at:]]
 
-    def run(self, stream: int, record: StepRecord, make_masks: Callable[[], None] | None = None) -> None:
+    def run(self, stream: int, record: TimedStep, make_masks: Callable[[], None] | None = None) -> None:
         """Launch every part, captured or call by call and timed by stage; `make_masks` runs between two."""
         for number, part in enumerate(self.parts):
             if number:
@@ -178,7 +178,7 @@ class StepBuilder:
         self.calls.append((stage, call))
 
 
-def run_calls(calls: Iterable[tuple[str, Call]], stream: int, record: StepRecord) -> None:
+def run_calls(calls: Iterable[tuple[str, Call]], stream: int, record: TimedStep) -> None:
     """Launch calls, timed by stage."""
     for stage, call in calls:
         with record.stage(stage, call):
@@ -190,7 +190,7 @@ class LaunchedStep:
     """A running step and its pending results. `forced`: slots with drafts from a grammar."""
 
     schedule: Schedule
-    record: StepRecord
+    record: TimedStep
     plan: CompiledStep
     report: Fetched
     prompts: ScoredPrompts | None
@@ -313,11 +313,11 @@ class StepCompiler:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
                 with compiling():  # only collects the model's kernels, to compile them in parallel
                     for bucket in buckets:
-                        self._bound(bucket).run(self.state.device.stream(), StepRecord(), _no_masks)
+                        self._bound(bucket).run(self.state.device.stream(), TimedStep(), _no_masks)
             for done, bucket in enumerate(buckets):
                 progress(done, len(buckets))
                 while not self._warm(bucket):
-                    _, fetched = self.launch(bucket, StepRecord(), (), _no_masks)
+                    _, fetched = self.launch(bucket, TimedStep(), (), _no_masks)
                     fetched()
             progress(len(buckets), len(buckets))
         finally:
@@ -360,7 +360,7 @@ class StepCompiler:
     def launch(
         self,
         bucket: Bucket,
-        record: StepRecord,
+        record: TimedStep,
         chunks: Iterable[PromptChunk] = (),
         make_masks: Callable[[], None] | None = None,
     ) -> tuple[CompiledStep, Fetched]:
@@ -380,7 +380,7 @@ class StepCompiler:
         plan.run(stream, record, make_masks)
         return plan, plan.fetch(self.state.report)
 
-    def score_prompts(self, chunks: list[PromptChunk], record: StepRecord) -> ScoredPrompts:
+    def score_prompts(self, chunks: list[PromptChunk], record: TimedStep) -> ScoredPrompts:
         """Enqueue the log-probabilities of prompt tokens, after the :meth:`launch` of the step that they are of."""
         buffers = self._buffers
         if self._prompts is None:
@@ -397,7 +397,7 @@ class StepCompiler:
         device, self._capturing = self.state.device, True
 
         def launch(part: list[tuple[str, Call]]) -> None:
-            run_calls(part, device.stream(), StepRecord())  # the captured stream
+            run_calls(part, device.stream(), TimedStep())  # the captured stream
 
         try:
             for part in plan.parts:
@@ -655,7 +655,7 @@ class StepCompiler:
         self._heads[bucket.slots, bucket.tokens] = step.calls
         return step.calls
 
-    def _read_rows(self, bucket: Bucket, stream: int, record: StepRecord) -> Bucket:
+    def _read_rows(self, bucket: Bucket, stream: int, record: TimedStep) -> Bucket:
         """Run the first part and the model of a step for a model with host batches; returns the bucket with its
         rows."""
         state, key = self.state, (bucket.slots, bucket.tokens)
@@ -675,7 +675,7 @@ class StepCompiler:
                 state.device.assign(tensor[:tokens], hidden[layer])
         return bucket._replace(rows=rows)
 
-    def _in_vocabulary(self, ids: Any, segments: list[Segment], record: StepRecord) -> Any:
+    def _in_vocabulary(self, ids: Any, segments: list[Segment], record: TimedStep) -> Any:
         """The ids with drafts outside the vocabulary replaced; no strategy accepts them."""
         wrong = (ids < 0) | (ids >= self.model.config.vocab_size)
         if not wrong.any():

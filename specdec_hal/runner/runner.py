@@ -28,7 +28,7 @@ from specdec_hal.runner.guard import Guard, check_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.journal import Journal, Record, record_of, revive
 from specdec_hal.runner.method import DraftMethods
-from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
+from specdec_hal.runner.metrics import Counts, Load, Metrics, TimedStep
 from specdec_hal.runner.plan import CompiledStep, Features, LaunchedStep
 from specdec_hal.runner.prefill_budget import PrefillBudget
 from specdec_hal.runner.prompt_logprobs import chunks_of
@@ -375,7 +375,7 @@ class ModelRunner:
         schedule = self.scheduler.schedule(self.bisection.on_trial)
         if schedule is None:
             return False
-        record = StepRecord(activity=self._activity, method=self.method)
+        record = TimedStep(activity=self._activity, method=self.method)
         try:
             step = self._enqueue(schedule, record)
         except (EngineDeadError, PluginError):
@@ -387,7 +387,7 @@ class ModelRunner:
         self._launched.append(step)
         return True
 
-    def _enqueue(self, schedule: Schedule, record: StepRecord) -> LaunchedStep:
+    def _enqueue(self, schedule: Schedule, record: TimedStep) -> LaunchedStep:
         if schedule.filled:
             failed = self._reset_proposer(schedule.filled)
             for slot in self._undrafted.intersection(schedule.filled):
@@ -514,7 +514,7 @@ class ModelRunner:
         texts = [(slot, self.scheduler.running[slot].written) for slot in slots[table.stops[slots]].tolist()]
         usual[[slot for slot, text in texts if isinstance(text, TextStream) and not text.passes(report, slot)]] = False
 
-    def _take_usual(self, slots: Ints, report: StepReport, record: StepRecord) -> None:
+    def _take_usual(self, slots: Ints, report: StepReport, record: TimedStep) -> None:
         """Process the tokens of such slots."""
         table = self.scheduler.table
         where = slice(len(slots)) if len(slots) == len(report.counts) else slots
@@ -539,7 +539,7 @@ class ModelRunner:
         if self.lengths is not None and not record.prefill_slots:
             self._adapt(report, slots, [one for one in others if one.slot not in step.forced], record)
 
-    def _adapt(self, report: StepReport, slots: Ints, others: list[_Verified], record: StepRecord) -> None:
+    def _adapt(self, report: StepReport, slots: Ints, others: list[_Verified], record: TimedStep) -> None:
         """Update every request's draft length after a pure decode step."""
         assert self.lengths is not None
         rows, drafted, accepted = self._length_rows[slots], report.drafted[slots], report.matched[slots]
@@ -587,7 +587,7 @@ class ModelRunner:
             for sequence in self._structured.commit(live, lambda one, error: one.finish("error", error)):
                 sequence.finish("stop")
 
-    def _verify(self, taken: _Taken, report: StepReport, record: StepRecord) -> _Verified | None:
+    def _verify(self, taken: _Taken, report: StepReport, record: TimedStep) -> _Verified | None:
         """Count a slot's tokens, and show them; None after prefill, or if the request has nothing to show."""
         slot, sequence, before, drafted, flags = taken
         gained = len(sequence.token_ids) - before
@@ -654,7 +654,7 @@ class ModelRunner:
             wanted[:] = limits
             self.state.request.upload()
 
-    def _draft(self, plan: CompiledStep, report: StepReport, record: StepRecord) -> int:
+    def _draft(self, plan: CompiledStep, report: StepReport, record: TimedStep) -> int:
         """Drafts of a host proposer. Returns the largest limit."""
         views = slot_views(self.scheduler.running, report, self.state.request.host["draft_token_num"].tolist())
         self.metrics.failed_proposals += propose(self.compiler, plan, views, record)

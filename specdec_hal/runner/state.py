@@ -147,10 +147,10 @@ class DecodeState(OpTensors):
         max_blocks: int = 0,
         device: Device | None = None,
     ) -> None:
-        self.device = device or HostDevice()
+        self.device: Device = device or HostDevice()
         ends = sorted(set(end_tokens))
         s = num_speculative_tokens + 1
-        self.symbols = {
+        self.symbols: Mapping[str, int] = {
             "M": max_num_seqs,
             "B": max_num_seqs,
             "S": s,

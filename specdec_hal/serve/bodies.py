@@ -73,7 +73,7 @@ class Bodies:
     """Parses bodies of at most `longest` bytes. `template`: renders chats, if there is one."""
 
     def __init__(self, template: ChatTemplate | None, longest: int) -> None:
-        self._worker = Worker(__name__, packed(template), "body: reading it", MEMORY + _BYTE_MEMORY * longest)
+        self.worker = Worker(__name__, packed(template), "body: reading it", MEMORY + _BYTE_MEMORY * longest)
 
     async def read(self, kind: type[_Body], raw: bytes) -> _Body:
         """Parse a body; a long one is :meth:`~Body.settled`.
@@ -82,7 +82,7 @@ class Bodies:
         """
         if len(raw) < LONG:
             return read(kind, raw)
-        answer = await self._worker.ask(pickle.dumps((kind, raw)), RENDER_S + _BYTE_S * len(raw))
+        answer = await self.worker.ask(pickle.dumps((kind, raw)), RENDER_S + _BYTE_S * len(raw))
         body, *error = pickle.loads(answer)
         if error:
             raise BodyError(*error)

@@ -78,7 +78,7 @@ def _finish(process: subprocess.Popen[bytes], saved: dict[int, int]) -> None:
         process.wait(_FLUSH_S)
 
 
-class _Stream:
+class Stream:
     """Lines from a pipe to a descriptor."""
 
     def __init__(self, name: str, target: int) -> None:
@@ -144,10 +144,10 @@ def _relay(pairs: list[str]) -> None:
     """In the process: until every writer has ended."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    streams = dict[int, _Stream]()
+    streams = dict[int, Stream]()
     with selectors.DefaultSelector() as selector:
         for name, source, target in (pair.split(":") for pair in pairs):
-            streams[int(source)] = _Stream(name, int(target))
+            streams[int(source)] = Stream(name, int(target))
             selector.register(int(source), selectors.EVENT_READ)
         while streams:
             ready = selector.select(_GATHER_S if any(stream.gathers for stream in streams.values()) else None)

@@ -30,7 +30,7 @@ class Grammars:
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._alive: WeakValueDictionary[str, Grammar] = WeakValueDictionary()
         """Grammars in use, cached or not."""
-        self._nbytes = 0
+        self.nbytes = 0
         self._under_way: dict[str, Future[Grammar]] = {}
         self._slow: OrderedDict[tuple[str, str], str] = OrderedDict()
         """Grammars that a library has taken too long for, after its trial."""
@@ -76,7 +76,7 @@ class Grammars:
         with self._lock:
             found = self._alive.get(wanted.key)
         if found is None:
-            found = self._backend(backend).imported(exported)
+            found = self.backend(backend).imported(exported)
             self._keep(wanted.key, found)
         return found
 
@@ -95,16 +95,16 @@ class Grammars:
             if found is not None and found.backend == backend:
                 del self._alive[wanted.key]
                 if self._kept.pop(wanted.key, None) is not None:
-                    self._nbytes -= found.nbytes
+                    self.nbytes -= found.nbytes
         return why
 
     def _keep(self, key: str, grammar: Grammar) -> None:
         with self._lock:
             self._under_way.pop(key, None)
             self._kept[key] = self._alive[key] = grammar
-            self._nbytes += grammar.nbytes
-            while self._nbytes > self._settings.cache_mb << 20 and len(self._kept) > 1:
-                self._nbytes -= self._kept.popitem(last=False)[1].nbytes
+            self.nbytes += grammar.nbytes
+            while self.nbytes > self._settings.cache_mb << 20 and len(self._kept) > 1:
+                self.nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def _compile(self, wanted: StructuredOutput) -> Grammar:
         names = self.names
@@ -116,7 +116,7 @@ class Grammars:
             try:
                 if (why := self._slow.get((wanted.key, name))) is not None:
                     raise UnsupportedGrammarError(f"structured.{wanted.kind[0]}: {why}")
-                return self._backend(name).compile(wanted)
+                return self.backend(name).compile(wanted)
             except UnsupportedGrammarError as error:
                 refused.append(str(error))
             except RecursionError as error:
@@ -125,7 +125,8 @@ class Grammars:
                 ) from error
         raise UnsupportedGrammarError("; ".join(refused))
 
-    def _backend(self, name: str) -> GrammarBackend:
+    def backend(self, name: str) -> GrammarBackend:
+        """A library by name, made on first use."""
         with self._making:
             if name not in self._backends:
                 self._backends[name] = self._made(name)

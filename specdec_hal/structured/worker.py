@@ -83,8 +83,9 @@ class Worker:
         self._task, self._quick_s = task, quick_s
         self._template = _Template(module, setup, memory, nice)
         self._threads = ThreadPoolExecutor(processes, "worker")
-        self._places, self._long_places = threading.Semaphore(processes), threading.Semaphore(processes)
-        self._idle: list[_Process] = []
+        self._places, self.long_places = threading.Semaphore(processes), threading.Semaphore(processes)
+        self.idle: list[_Process] = []
+        """Processes without a question."""
 
     async def ask(self, question: bytes, limit_s: float) -> bytes:
         """:meth:`ask_here` on another thread."""
@@ -100,13 +101,13 @@ class Worker:
             answer = self._answered(process, first_s)
             if answer is not None:
                 return answer
-            goes_on = first_s < limit_s and self._long_places.acquire(blocking=False)
+            goes_on = first_s < limit_s and self.long_places.acquire(blocking=False)
             if not goes_on:
                 self._template.end(process)
         if first_s == limit_s:
             raise self._too_long(limit_s)
         if not goes_on:
-            self._long_places.acquire()
+            self.long_places.acquire()
         try:
             if not goes_on:
                 process, first_s = self._asked(question, limit_s), 0.0
@@ -116,7 +117,7 @@ class Worker:
                 raise self._too_long(limit_s)
             return answer
         finally:
-            self._long_places.release()
+            self.long_places.release()
 
     def _too_long(self, limit_s: float) -> TimeLimitError:
         wrong = f"{self._task} has taken more than {limit_s:g} s"
@@ -141,14 +142,14 @@ class Worker:
             answer = process.pipe.recv_bytes()
         except (EOFError, OSError) as error:
             raise self._ended(process) from error
-        self._idle.append(process)
+        self.idle.append(process)
         return answer
 
     def _free(self) -> _Process:
         """An idle process that still runs, or a new one."""
         while True:
             try:
-                process = self._idle.pop()
+                process = self.idle.pop()
             except IndexError:
                 break
             if not process.pipe.poll(0):

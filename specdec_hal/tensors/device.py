@@ -2,7 +2,7 @@
 
 Host backends work on NumPy arrays. On a GPU, tensors come from the model's framework (PyTorch or Paddle), so that
 there is one allocator and one current stream. Each has a module of its own beside this one. Nothing here knows an op.
-The conformance suite has tensors of its own, with margins around them: :mod:`specdec_hal.conformance.guarded`.
+The conformance suite has tensors of its own, with margins around them: :mod:`specdec_hal_conformance.guarded`.
 """
 
 from __future__ import annotations

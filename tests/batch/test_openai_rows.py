@@ -43,7 +43,7 @@ def test_as_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {
             "backend": {"name": "reference"},
             "model": {"path": str(tmp_path)},
-            "speculative": {"method": "ngram", "num_speculative_tokens": 3},
+            "speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
             "serve": {"served_model_name": MODEL, "chat_template": str(template)},
             **sections,
         }

@@ -18,8 +18,8 @@ from specdec_hal.bench.case import Case, OpCall, Prepared
 from specdec_hal.bench.runner import run_suites
 from specdec_hal.bench.timing import Figures
 from specdec_hal.cli import main
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ArgumentError
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.tensors.on_host import HostDevice
 
 

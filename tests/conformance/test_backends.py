@@ -1,4 +1,4 @@
-"""The built-in backends at level quick."""
+"""The built-in backends at level quick; `tests/xpu/ops/test_generated.py` runs the strict emulator on more."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from specdec_hal.conformance.report import PASSED, REFUSED, Report
-from specdec_hal.conformance.rules import coverage
-from specdec_hal.conformance.subject import Subject
-from specdec_hal.conformance.suite import LEVELS, Level, Settings, Unit, run_unit, units
 from specdec_hal.plugin import registry
+from specdec_hal_conformance.report import PASSED, REFUSED, Report
+from specdec_hal_conformance.rules import coverage
+from specdec_hal_conformance.subject import Subject
+from specdec_hal_conformance.suite import LEVELS, Level, Settings, Unit, run_unit, units
 
 SAMPLES = {"reference": 4096}
 """The distribution tests' full number takes NumPy minutes; so few show a total variation of 0.08."""
@@ -29,8 +29,7 @@ def assert_passes(results: list) -> None:
 
 
 @pytest.mark.parametrize("unit", units(), ids=str)
-# Of xpu_sim, tests/xpu_sim/ops/test_generated.py runs more in any case.
-@pytest.mark.parametrize("backend", ["reference", "cpu", pytest.param("xpu_sim", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["reference", "cpu", "xpu_sim"])
 def test_quick(backend: str, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LEVELS, "quick", FEWER)  # type: ignore[arg-type]
     settings = Settings(shrink=False)
@@ -59,7 +58,7 @@ def test_every_rule_has_a_named_case() -> None:
 
 
 def test_other_seeds_give_other_cases() -> None:
-    from specdec_hal.conformance.generated import drawn_cases
+    from specdec_hal_conformance.generated import drawn_cases
 
     first, again, other = ([case.note for case in drawn_cases("ngram_match", "generated", 30, s)] for s in (1, 1, 2))
     assert first == again and len(first) == 30

@@ -170,7 +170,7 @@ def test_a_backend_without_workspaces(faulty: str, capsys: pytest.CaptureFixture
 
 
 def test_an_untouched_rule_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from specdec_hal.conformance import rules
+    from specdec_hal_conformance import rules
 
     known = rules.all_rules([OP])
     monkeypatch.setattr(rules, "all_rules", lambda ops=None: {**known, f"{OP}#new": "Nobody looks."})

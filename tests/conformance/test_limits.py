@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.conformance import Result, checks, suite
-from specdec_hal.conformance.generated import drawn_cases
-from specdec_hal.conformance.report import FAILED, PASSED, REFUSED
-from specdec_hal.conformance.subject import NotClaimed, Subject
-from specdec_hal.conformance.suite import Level, Settings, Unit, run_unit
-from specdec_hal.conformance.trial import Trial
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import OPS
 from specdec_hal.plugin.backend import Backend
+from specdec_hal_conformance import Result, checks, suite
+from specdec_hal_conformance.generated import drawn_cases
+from specdec_hal_conformance.report import FAILED, PASSED, REFUSED
+from specdec_hal_conformance.subject import NotClaimed, Subject
+from specdec_hal_conformance.suite import Level, Settings, Unit, run_unit
+from specdec_hal_conformance.trial import Trial
 
 INDEX_OPS = ("ngram_index_update", "ngram_index_reset")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.conformance import matrix
 from specdec_hal.ops import OPS
 from specdec_hal.plugin import registry
+from specdec_hal_conformance import matrix
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.conformance.edges import edge_cases
-from specdec_hal.conformance.expectations import unmet
-from specdec_hal.conformance.rules import all_rules, full_id
-from specdec_hal.conformance.subject import REFERENCE, Subject, reference_outputs
-from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.errors import PluginError
 from specdec_hal.ops import MatchPolicy, Strategy
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Capability
+from specdec_hal_conformance.edges import edge_cases
+from specdec_hal_conformance.expectations import unmet
+from specdec_hal_conformance.rules import all_rules, full_id
+from specdec_hal_conformance.subject import REFERENCE, Subject, reference_outputs
+from specdec_hal_conformance.suite import Settings, Unit, run_unit
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specdec_hal.conformance.edges import edge_cases
-from specdec_hal.conformance.expectations import unmet
-from specdec_hal.conformance.subject import Subject
-from specdec_hal.conformance.suite import Settings, Unit, run_unit
-from specdec_hal.conformance.trial import Trial
 from specdec_hal.ops import OPS
 from specdec_hal.plugin.backend import Backend
+from specdec_hal_conformance.edges import edge_cases
+from specdec_hal_conformance.expectations import unmet
+from specdec_hal_conformance.subject import Subject
+from specdec_hal_conformance.suite import Settings, Unit, run_unit
+from specdec_hal_conformance.trial import Trial
 from tests.conformance.mutants import MUTANTS
 from tests.conformance.mutants.editing import Edit
 from tests.conformance.mutants.making import Mutant, around, edited_reference, report_of

@@ -9,25 +9,25 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from specdec_hal.conformance import reproduce, traces
-from specdec_hal.conformance.bits import difference
-from specdec_hal.conformance.building import build
-from specdec_hal.conformance.case import Case
-from specdec_hal.conformance.checks import CHECKS
-from specdec_hal.conformance.edges.edge import edge
-from specdec_hal.conformance.expectations import Close, Where, unmet
-from specdec_hal.conformance.fences import FencedDevice
-from specdec_hal.conformance.guarded import GuardedDevice, GuardedHost, GuardedTorch, device_for
-from specdec_hal.conformance.inputs.generate import generate
-from specdec_hal.conformance.report import REFUSED
-from specdec_hal.conformance.reproduction import source
-from specdec_hal.conformance.shrink import shrink
-from specdec_hal.conformance.subject import Subject
-from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.errors import BackendUnavailableError, ConfigError
 from specdec_hal.ops import OPS, Strategy
+from specdec_hal.ops.bits import difference
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import parse_rules
 from specdec_hal.plugin import registry
+from specdec_hal_conformance import reproduce, traces
+from specdec_hal_conformance.building import build
+from specdec_hal_conformance.case import Case
+from specdec_hal_conformance.checks import CHECKS
+from specdec_hal_conformance.edges.edge import edge
+from specdec_hal_conformance.expectations import Close, Where, unmet
+from specdec_hal_conformance.fences import FencedDevice
+from specdec_hal_conformance.guarded import GuardedDevice, GuardedHost, GuardedTorch, device_for
+from specdec_hal_conformance.report import REFUSED
+from specdec_hal_conformance.reproduction import source
+from specdec_hal_conformance.shrink import shrink
+from specdec_hal_conformance.subject import Subject
+from specdec_hal_conformance.suite import Settings, Unit, run_unit
 
 
 @pytest.fixture(params=["host", "fenced", "fenced at start", pytest.param("torch", marks=pytest.mark.torch)])

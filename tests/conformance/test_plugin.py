@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "specdec_hal.conformance", "-rsx"]
+COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "specdec_hal_conformance", "-rsx"]
 OP = ("--specdec-op", "gather_accepted")
 
 

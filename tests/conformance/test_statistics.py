@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
-from specdec_hal.backends.xpu_sim.options import Options
-from specdec_hal.conformance.distributions import FIRST, JOINT, SAMPLES, distribution_tests
-from specdec_hal.conformance.statistics import ALPHA, chi_square_tail, g_test, verdict
-from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import Strategy
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.backend import Capability
+from specdec_hal_conformance.distributions import FIRST, JOINT, SAMPLES, distribution_tests
+from specdec_hal_conformance.statistics import ALPHA, chi_square_tail, g_test, verdict
+from specdec_hal_conformance.subject import Subject
+from specdec_hal_xpu.backend import XpuSimBackend
+from specdec_hal_xpu.options import Options
 
 TESTS = [test for op in ("verify_draft_tokens", "sample_target") for test in distribution_tests(op)]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specdec_hal.conformance.report import EXPECTED, FAILED, PASSED, REFUSED, UNEXPECTED, Result
-from specdec_hal.conformance.xfail import ExpectedFailures
 from specdec_hal.errors import ConfigError
+from specdec_hal_conformance.report import EXPECTED, FAILED, PASSED, REFUSED, UNEXPECTED, Result
+from specdec_hal_conformance.xfail import ExpectedFailures
 
 FAILURE = Result("ngram_match", "LATEST index", "edge:all tokens equal", "equality", FAILED, "off by one")
 

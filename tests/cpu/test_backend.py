@@ -11,9 +11,9 @@ import specdec_hal as sd
 from specdec_hal.backends import native_ops
 from specdec_hal.backends.cpu import plugin
 from specdec_hal.backends.cpu.options import Options
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ConfigError, UnsupportedError
 from specdec_hal.ops import OPS, TokenOrder
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.plugin import registry
 from specdec_hal.tensors import cpu_threads

@@ -11,8 +11,8 @@ import pytest
 
 from specdec_hal.backends.cpu.backend import CpuBackend
 from specdec_hal.backends.cpu.options import Options
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import FLOATS
 from tests.support import large, wide_rows
 from tests.support.bits import assert_same_bits
@@ -138,7 +138,7 @@ POOL = """
 import os
 import numpy as np
 import specdec_hal as sd
-from specdec_hal.conformance.inputs.generate import generate
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.models import linear
 
 def threads():

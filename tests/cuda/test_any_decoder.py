@@ -26,7 +26,7 @@ def generate(case: Case, model: Any, method: str, k: int) -> tuple[list[list[int
         [
             f"model.path={case.folder}", "model.framework=transformers", f"speculative.method={method}",
             f"speculative.num_speculative_tokens={k}", "runner.max_num_seqs=3", "runner.prefill_chunk=5",
-            "runner.max_model_len=64", "runner.block_size=16",
+            "runner.max_model_len=64", "runner.block_size=16", "speculative.adaptive=false",
         ],
     )  # fmt: skip
     runner = build_runner(runtime.config, runtime.backend, model, LetterTokenizer())  # type: ignore[arg-type]

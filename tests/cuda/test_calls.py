@@ -13,9 +13,9 @@ from specdec_hal.backends.cuda import plugin
 from specdec_hal.backends.cuda.backend import CudaBackend
 from specdec_hal.backends.cuda.options import Options
 from specdec_hal.backends.cuda.probe import LIBRARY
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.ops import OPS, TokenOrder
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.vocabulary import SERVED
 from specdec_hal.tensors.native import library_path
 from tests.support.dlpack import CUDA, FakeTensor

@@ -28,7 +28,13 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 def decode(backend: Backend, model: Any, strategy: str, sampling: dict[str, Any], **ngram: Any) -> dict[str, Any]:
-    speculative = {"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy, "ngram": ngram}
+    speculative = {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "adaptive": False,
+        "verify_strategy": strategy,
+        "ngram": ngram,
+    }
     config = parse({"speculative": speculative, "runner": {"max_num_seqs": 3, "prefill_chunk": 5, "debug": True}})
     runner = build_runner(config, backend, model, LetterTokenizer())  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
@@ -63,7 +69,7 @@ def test_a_captured_model_gives_the_same_tokens(sampling, cuda):
 def test_a_captured_draft_model_has_read_what_the_target_has(chunk, blocks, strategy, cuda):
     """One that is always right is always accepted, whatever was chunked, rejected or preempted."""
     registry = registry_with_draft_model(lambda: TorchHistoryModel("cuda:0"))
-    speculative = {"method": "imitation", "num_speculative_tokens": 4, "verify_strategy": strategy}
+    speculative = {"method": "imitation", "num_speculative_tokens": 4, "adaptive": False, "verify_strategy": strategy}
     sizes = {"max_num_seqs": 3, "prefill_chunk": chunk, "block_size": 3, "num_kv_blocks": blocks}
     config = parse(
         {"speculative": {**speculative, "imitation": settings_of("imitation")}, "runner": sizes}, registry=registry

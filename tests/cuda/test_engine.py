@@ -27,7 +27,7 @@ def runner(model: TargetModel, k: int, method: str = "ngram", **keys: Any) -> Mo
     settings = {"model.framework": "transformers", **{f"runner.{key}": value for key, value in keys.items()}}
     settings["speculative.method"] = method
     if k:
-        settings["speculative.num_speculative_tokens"] = k
+        settings |= {"speculative.num_speculative_tokens": k, "speculative.adaptive": False}
     runtime = sd.load(ROOT / "configs/cuda.yaml", [f"{key}={str(value).lower()}" for key, value in settings.items()])
     return (runtime if k else runtime.naive()).runner(model=model)
 

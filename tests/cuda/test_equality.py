@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.cuda.backend import CudaBackend
-from specdec_hal.conformance.inputs.generate import generate
-from specdec_hal.conformance.subject import REFERENCE, written
-from specdec_hal.conformance.wide import WideCase, wide_cases
 from specdec_hal.ops import OPS
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import FLOATS
+from specdec_hal_conformance.subject import REFERENCE, written
+from specdec_hal_conformance.wide import WideCase, wide_cases
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_shapes import LARGE, without_index

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import OPS
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.tensors.device import DeviceGraph, get_device
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_shapes import INDEX_OPS, without_index

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from specdec_hal import get_backend
-from specdec_hal.conformance import checks
-from specdec_hal.conformance.generated import drawn_cases
-from specdec_hal.conformance.guarded import GuardedHost
-from specdec_hal.conformance.inputs.generate import generate
-from specdec_hal.conformance.report import FAILED
-from specdec_hal.conformance.subject import Subject
-from specdec_hal.conformance.suite import Settings, Unit, run_unit
-from specdec_hal.conformance.trial import Trial
 from specdec_hal.ops import OPS
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import FLOATS
+from specdec_hal_conformance import checks
+from specdec_hal_conformance.generated import drawn_cases
+from specdec_hal_conformance.guarded import GuardedHost
+from specdec_hal_conformance.report import FAILED
+from specdec_hal_conformance.subject import Subject
+from specdec_hal_conformance.suite import Settings, Unit, run_unit
+from specdec_hal_conformance.trial import Trial
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.conformance.inputs.generate import generate, hostile
+from specdec_hal.ops.inputs.generate import generate, hostile
 from tests.support.bits import assert_same_bits
 from tests.support.gpu import run_on_gpu
 from tests.support.running import run

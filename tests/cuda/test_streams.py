@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.conformance.inputs.generate import generate
+from specdec_hal.ops.inputs.generate import generate
 from tests.support.bits import assert_same_bits
 from tests.support.gpu import GpuCall, run_on_gpu
 from tests.support.running import run

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.conformance.inputs.generate import hostile
 from specdec_hal.errors import SpecDecError
 from specdec_hal.ops import OPS, Strategy, TokenOrder
+from specdec_hal.ops.inputs.generate import hostile
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.registry import get_backend
 from specdec_hal.text import MESSAGE_LIMIT

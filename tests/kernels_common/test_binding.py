@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import OPS
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.tensors.native import load_library
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, library_of, why_not
 

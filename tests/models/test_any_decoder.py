@@ -46,7 +46,11 @@ class Models(Case):
         k = 0 if method == "none" else 3
         runner = make_runner(
             model=model,
-            speculative={"method": "ngram" if method == "none" else method, "num_speculative_tokens": k},
+            speculative={
+                "method": "ngram" if method == "none" else method,
+                "num_speculative_tokens": k,
+                "adaptive": False,
+            },
             runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64, **settings},
         )
         params = SamplingParams(max_new_tokens=self.new_tokens)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.ops import OPS, MatchPolicy, Strategy, TokenOrder
+from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.plugin.backend import Backend, Capability
 from tests.support.calls import valid_call
 from tests.support.running import BACKEND, copied, run, written

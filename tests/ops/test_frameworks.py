@@ -8,12 +8,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from specdec_hal.conformance.building import build
-from specdec_hal.conformance.inputs.generate import generate
-from specdec_hal.conformance.inputs.rows import to_logits
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import OPS
+from specdec_hal.ops.inputs.generate import generate
+from specdec_hal.ops.inputs.rows import to_logits
 from specdec_hal.tensors.views import TensorInfo, as_numpy, describe
+from specdec_hal_conformance.building import build
 from tests.support.calls import valid_call
 from tests.support.dlpack import CPU, FakeTensor
 from tests.support.running import BACKEND, copied, run

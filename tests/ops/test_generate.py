@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec_hal.conformance.inputs import generate as generate_module
-from specdec_hal.conformance.inputs.generate import DEEP, cases, generate, hostile, poison
-from specdec_hal.conformance.inputs.rows import ModelScene
-from specdec_hal.conformance.inputs.scene import STATES
 from specdec_hal.ops import OPS, AcceptPolicy, MatchPolicy, Strategy
+from specdec_hal.ops.inputs import generate as generate_module
+from specdec_hal.ops.inputs.generate import DEEP, cases, generate, hostile, poison
+from specdec_hal.ops.inputs.rows import ModelScene
+from specdec_hal.ops.inputs.scene import STATES
 from specdec_hal.ops.spec import AttrSpec, Operand, Role, TensorSpec
 from specdec_hal.ops.validate import check_call, check_values
 from tests.support.running import BACKEND, run

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec_hal.conformance.contract_page import SECTIONS, render_contracts, render_op
 from specdec_hal.ops import OPS, MatchPolicy, Purpose, Strategy, TokenOrder, vocabulary
 from specdec_hal.ops.enums import ENUMERATIONS, AcceptPolicy, SlotAction
+from specdec_hal.ops.page import SECTIONS, render_contracts, render_op
 from specdec_hal.ops.spec import NO_NAN, OFFSETS, Dim, Role, between
 
 ROOT = Path(__file__).parents[2]

@@ -91,7 +91,7 @@ def main(
     print(f"{time.perf_counter() - BEGAN:.1f} s: loaded", file=sys.stderr, flush=True)
 
     def outputs(k: int, graph: bool, kind: type[RankHook] | None = None) -> dict[str, Any]:
-        method = {"method": "ngram" if k else "naive", "num_speculative_tokens": k}
+        method = {"method": "ngram" if k else "naive", "num_speculative_tokens": k, "adaptive": False}
         settings = parse({
             "model": {"path": folder, "framework": "transformers"},
             "engine": {"tensor_parallel": max(size, 1), "digest_interval": 4},

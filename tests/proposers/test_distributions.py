@@ -9,8 +9,8 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.runner import Request, SamplingParams, build_runner
+from specdec_hal_conformance.statistics import ALPHA, g_test
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.support.joint import FILTERS, PROMPT, TARGET, joint
 from tests.support.markov_model import MarkovModel
@@ -29,7 +29,7 @@ def decode(
         {
             "runner": {"max_num_seqs": SLOTS, "prefill_chunk": len(PROMPT)},
             "speculative": {
-                "method": method, "num_speculative_tokens": 3, "verify_strategy": strategy,
+                "method": method, "num_speculative_tokens": 3, "adaptive": False, "verify_strategy": strategy,
                 **({method: settings} if settings else {}),
             },
         },

@@ -70,7 +70,7 @@ def decode(
     speculative: dict[str, Any] = {"method": "naive"}
     if not plain:
         method = keys.get("method", "imitation")
-        speculative = {"method": method, "num_speculative_tokens": keys["k"]}
+        speculative = {"method": method, "num_speculative_tokens": keys["k"], "adaptive": False}
         if section := settings_of(method):
             speculative[method] = section
         speculative |= {
@@ -158,7 +158,7 @@ def test_a_drafter_that_is_always_right_is_always_accepted(drafter: str, blocks:
     """
     method, on_device = drafter.partition(",")[0], "device" in drafter
     registry = registry_with_draft_model(DeviceHistoryModel)
-    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": k, "adaptive": False}
     if section := settings_of(method):
         speculative[method] = section
     sizes = {"max_num_seqs": 3, "prefill_chunk": chunk, "block_size": 4, "num_kv_blocks": blocks}
@@ -220,7 +220,11 @@ def test_another_vocabulary() -> None:
 class TestEmbeddedModel:
     def runtime(self, path: Path = DRAFT, *overrides: str) -> Any:
         pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-        chosen = ("speculative.method=draft_model", f"speculative.draft_model.path={path}")
+        chosen = (
+            "speculative.method=draft_model",
+            "speculative.adaptive=false",
+            f"speculative.draft_model.path={path}",
+        )
         return sd.load(ROOT / "configs/reference.yaml", [*chosen, "model.framework=paddle", *overrides])
 
     def test_real_text(self) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import ConfigError, UnsupportedError
 from specdec_hal.models.eagle3 import eagle3_head
 from specdec_hal.proposers import eagle3
 from specdec_hal.runner import Request, SamplingParams, build_runner
+from specdec_hal_conformance.statistics import ALPHA, g_test
 from tests.support.committed_drafters import acceptance_of
 from tests.support.drafters import perfect
 from tests.support.eagle3 import PROMPTS, decode, make_runner
@@ -26,7 +26,7 @@ FRAMEWORKS = ["paddle", pytest.param("transformers", marks=pytest.mark.torch)]
 
 
 def with_head(path: Path, **more: Any) -> dict[str, Any]:
-    return {"method": "eagle3", "eagle3": {"path": str(path)}, **more}
+    return {"method": "eagle3", "eagle3": {"path": str(path)}, "adaptive": False, **more}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

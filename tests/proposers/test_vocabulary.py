@@ -10,11 +10,11 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.plugin.model import ModelConfig
 from specdec_hal.proposers.vocabulary import intersection, padded, same_tokens
 from specdec_hal.runner import RequestOutput, SamplingParams, build_runner
+from specdec_hal_conformance.statistics import ALPHA, g_test
 from tests.proposers.conftest import registry_with_draft_model
 from tests.support.decoding import outputs_of
 from tests.support.joint import FILTERS, PROMPT, TARGET, joint
@@ -84,7 +84,11 @@ def decode(
     """`params`: strategy, method, and those of requests."""
     monkeypatch.setattr("specdec_hal.proposers.draft_model.load_tokenizer", lambda path: words)
     registry = registry_with_draft_model(lambda: draft, LETTERS)
-    speculative: dict[str, Any] = {"method": params.pop("method", "imitation"), "num_speculative_tokens": 3}
+    speculative: dict[str, Any] = {
+        "method": params.pop("method", "imitation"),
+        "num_speculative_tokens": 3,
+        "adaptive": False,
+    }
     if speculative["method"] == "imitation":
         speculative |= {"imitation": {"path": "nowhere"}, "verify_strategy": params.pop("strategy", "target_match")}
     config = parse({"runner": {"max_num_seqs": 50, "prefill_chunk": 4}, "speculative": speculative}, registry=registry)

@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 
-from specdec_hal.conformance.inputs.generate import cases, hostile
 from specdec_hal.ops import OPS
+from specdec_hal.ops.inputs.generate import cases, hostile
 from tests.support.running import BACKEND, run
 
 COUNT = {"ngram_index_update": 20}  # an index full of random bits makes every look-up go round its table

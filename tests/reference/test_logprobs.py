@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_hal.conformance.inputs.generate import generate
+from specdec_hal.ops.inputs.generate import generate
 from tests.support.running import run
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_hal.conformance.inputs.generate import cases, generate
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import MatchPolicy
+from specdec_hal.ops.inputs.generate import cases, generate
 from tests.support.ngram_texts import TEXTS, Indexing, come_grow_and_leave, scene
 from tests.support.running import BACKEND, assert_same, run
 

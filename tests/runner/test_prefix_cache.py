@@ -32,7 +32,7 @@ def make(method: str = "ngram", k: int = 3, *, model: DeviceHistoryModel | None 
         return target.module
 
     registry = registry_with_draft_model(imitator)
-    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": k, "adaptive": False}
     if method != "naive" and (section := settings_of(method)):
         speculative[method] = section
     runner = {"max_num_seqs": 3, "prefill_chunk": 9, "block_size": BLOCK, "overlap": False, **sizes}

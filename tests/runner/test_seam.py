@@ -438,7 +438,7 @@ def test_the_settings_of_ngram_reach_its_op() -> None:
     ngram = {
         "max_ngram_size": 5, "min_ngram_size": 2, "match_policy": "leftmost", "token_budget": 9, "pad_to_max": True,
     }  # fmt: skip
-    config = parse({"speculative": {"method": "ngram", "num_speculative_tokens": 3, "ngram": ngram}})
+    config = parse({"speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False, "ngram": ngram}})
     backend, calls = ReferenceBackend(), []
     plan = backend.plan
     backend.plan = lambda call: calls.append(call) or plan(call)  # type: ignore[func-returns-value, method-assign]
@@ -468,7 +468,7 @@ def test_a_second_run_binds_and_allocates_nothing(
     strategy: str, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = Counting()
-    speculative = {"method": "ngram", "num_speculative_tokens": 3, "verify_strategy": strategy}
+    speculative = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False, "verify_strategy": strategy}
     config = parse({"speculative": speculative, "runner": {"max_num_seqs": 2, "prefill_chunk": 5}})
     tokenizer: Any = LetterTokenizer()
     runner = build_runner(config, backend, HistoryModel(), tokenizer)

@@ -177,7 +177,7 @@ def test_a_process_that_is_killed_is_replaced(running: Running) -> None:
     with ThreadPoolExecutor(1) as thread:
         os.kill(pid, signal.SIGSTOP)
         asked = thread.submit(running.http.post, TEXT, content=raw(LARGE[0][1]))
-        running.until(lambda: not running.service.bodies._worker._idle)
+        running.until(lambda: not running.service.bodies.worker.idle)
         os.kill(pid, signal.SIGKILL)
         answer = asked.result()
     assert answer.status_code == 503 and answer.headers["retry-after"] == "1"

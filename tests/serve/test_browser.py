@@ -216,7 +216,7 @@ APART = """() => [...document.querySelectorAll("form .row:not(.tabs) label")].fi
 
 def test_a_phone_shows_all_of_it(page: Any) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
-    with serving(speculative={"method": "ngram", "num_speculative_tokens": 16}) as running:
+    with serving(speculative={"method": "ngram", "num_speculative_tokens": 16, "adaptive": False}) as running:
         page.goto(running.url)
         fill(page, prompt="dfgfgfg", tokens="40")
         press(page, "Generate")

@@ -110,13 +110,14 @@ def test_a_reader_that_goes_away_does_not_stop_the_process() -> None:
 
 def test_lines_in_parts() -> None:
     """An object that comes in pieces stays one, and so does a long line."""
-    written = list[bytes]()
-    stream = relay._Stream("stderr", 0)
-    stream._write = written.append  # type: ignore[method-assign]
+    end, target = os.pipe()
+    stream = relay.Stream("stderr", target)
     for piece in (b'{"a', b'": 1}\n{"b"', b": 2}\nplain", b" text\n \n[1]\n", b'{"c": 3}\n', b"the rest"):
         stream.feed(piece)
     stream.end()
-    found = [json.loads(line) for line in written]
+    os.close(target)
+    with open(end) as lines:
+        found = [json.loads(line) for line in lines]
     assert [one.get("message", one) for one in found] == [
         {"a": 1},
         {"b": 2},
@@ -144,7 +145,7 @@ def test_a_server(how: tuple[str, ...]) -> None:
     with serving(*how) as (process, url):
         big = {"prompt": "x" * 70_000, "max_tokens": 1}  # in a process of its own
         assert httpx.post(f"{url}/v1/completions", json=big, timeout=60).status_code == 400
-        (worker,) = descendants(process.pid, "specdec_hal.structured.worker")
+        *_, worker = descendants(process.pid, "specdec_hal.structured.worker")  # the first forks others
         os.kill(worker, signal.SIGABRT)
         assert httpx.post(f"{url}/v1/completions", json=big, timeout=60).status_code in (400, 503)
         process.send_signal(signal.SIGTERM)
@@ -152,7 +153,7 @@ def test_a_server(how: tuple[str, ...]) -> None:
         assert process.stdout is not None and process.stderr is not None
         said = [one["message"] for one in objects(process.stderr.read())]
         assert not process.stdout.read()
-    assert said[0] == "serving" and "ended" in said and said.count("request") == 2
+    assert {"serving", "ended"} <= set(said) and said.count("request") == 2
 
 
 def test_a_server_that_cannot_start() -> None:

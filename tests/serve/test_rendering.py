@@ -89,8 +89,8 @@ def test_a_killed_process_is_the_servers_failure() -> None:
 
         def kill() -> None:
             assert running.service.renderer is not None
-            worker = running.service.renderer._worker
-            running.until(lambda: not worker._idle)
+            worker = running.service.renderer.worker
+            running.until(lambda: not worker.idle)
             os.kill(descendants(os.getpid(), rendering.__name__)[-1], signal.SIGKILL)
 
         assert chat("a").status_code == 200

@@ -284,7 +284,7 @@ def test_time_before_the_engine_sees_a_request_counts() -> None:
         first = threads.submit(running.post, {"prompt": [1], "max_tokens": 3})
         running.until(lambda: running.engine.runner.load().running == 1)
         late = threads.submit(running.post, {"prompt": [2], "max_tokens": 3})
-        running.until(lambda: not running.engine._commands.empty())
+        running.until(lambda: running.engine.pending > 0)
         threading.Event().wait(0.6)
         running.model.gate.set()
         assert first.result().status_code == 200

@@ -540,7 +540,7 @@ def test_the_sockets_are_nobody_else_s() -> None:
 
 async def test_an_engine_that_does_not_answer_is_not_ready(remote: Remote) -> None:
     engine, sent = remote
-    watching = asyncio.create_task(engine._watch(0.02))
+    watching = asyncio.create_task(engine.watch(0.02))
     while not engine.unready:
         await asyncio.sleep(0.01)
     assert engine.unready == "a step has not returned for 0.02 s (runner.watchdog_s)"

@@ -68,7 +68,7 @@ def server(template: str, parser: str, **serve: Any) -> Any:
     config = parse(
         {
             "backend": {"name": "reference"},
-            "speculative": {"method": "ngram", "num_speculative_tokens": 4},
+            "speculative": {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False},
             "structured": {"backend": "llguidance"},
             "serve": {"port": 0, "reasoning_parser": parser, **serve},
         }

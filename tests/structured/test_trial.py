@@ -49,7 +49,7 @@ def test_the_other_library_serves_or_refuses_what_takes_one_too_long(auto: Gramm
     wanted = StructuredOutput(**EXPLODE[name])
     budget = r"xgrammar takes more than 0\.03 s of processor time \(structured\.mask_budget_s\) for a mask"
     with pytest.raises(UnsupportedGrammarError, match=budget):
-        auto._backend("xgrammar").compile(wanted)
+        auto.backend("xgrammar").compile(wanted)
     if name == "doubled":
         with pytest.raises(RequestError, match=r"llguidance refuses it: .*too big"):
             auto.get(wanted)
@@ -89,7 +89,7 @@ def test_what_was_too_slow_after_its_trial_is_served_by_the_other_library() -> N
     assert why.startswith("llguidance has taken more than 2 s (structured.mask_timeout_s) for the masks of a step")
     with pytest.raises(UnsupportedGrammarError, match=r"structured\.regex: llguidance has taken more than 2 s"):
         grammars.get(wanted)
-    assert grammars.get(StructuredOutput(regex="[a-y]+")).backend == "llguidance" and grammars._nbytes < 1 << 20
+    assert grammars.get(StructuredOutput(regex="[a-y]+")).backend == "llguidance" and grammars.nbytes < 1 << 20
 
 
 @pytest.mark.parametrize("levels", [300, 900])

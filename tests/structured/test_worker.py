@@ -101,7 +101,8 @@ def test_a_quick_question_does_not_wait_for_long_ones() -> None:
     asked(worker)
     with ThreadPoolExecutor(4) as threads:
         long = [threads.submit(asked, worker, 60.0, sleep=1.5) for _ in range(3)]
-        while worker._long_places._value:
+        while worker.long_places.acquire(blocking=False):
+            worker.long_places.release()
             time.sleep(0.01)
         assert asked(worker, quick=True)[3] == {"quick": True}
         assert not any(one.done() for one in long)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_hal.conformance.bits import difference
+from specdec_hal.ops.bits import difference
 
 
 def assert_same_bits(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], context: object = "") -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_hal.conformance import arguments
 from specdec_hal.ops import OPS
+from specdec_hal_conformance import arguments
 from tests.support.running import BACKEND
 
 OPERANDS = [(op, operand.name) for op, spec in OPS.items() for operand in spec.operands]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.guarded import MARGIN, SENTINEL
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
+from specdec_hal_conformance.guarded import MARGIN, SENTINEL
 
 FRAMEWORKS = ("torch", "cupy")
 

@@ -60,7 +60,13 @@ def runner_with(
     slots: int = 2, strategy: str = "target_match",
 ) -> ModelRunner:  # fmt: skip
     registry = with_proposer(factory)
-    speculative = {"method": "guess", "num_speculative_tokens": k, "verify_strategy": strategy, "guess": {"guess": 4}}
+    speculative = {
+        "method": "guess",
+        "num_speculative_tokens": k,
+        "adaptive": False,
+        "verify_strategy": strategy,
+        "guess": {"guess": 4},
+    }
     config = parse(
         {"speculative": speculative, "runner": {"max_num_seqs": slots, "prefill_chunk": 5, "debug": True}},
         registry=registry,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.building import build
-from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy
+from specdec_hal.ops.inputs.generate import generate
+from specdec_hal_conformance.building import build
 
 BIG = {
     "prepare_inputs": {"M": 130, "S": 70, "L": 900, "I_cap": 900},

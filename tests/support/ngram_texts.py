@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.building import build
 from specdec_hal.ops import MatchPolicy
+from specdec_hal_conformance.building import build
 
 HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
 

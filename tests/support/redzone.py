@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.guarded import GuardedHost
+from specdec_hal_conformance.guarded import GuardedHost
 
 
 class RedZones:

@@ -49,7 +49,7 @@ def config(directory: Path, serve: dict[str, Any]) -> Config:
         {
             "backend": {"name": "reference"},
             "runner": {"max_num_seqs": 4, "journal": str(directory / "journal"), "journal_interval": 8},
-            "speculative": {"method": "ngram", "num_speculative_tokens": 3},
+            "speculative": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
             "serve": {"port": 0, "split": True, "output_queue": 4, **serve},
         }
     )

@@ -18,7 +18,7 @@ def settings(
         "model": {"path": str(path), "framework": framework},
         "engine": {"tensor_parallel": ranks, "digest_interval": 4, "vocabulary_parallel": vocabulary_parallel},
         "runner": {"max_num_seqs": 3, "max_model_len": 200},
-        "speculative": speculative or {"method": "ngram", "num_speculative_tokens": 3},
+        "speculative": speculative or {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
     }
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.inputs.generate import generate
-from specdec_hal.conformance.inputs.rows import to_logits
 from specdec_hal.ops import LogprobMode, get_op
+from specdec_hal.ops.inputs.generate import generate
+from specdec_hal.ops.inputs.rows import to_logits
 
 STYLES = ("smooth", "tied", "zeros", "constant", "mostly -inf", "+inf", "close", "steep", "nan", "all -inf", "leading")
 PARAMS = [

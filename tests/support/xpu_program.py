@@ -1,4 +1,4 @@
-"""Programs made by xpu-cc, what they say when they are run, and the kernels of the pairs."""
+"""Programs made by xpu cc, what they say when they are run, and the kernels of the pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNELS = Path(__file__).parents[1] / "xpu_sim" / "kernels"
 
 @dataclass(frozen=True)
 class Result:
-    """Results of a program of xpu-cc: exit status, findings and counters, standard output and error."""
+    """Results of a program of xpu cc: exit status, findings and counters, standard output and error."""
 
     status: int
     findings: list[dict[str, Any]]

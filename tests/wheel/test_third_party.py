@@ -57,7 +57,7 @@ def proves_what_it_claims(environment: Environment) -> None:
             assert sum(row.get("passed", 0) for row in modes) > 500
         else:
             assert [(row["reasons"], row.get("passed", 0)) for row in modes] == [(["the op is missing"], 0)]
-    plugin = ("--pyargs", "specdec_hal.conformance", "--specdec-backend", "acme_npu", "-p", "no:cacheprovider")
+    plugin = ("--pyargs", "specdec_hal_conformance", "--specdec-backend", "acme_npu", "-p", "no:cacheprovider")
     only = ("--specdec-op", "gather_accepted", "--specdec-op", "ngram_match")
     summary = environment.output("python", "-m", "pytest", *plugin, *only).splitlines()[-1]
     assert re.search(r"5 passed, 5 skipped", summary)

@@ -94,7 +94,7 @@ def test_conformance(installed: Environment, backend: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_xpu_cc(installed: Environment, mode: str) -> None:
     (installed.work / "host.xpu").write_text(HOST)
-    installed.output("specdec-hal", "xpu-cc", "--mode", mode, "host.xpu", "-o", f"race_{mode}")
+    installed.output("specdec-hal", "xpu", "cc", "--mode", mode, "host.xpu", "-o", f"race_{mode}")
     good, bad = installed.run(f"./race_{mode}"), installed.run(f"./race_{mode}", "bad")
     assert (good.returncode, good.stderr) == (0, "")
     assert bad.returncode == (1 if mode == "strict" else 0), bad.stderr
@@ -102,7 +102,7 @@ def test_xpu_cc(installed: Environment, mode: str) -> None:
 
 
 def test_the_emulators_tutorial(installed: Environment) -> None:
-    """Compiler, xpu-test, timeline and pytest fixture, without any framework."""
+    """Compiler, xpu test, timeline and pytest fixture, without any framework."""
     assert installed.run("python", "-c", "import paddle").returncode != 0
     page = (ROOT / "docs" / "extend" / "xpu_emulator.md").read_text()
     run_sessions(page, installed.work, lambda command: installed.run("bash", "-c", command))

@@ -134,7 +134,7 @@ class RemoteEngine:
         engine._reading.add_done_callback(_reader_ended)
         await engine._greeted.wait()
         if (limit_s := config.runner.watchdog_s) is not None:
-            engine._watching = asyncio.create_task(engine._watch(limit_s))
+            engine._watching = asyncio.create_task(engine.watch(limit_s))
         return engine
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class RemoteEngine:
         answers = await self._ask(peer, partial(messages.AskPeer, worker=self.worker, abort=answer_id))
         return bool(answers.aborted)
 
-    async def _watch(self, limit_s: float) -> None:
+    async def watch(self, limit_s: float) -> None:
         """Ask the engine, which answers between two steps."""
         while True:
             await asyncio.sleep(limit_s / 4)

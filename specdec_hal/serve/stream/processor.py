@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdec_hal.errors import FrameError
-from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.request import Drafts, Request, SamplingParams, StreamDelta
 from specdec_hal.runner.stream import Detokenizer, OutputStream, detokenizer_for
 from specdec_hal.serve.frame_codes import PREEMPTED, FrameKind
@@ -57,7 +57,7 @@ class TokenProcessor:
         """Requests with output since the last :meth:`deltas`."""
         self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
         """Drafts for the tokens of the next frame, by number and start."""
-        self.totals = StepRecord()
+        self.totals = TimedStep()
         """`drafted` and `accepted` by position, and `emitted` tokens, over all requests."""
         self.preempted = self.recovered = 0
         """Counts of lost slots and repeated steps."""

@@ -19,9 +19,9 @@ import numpy as np
 
 from specdec_hal.backends import reference
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.conformance import Report, run
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Backend, Launch
+from specdec_hal_conformance import Report, run
 from tests.conformance.mutants.editing import Edit
 
 Arrays = dict[str, Any]

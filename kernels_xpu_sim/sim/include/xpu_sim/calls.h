@@ -1,5 +1,5 @@
-// Programs that call kernels and wrappers with arguments from a file: what `specdec-hal xpu-test` and the fixture
-// `xpu_kernel` of pytest generate. specdec_hal/xpu/calls.py is the other side.
+// Programs that call kernels and wrappers with arguments from a file: what `specdec-hal xpu test` and the fixture
+// `xpu_kernel` of pytest generate. kernels_xpu_sim/specdec_hal_xpu/calls.py is the other side.
 //
 // Kernels are instrumented, and so would be their instantiations of the standard library, which is therefore not used
 // here. For wrappers there is wrapper_calls.h.

@@ -17,7 +17,7 @@ enum class DmaPolicy {
 // Source of fences: the author alone, or also the compiler, as in vendors' production builds: before each copy out of
 // LM or SM, and before each barrier.
 enum class Profile {
-  as_built,    // as `xpu-cc --profile` said for each file
+  as_built,    // as `xpu cc --profile` said for each file
   portable,
   production
 };

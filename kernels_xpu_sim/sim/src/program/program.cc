@@ -102,7 +102,7 @@ std::vector<std::string> Suppressions::stale() const {
 
 }  // namespace xpu_sim
 
-// Of a program that counts the lines that run (xpu-cc --coverage): its counts are written at exit, or when asked to.
+// Of a program that counts the lines that run (xpu cc --coverage): its counts are written at exit, or when asked to.
 extern "C" __attribute__((weak)) void __gcov_dump();
 
 namespace xpu_sim {

@@ -193,7 +193,7 @@ XPU_SIM_VECTOR_OPERATOR(|)
 XPU_SIM_VECTOR_OPERATOR(^)
 #undef XPU_SIM_VECTOR_OPERATOR
 
-// What `specdec-hal xpu-cc` makes of reinterpret_cast<int32x16_t>(v): the language has it for the compiler's own
+// What `specdec-hal xpu cc` makes of reinterpret_cast<int32x16_t>(v): the language has it for the compiler's own
 // vectors alone.
 template <class V, class T, class RAW>
 XPU_SIM_SIMD V xpu_sim_reinterpret_cast(const xpu_sim::detail::Vec<T, RAW>& from) {

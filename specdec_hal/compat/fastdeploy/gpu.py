@@ -1,5 +1,0 @@
-"""FastDeploy's ``fastdeploy.model_executor.ops.gpu``."""
-
-from specdec_hal.compat.fastdeploy.surface import surface
-
-__getattr__, __dir__ = surface("gpu")

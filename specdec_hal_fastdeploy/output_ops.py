@@ -1,0 +1,170 @@
+"""Ops on emitted tokens, between verification and the advance of the slots, and what callers keep of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import paddle
+
+from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor, older
+
+
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="accept_tokens accept_num token_ids_all prompt_lens step_idx stop_flags seq_lens stop_seqs "
+    "stop_seqs_len end_ids min_tokens",
+)
+def speculate_set_stop_value_multi_seqs(
+    plan: Plan, accept_tokens: Tensor, accept_num: Tensor, stop_seqs_len: Tensor
+) -> None:
+    """Put an end token after the first stop sequence in accept_tokens; what follows it is not counted, and stays."""
+    slots = accept_num.shape[0]
+    texts = plan.given("token_ids_all", "prompt_lens", "step_idx", "stop_seqs", min_dec_len="min_tokens")
+    plan.run(
+        "set_stop_sequences",
+        **{name: plan.first(slots, tensor) for name, tensor in texts.items()},
+        stop_seqs_lens=plan.first(slots, stop_seqs_len),
+        accept_tokens=plan.first(slots, accept_tokens),
+        max_dec_len=plan.scratch([slots], "int64"),
+        end_after_stop=True,
+        keep_tail=True,
+        **plan.given("accept_num", end_tokens="end_ids"),
+    )
+
+
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="next_tokens max_think_lens max_reply_lens step_idx limit_status accept_num stop_flags "
+    "eos_token_ids inject_token_ids think_end_id:int splitwise_role_is_decode:bool",
+)
+def speculate_limit_thinking_content_length(
+    plan: Plan, next_tokens: Tensor, eos_token_ids: Tensor, inject_token_ids: Tensor, think_end_id: int
+) -> None:
+    """End thinking and answers at their limits, in next_tokens and accept_num; max_reply_lens may grow."""
+    slots = next_tokens.shape[0]
+    state = plan.given("max_think_lens", "max_reply_lens", "step_idx", "limit_status", "accept_num", "stop_flags")
+    plan.run(
+        "limit_thinking",
+        accept_tokens=next_tokens,
+        **{name: plan.first(slots, tensor) for name, tensor in state.items()},
+        end_tokens=plan.flat(eos_token_ids),
+        inject_token_ids=plan.flat(inject_token_ids),
+        think_end_id=think_end_id,
+        fastdeploy=True,
+        keep_tail=True,
+    )
+
+
+@adaptor("gpu", "xpu")
+def speculate_clear_accept_nums(plan: Plan, accept_num: Tensor, seq_lens_decoder: Tensor) -> None:
+    """Forget the counts of slots that are not in the KV cache."""
+    slots = min(accept_num.shape[0], seq_lens_decoder.shape[0])
+    counts = {name: plan.first(slots, tensor) for name, tensor in plan.given("accept_num", "seq_lens_decoder").items()}
+    plan.run("clear_accept_num", **counts)
+
+
+_WRITTEN = "accept_tokens accept_num stop_flags seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx"
+
+
+@adaptor("gpu", "xpu", arguments=f"token_ids_all prompt_lens {_WRITTEN}")
+def speculate_set_value_by_flags_and_idx(plan: Plan) -> None:
+    """Write the accepted tokens into the history; the last one goes to column prompt_lens + step_idx."""
+    plan.run("write_accepted", **plan.given("token_ids_all", "prompt_lens", *_WRITTEN.split()), last_index=True)
+
+
+@older(speculate_set_value_by_flags_and_idx, arguments=f"pre_ids_all {_WRITTEN}")
+def _set_value_8(plan: Plan, pre_ids_all: Tensor, stop_flags: Tensor) -> None:
+    """As on XPU, and before histories had prompts: the generated tokens alone, the last one in column step_idx."""
+    no_prompts = plan.constant(0, [stop_flags.shape[0]], "int64")
+    others = plan.given(*_WRITTEN.split()).values()
+    speculate_set_value_by_flags_and_idx.plan(plan, pre_ids_all, no_prompts, *others)
+
+
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="logits token_ids_all prompt_lens stop_flags seq_lens_this_time seq_lens_encoder step_idx "
+    "allowed_tokens reasoning_status batch_id_per_token_output cu_seqlens_q_output enable_thinking think_end_id:int "
+    "line_break_id:int",
+)
+def reasoning_phase_token_constraint(
+    plan: Plan,
+    logits: Tensor,
+    seq_lens_this_time: Tensor,
+    allowed_tokens: Tensor,
+    cu_seqlens_q_output: Tensor,
+    think_end_id: int,
+    line_break_id: int,
+) -> None:
+    """Make the first token after thinking one of allowed_tokens, in logits."""
+    used = seq_lens_this_time.shape[0]
+    names = ("token_ids_all", "prompt_lens", "stop_flags", "seq_lens_encoder", "step_idx", "reasoning_status")
+    state = plan.given(*names, "enable_thinking")
+    slots = min(tensor.shape[0] for tensor in state.values())
+    plan.run(
+        "reasoning_constraint",
+        logits=logits,
+        **{name: plan.first(slots, tensor) for name, tensor in state.items()},
+        allowed_tokens=plan.flat(allowed_tokens),
+        cu_seqlens_q_output=plan.first(used + 1, cu_seqlens_q_output),
+        think_end_id=think_end_id,
+        line_break_id=line_break_id,
+    )
+
+
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="draft_logits next_token_num batch_token_num cu_next_token_offset cu_batch_token_offset logits "
+    "first_token_logits seq_lens_this_time seq_lens_encoder",
+)
+def speculate_get_logits(
+    plan: Plan, first_token_logits: Tensor, seq_lens_this_time: Tensor, seq_lens_encoder: Tensor
+) -> None:
+    """Pack the target's first row of each prefilled slot and the draft model's rows into draft_logits."""
+    used = seq_lens_this_time.shape[0]
+    slots = min(first_token_logits.shape[0], seq_lens_encoder.shape[0])
+    counts = plan.given("next_token_num", "batch_token_num")
+    offsets = plan.given("cu_next_token_offset", "cu_batch_token_offset")
+    longer = {name: _with_total(plan, used, tensor) for name, tensor in offsets.items()}
+    plan.run(
+        "gather_draft_logits",
+        **plan.given("logits", "draft_logits", "seq_lens_this_time"),
+        **{name: plan.first(used, tensor) for name, tensor in counts.items()},
+        first_token_logits=plan.first(slots, first_token_logits),
+        seq_lens_encoder=plan.first(slots, seq_lens_encoder),
+        **longer,
+    )
+    for name, tensor in offsets.items():
+        if tensor.shape[0] == used:
+            plan.step(partial(paddle.assign, longer[name][:used], plan.alias(tensor)))
+
+
+def _with_total(plan: Plan, used: int, offsets: Tensor) -> Tensor:
+    """The first `used` + 1 offsets, or memory for as many where the caller, as on XPU, has no place for the last."""
+    return plan.scratch([used + 1], "int32") if offsets.shape[0] == used else plan.first(used + 1, offsets)
+
+
+@adaptor("gpu", "xpu")
+def speculate_insert_first_token(
+    plan: Plan,
+    token_ids: Tensor,
+    accept_tokens: Tensor,
+    next_tokens: Tensor,
+    cu_next_token_offset: Tensor,
+    cu_batch_token_offset: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+) -> None:
+    """Pack the tokens that go with the rows of `speculate_get_logits` into token_ids."""
+    slots = min(accept_tokens.shape[0], seq_lens_encoder.shape[0])
+    plan.run(
+        "insert_first_token",
+        draft_token_ids=plan.flat(token_ids),
+        accept_tokens=plan.first(slots, accept_tokens),
+        next_tokens=plan.flat(next_tokens),
+        seq_lens_this_time=seq_lens_this_time,
+        seq_lens_encoder=plan.first(slots, seq_lens_encoder),
+    )

@@ -1,0 +1,146 @@
+"""Ops on emitted tokens by example, and those without a kernel in `kernels_tokens` against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import ArgumentError
+from tests.fastdeploy.batches import Batch, equal, tensor, tensors
+
+ROUNDS = range(15)
+
+
+class Emitted(Batch):
+    """A batch after verification: tokens and counts of this step."""
+
+    def __init__(self, rng: Any, **sizes: int) -> None:
+        super().__init__(rng, **sizes)
+        running = (self.slt > 0) & ~self.stop
+        self.counts = np.where(running, rng.integers(0, self.width + 1, self.slots), 0).astype(np.int32)
+        self.emitted = rng.integers(0, self.vocabulary, (self.slots, self.width))
+        self.emitted[np.arange(self.width) >= self.counts[:, None]] = -1
+
+
+def columns(*arrays: Any) -> list[Any]:
+    """Per-slot tensors as runners shape them, [N, 1]."""
+    return [tensor(array.reshape(-1, 1)) for array in arrays]
+
+
+def limited(gpu: Any, tokens: list[int], *, think: int, reply: int, step: int = 0, inject: Any = ()) -> list[Any]:
+    """Tokens, count, status and max_reply_lens of one request that thinks; end tokens 5, the end of thought 7."""
+    row, count = tensors(np.array([tokens]), np.array([len(tokens)], np.int32))
+    limits, status = tensors(np.array([think], np.int32), np.array([reply], np.int32)), tensor(np.zeros(1, np.int32))
+    others = tensors(np.zeros(1, bool), np.array([5]), np.array(inject, np.int64))
+    gpu.speculate_limit_thinking_content_length(
+        row, *limits, tensor(np.array([step])), status, count, *others, 7, False
+    )
+    return [row.tolist()[0], count.item(), status.item(), limits[1].item()]
+
+
+def test_limits_of_thinking_by_example(gpu: Any) -> None:
+    # thought ends by itself: the answer may be two tokens longer
+    assert limited(gpu, [1, 7, 2], think=9, reply=5) == [[1, 7, 2], 3, 2, 7]
+    # without inject tokens, the token at the limit stands
+    assert limited(gpu, [1, 2, 3], think=2, reply=-1) == [[1, 2, 3], 3, 1, -1]
+    # at equality alone: a limit that is past ends nothing
+    assert limited(gpu, [1, 2], think=3, reply=-1, step=3, inject=[8, 7]) == [[8, 2], 1, 2, -1]
+    assert limited(gpu, [1, 2], think=3, reply=-1, step=4, inject=[8, 7]) == [[1, 2], 2, 0, -1]
+    # what follows a replaced token stays, uncounted
+    assert limited(gpu, [1, 2, 3, 4], think=1, reply=-1, inject=[8]) == [[1, 8, 3, 4], 2, 2, -1]
+
+
+@pytest.mark.parametrize(
+    ("emitted", "older", "least", "wanted", "count"),
+    [
+        ([10, 20, 30, 40], [], 0, [10, 20, 30, 2], 4),  # the sequence stays, and the end token follows it
+        ([10, 20, 30, -1], [], 0, [10, 20, 30, -1], 3),  # its last token is the newest: the next round
+        ([50, 60, 70, 80], [20, 30], 0, [2, 60, 70, 80], 1),  # that round; what is cut off stays
+        ([30, 60, 70, 80], [20], 2, [30, 2, 70, 80], 2),
+        ([30, 60, 70, 80], [20], 3, [30, 60, 70, 80], 4),  # too early
+        ([20, 30, 20, 30], [], 0, [20, 30, 2, 30], 3),  # the first one
+        ([20, 30, 20, 30], [20, 30], 5, [20, 30, 20, 30], 4),
+    ],
+)
+def test_a_stop_sequence_by_example(
+    gpu: Any, emitted: list[int], older: list[int], least: int, wanted: list[int], count: int
+) -> None:
+    history = np.full((1, 16), -1)
+    history[0, 3 : 3 + len(older)] = older
+    tokens, counts = tensors(np.array([emitted]), np.array([sum(t >= 0 for t in emitted)], np.int32))
+    state = tensors(np.array([[3]]), np.array([[len(older)]]), np.array([False]), np.array([9], np.int32))
+    stops = tensors(np.array([[[20, 30]]]), np.array([[2]], np.int32), np.array([2]), np.array([least]))
+    gpu.speculate_set_stop_value_multi_seqs(tokens, counts, tensor(history), *state, *stops)
+    equal(tokens, [wanted])
+    equal(counts, [count])
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_set_value_by_flags_and_idx(layer: Any, rng: Any, platform: str) -> None:
+    op = layer.ADAPTORS[platform]["speculate_set_value_by_flags_and_idx"]
+    for _ in ROUNDS:
+        b = Emitted(rng)
+        step = rng.integers(-1, 70, b.slots)
+        prompts = b.prompt if platform == "gpu" else np.zeros_like(b.prompt)
+        history = tensor(b.text)
+        heads = [history, tensor(prompts)] if platform == "gpu" else [history]
+        op(*heads, *tensors(b.emitted, b.counts, b.stop, b.slt, b.enc, b.dec, step))
+        for slot in np.flatnonzero(~b.stop & ((b.enc > 0) | (b.dec > 0)) & (step >= 0)):
+            for back in range(b.counts[slot]):
+                column = prompts[slot] + step[slot] - back
+                if prompts[slot] <= column < b.text.shape[1]:
+                    b.text[slot, column] = b.emitted[slot, b.counts[slot] - 1 - back]
+        equal(history, b.text)
+
+
+def get_logits(out: Any, logits: Any, first: Any, slt: Any, enc: Any) -> Any:
+    """The number of the slots' rows of `logits`, and of `out`, which gets them."""
+    source = target = 0
+    counts = []
+    for b in range(len(slt)):
+        rows, more = (1, 1) if enc[b] != 0 else (int(slt[b]), 0)
+        out[target : target + more] = first[b]
+        out[target + more : target + more + rows] = logits[source : source + rows]
+        source, target = source + rows, target + more + rows
+        counts.append((rows, rows + more))
+    return np.array(counts, np.int32).reshape(-1, 2).T
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_rows_and_tokens_of_a_draft_model(layer: Any, rng: Any, platform: str) -> None:
+    ops = layer.ADAPTORS[platform]
+    for _ in ROUNDS:
+        b = Emitted(rng)
+        slots, width = b.slots, 6
+        rows = sum(1 if e else int(t) for t, e in zip(b.slt, b.enc, strict=True))
+        logits, first = (rng.normal(size=(n, width)).astype(np.float32) for n in (rows + 1, slots))
+        wanted = np.full((rows + slots + 2, width), -1, np.float32)
+        own, both = get_logits(wanted, logits, first, b.slt, b.enc)
+        extra = 1 if platform == "gpu" else 0  # on XPU there is no place for the total
+        out, *counts = tensors(np.full_like(wanted, -1), *np.zeros((2, slots), np.int32))
+        offsets = tensors(*np.zeros((2, slots + extra), np.int32))
+        lens = tensors(b.slt, b.enc)
+        for _ in range(2):
+            ops["speculate_get_logits"](out, *counts, *offsets, *tensors(logits, first), *lens)
+        equal(out, wanted)
+        sums = [np.concatenate([[0], np.cumsum(n)])[: slots + extra] for n in (own, both)]
+        for given, values in zip([*counts, *offsets], [own, both, *sums], strict=True):
+            equal(given, values)
+
+        ids, drawn = np.full(len(wanted), -1), rng.integers(0, 99, rows + 1)
+        get_logits(ids[:, None], drawn[:, None], b.emitted[:, :1], b.slt, b.enc)
+        given = tensor(np.full(len(wanted), -1))
+        ops["speculate_insert_first_token"](given, tensor(b.emitted), tensor(drawn.reshape(-1, 1)), *offsets, *lens)
+        equal(given, ids)
+
+
+def test_errors_speak_of_fastdeploys_arguments(gpu: Any, rng: Any) -> None:
+    b = Emitted(rng, slots=3)
+    with pytest.raises(ArgumentError, match=r"speculate_clear_accept_nums.*'seq_lens_decoder'.*int32.*int64"):
+        gpu.speculate_clear_accept_nums(*tensors(b.counts, b.dec.astype(np.int64)))
+    with pytest.raises(ArgumentError, match=r"speculate_clear_accept_nums.*2 arguments.*3"):
+        gpu.speculate_clear_accept_nums(*tensors(b.counts, b.dec, b.enc))
+    with pytest.raises(ArgumentError, match=r"think_end_id.*int"):
+        gpu.speculate_limit_thinking_content_length(*tensors(*[b.counts] * 9), 7.5, False)

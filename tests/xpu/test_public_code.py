@@ -1,0 +1,187 @@
+"""Kernels in the shape of public libraries: their headers, macros, names and types.
+
+The public sources themselves are not in this repository; what they need is written down in the issue of these tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specdec_hal.cli import main
+from specdec_hal_xpu.device import type_warnings, vector_assembly
+
+FILES = {
+    "devices/kunlun/common.h": """\
+#pragma once
+#include "types/numbers.h"
+#include "../shared/status.h"
+#include "xpu/kernel/cluster.h"
+#include "xpu/kernel/cluster_primitive.h"
+#include "xpu/kernel/xtdk_bf16.h"
+#include "xpu/kernel/xtdk_trigonometric.h"
+#include "xpu/kernel/xtdk_simd_xpu2.h"
+#define LAUNCH_FOR(TYPE) \\
+  if (type == type_of<TYPE>()) { \\
+    scale<128, TYPE> \\
+        <<<8, \\
+           64, reinterpret_cast<XPUStream>(stream)>>>( \\
+            static_cast<const TYPE*>(x), \\
+            static_cast<TYPE*>(y), \\
+            n); \\
+    return kOk; \\
+  }
+#define LAUNCH_ALL() \\
+  LAUNCH_FOR(float) \\
+  LAUNCH_FOR(half) \\
+  LAUNCH_FOR(bfloat16_t) \\
+  return kUnknown
+""",
+    "devices/kunlun/types/numbers.h": """\
+#pragma once
+#include <type_traits>
+#include "xpu/runtime.h"
+#include "xpu/kernel/cluster_simd.h"
+template <typename T>
+constexpr int type_of() {
+  return std::is_same<T, float>::value ? 0 : std::is_same<T, half>::value ? 1 : 2;
+}
+template <typename T>
+static inline __device__ float to_float(T x) {
+  if constexpr (xpu_std::is_same<T, bfloat16_t>::value) {
+    return __bfloat162float(x);
+  } else {
+    return static_cast<float>(x);
+  }
+}
+""",
+    "devices/shared/status.h": "#pragma once\nenum Status { kOk, kUnknown };\n",
+    "ops/scale/kernel.h": """\
+#pragma once
+#include "../../devices/kunlun/common.h"
+template <unsigned int BLOCK, typename T>
+__global__ void scale(const T* x, T* y, int n) {
+  const int cid = core_id(), step = core_num() * cluster_num();
+  __simd__ T lm_x[BLOCK];
+  __simd__ float lm_y[BLOCK];
+  for (int i = (cluster_id() * core_num() + cid) * BLOCK; i < n; i += step * BLOCK) {
+    const int count = min(static_cast<int>(BLOCK), n - i);
+    GM2LM(x + i, lm_x, count * sizeof(T));
+    for (int k = 0; k < count; k++) lm_y[k] = to_float(lm_x[k]);
+    for (int k = 0; k < count; k += 16) {
+      float32x16_t v = vload_lm_float32x16_mz(lm_y + k);
+      float32x16_t two(2);
+      v = vvmul_float32x16_mz(v, two);
+      vstore_lm_float32x16_mh(lm_y + k, vvmax_float32x16_mh(v, svmul_float32x16(3.0f, v), v));
+    }
+    for (int k = 0; k < count; k++) lm_x[k] = static_cast<T>(lm_y[k]);
+    mfence_lm();
+    LM2GM(lm_x, y + i, count * sizeof(T));
+  }
+}
+""",
+    "ops/scale/launch.h": """\
+#pragma once
+#include "kernel.h"
+inline int launch_scale(int type, const void* x, void* y, int n, void* stream) {
+  LAUNCH_ALL();
+}
+""",
+    "ops/scale/scale.xpu": """\
+#include "launch.h"
+#include "xpu_sim/host.h"
+#include <cstdio>
+template <typename T>
+static int run() {
+  T* x = xpu_sim::gm_alloc<T>(1000, "x");
+  for (int i = 0; i < 1000; i++) x[i] = static_cast<T>(static_cast<float>(i % 128) - 64);
+  const int status = launch_scale(type_of<T>(), x, x, 1000, nullptr);
+  int right = 0;
+  for (int i = 0; i < 1000; i++) {
+    const float v = 2 * (static_cast<float>(i % 128) - 64);
+    right += static_cast<float>(x[i]) == (3 * v > v ? 3 * v : v);
+  }
+  std::printf("%d %d ", status, right);
+  return 0;
+}
+int main() {
+  return run<float>() + run<half>() + run<bfloat16_t>() + (launch_scale(7, nullptr, nullptr, 1, nullptr) != kUnknown);
+}
+""",
+}
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", ["fast", "strict"])
+def test_a_library_of_its_own_layout(library, mode, capfd):
+    """Headers that launch in macros of several lines and include what lies beside them, or above."""
+    flags = ("--cxxflag=-Wall", "--cxxflag=-Wno-unused-parameter")
+    assert main(["xpu", "cc", "--mode", mode, "ops/scale/scale.xpu", *flags, "-o", "scale"]) == 0
+    assert capfd.readouterr().err == ""
+    done = subprocess.run(["./scale"], env={**os.environ}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1000 0 1000 0 1000 ", "")
+
+
+def test_what_differs_on_the_device_draws_warnings(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("sizes.h").write_text(
+        "static inline __device__ int narrow(long x) {\n  return static_cast<int>(x);\n}\n"
+        "inline long on_the_host(double x) { return static_cast<long>(x); }\n"
+    )
+    Path("k.xpu").write_text(
+        '#include "xpu/kernel/cluster.h"\n#include "sizes.h"\n'
+        "__global__ void k(float* x, long long n, const int64_t* m) {  // a long comment\n"
+        "  unsigned long wide = n;\n  x[0] = 2.0 * static_cast<double>(x[1]);\n"
+        "  x[2] = narrow(wide);\n  primitive_cast<int64_t, float>(m, x, 1);\n}\n"
+    )
+    assert main(["xpu", "cc", "-c", "k.xpu"]) == 0
+    err = capfd.readouterr().err
+    long = "'long' has 32 bits on the device and 64 here; use int or int64_t"
+    assert [line for line in err.splitlines() if "device" in line and "/" not in line.split(":")[0]][:3] == [
+        f"k.xpu:4: warning: {long}",
+        "k.xpu:5: warning: the device has no 'double'; use float",
+        f"sizes.h:1: warning: {long}",
+    ]
+    assert "no public code converts between these types: the device may do nothing, as here" in err
+
+
+def test_a_value_that_the_compiler_makes_away_with_draws_its_warning(tmp_path, monkeypatch, capfd):
+    """No build sees it: there is no load of it."""
+    monkeypatch.chdir(tmp_path)
+    Path("k.xpu").write_text(
+        '#include "xpu/kernel/cluster.h"\n__global__ void k(int* out, int n) {\n  int count, other = n;\n'
+        "  for (int i = 0; i < n; ++i) count += i;\n  out[0] = count + other;\n}\n"
+    )
+    assert main(["xpu", "cc", "-c", "--mode", "strict", "k.xpu"]) == 0
+    assert "'count' may be used uninitialized" in capfd.readouterr().err.replace("\u2018", "'").replace("\u2019", "'")
+    assert main(["xpu", "cc", "-c", "k.xpu", "--cxxflag=-w"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_vector_assembly_is_refused_by_its_name(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("k.xpu").write_text(
+        '#include "xpu/kernel/cluster.h"\n__global__ void k(float* x) {\n  float32x16_t v(1.0f);\n  int8x64_t w;\n'
+        '  __asm__ __volatile__(\n      "vfloat2fix8_ll.rn %0, %1, %2" : "=v"(w) : "v"(v), "M"(15));\n}\n'
+    )
+    assert main(["xpu", "cc", "-c", "k.xpu"]) != 0
+    said = "k.xpu:5: note: vector assembly, here 'vfloat2fix8_ll.rn', is not modelled; use the builtins of vectors\n"
+    assert said in capfd.readouterr().err
+
+
+def test_lines_are_those_of_the_file():
+    text = '#line 7 "own.xpu"\n__device__ long f();\n\nasm("vadd %0" : "=&v"(a)); asm("loada.w" : "=&r"(a));\n'
+    assert [one.partition(": ")[0] for one in type_warnings(text, "copy")] == ["own.xpu:7"]
+    assert [one.partition(": ")[0] for one in vector_assembly(text, "copy")] == ["own.xpu:9"]
+    assert type_warnings("// long\nint long_name; __device__ long long f(); double g();", "copy") == []
