@@ -69,7 +69,7 @@ def _uses_absent(path: Path) -> bool:
         ROOT.joinpath(*name.split(".")).with_suffix(".py")
         for name in re.findall(r"from (tests\.[\w.]+) import", source)
     ]
-    return any(re.search(rf"\b{part}\b", source) for part in _ABSENT) or any(
+    return any(re.search(rf"^ *(from|import) {part}\b", source, re.M) for part in _ABSENT) or any(
         _uses_absent(one) for one in support if one.is_file()
     )
 

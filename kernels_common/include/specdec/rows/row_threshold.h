@@ -240,14 +240,14 @@ SPECDEC_APART void bucket_threshold(Team& team, Row& row, Shared& s, Search& sea
   search.threshold.id = s.list_id[0];
 }
 
-// Adds counts and masses of a chunk by buckets of t. `kFew`: few elements are expected between the first and the last.
-template <class L, bool kFew>
-SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const SoftmaxGrid<kFew>& of, uint32_t* counts,
-                                    uint64_t* sums) {
+// Adds counts and masses of a chunk by buckets of t. `kSparse`: few elements are expected between the first and last.
+template <class L, bool kSparse>
+SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const SoftmaxGrid<kSparse>& of,
+                                    uint32_t* counts, uint64_t* sums) {
   // Both in one word: 2^11 elements and less than 2^51 of mass.
   constexpr int kCountShift = 52;
   constexpr uint64_t kOne = uint64_t{1} << kCountShift;
-  using Grid = SoftmaxGrid<kFew>;
+  using Grid = SoftmaxGrid<kSparse>;
   const Grid grid = of;
   Wide<uint64_t, kBuckets> table;
   for (int b = 0; b < kBuckets; ++b) table[b] = 0;
@@ -262,7 +262,7 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
       table[Grid::kLast] += masses.sum() + kBlock * kOne;
       return true;
     }
-    if (kFew) {
+    if (kSparse) {
       BlockBits between;
       between.load([&](int j) { return (bucket[j] != 0) & (bucket[j] != Grid::kLast); });
       between.each([&](int j) { table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne; });
@@ -286,11 +286,11 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
 }
 
 // Histograms of a rank's chunks, or of the first `most` elements of each.
-template <class L, bool kFew, class Row, class Shared>
-SPECDEC_HD void row_histogram(Row& row, Shared& s, int rank, const SoftmaxGrid<kFew>& grid, int most = kChunkIds) {
+template <class L, bool kSparse, class Row, class Shared>
+SPECDEC_HD void row_histogram(Row& row, Shared& s, int rank, const SoftmaxGrid<kSparse>& grid, int most = kChunkIds) {
   clear_histogram(s, rank);
   each_chunk(row, s, -detail::kFloatInf, [&](const typename L::Bits* x, int count, int64_t, const ChunkSum&) {
-    chunk_histogram<L, kFew>(x, count < most ? count : most, grid, s.count[rank], s.mass[rank]);
+    chunk_histogram<L, kSparse>(x, count < most ? count : most, grid, s.count[rank], s.mass[rank]);
     return true;
   });
 }
@@ -300,7 +300,7 @@ template <class L, class Row, class Shared>
 SPECDEC_APART SoftmaxGrid<true> guessed_grid(Row& row, Shared& s, const Search& search,
                                              const SoftmaxGrid<false>& grid) {
   static_assert(Shared::kRanks == 1, "ranks would guess differently");
-  constexpr uint64_t kShare = kChunkIds / kBlock, kFewParts = 32;
+  constexpr uint64_t kShare = kChunkIds / kBlock, kWindowParts = 32;
   row_histogram<L, false>(row, s, 0, grid, kBlock);
   const uint64_t looked = static_cast<uint64_t>(chunk_count(row.size())) * kBlock;
   uint64_t count = 0, below = 0;
@@ -314,7 +314,7 @@ SPECDEC_APART SoftmaxGrid<true> guessed_grid(Row& row, Shared& s, const Search& 
     below -= s.mass[0][b];
     const bool reached = search.goal == Goal::kMass ? below * kShare < rest - rest / 16
                                                     : count * kShare >= search.need + search.need / 2 + kLanes * kShare;
-    if (reached && count * kFewParts > looked) {
+    if (reached && count * kWindowParts > looked) {
       return {grid.softmax, static_cast<float>(b + 1) / grid.slope, static_cast<float>(first) / grid.slope};
     }
   }
