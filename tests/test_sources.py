@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".xpu"}
-FOLDERS = ("kernels_common", "kernels_cpu", "kernels_cuda", "kernels_xpu_sim", "specdec_hal/models/native")
+FOLDERS = ["kernels_common", "kernels_cpu", "kernels_cuda", "kernels_xpu_sim", "specdec_hal/models/native"]
+if not (ROOT / "kernels_xpu_sim").is_dir():  # a part that may be absent
+    FOLDERS.remove("kernels_xpu_sim")
 WIDEST = 120
 
 
@@ -61,7 +63,7 @@ def _included(path: Path, name: str) -> str:
     return f"{SIM if name.startswith('xpu') else 'kernels_common/'}include/{name}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [room for room in ROOMS if room.startswith(tuple(FOLDERS))])
 def test_includes_run_in_one_direction(room: str) -> None:
     sources = [path for path in (ROOT / room).rglob("*") if path.suffix in {*SUFFIXES, ".cpp"}]
     included = [(path, name) for path in sources for name in re.findall(r'^#include "(.*)"', path.read_text(), re.M)]

@@ -24,7 +24,7 @@ from tests.support.running import assert_same, run, searched
 def test_it_is_the_default_without_a_gpu():
     info = {entry.name: entry for entry in registry.backends()}
     assert info["cpu"].available
-    order = [info[name].priority for name in ("cuda", "cpu", "xpu_sim", "reference")]
+    order = [info[name].priority for name in ("cuda", "cpu", "reference")]
     assert order == sorted(set(order), reverse=True)
     if not info["cuda"].available:
         assert registry.choose() == "cpu" and sd.get_backend().name == "cpu"

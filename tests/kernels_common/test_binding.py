@@ -59,10 +59,3 @@ def test_bfloat16_comes_as_uint16_and_no_other_float_passes():
     call("sample_target", inputs)
     with pytest.raises(ValueError, match=r"'logits': expected float32 \| float16 \| bfloat16 .*, got float64"):
         call("sample_target", inputs, logits=inputs["logits"].astype(np.float64))
-
-
-def test_limits_of_an_op():
-    """Those of its own symbols."""
-    xpu = load_library("specdec_xpu_sim")
-    assert dict(xpu["ngram_match_limits"]().items()) == {"S": 32767}
-    assert dict(xpu["prepare_inputs_limits"]().items()) == {}

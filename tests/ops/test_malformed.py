@@ -15,7 +15,7 @@ from tests.support.calls import valid_call
 OP = "update_model_status"
 
 
-@pytest.fixture(params=["reference", "cpu", "xpu_sim"])
+@pytest.fixture(params=["reference", "cpu"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return get_backend(request.param)
 

@@ -134,3 +134,15 @@ def test_exports_check_their_operands():
     message = "ngram_index_reset: argument 'reset_slots': expected bool [2] contiguous on the CPU, got bool [3]"
     with pytest.raises(ValueError, match=re.escape(message)):
         exports["ngram_index_reset"](index, flags, *Options().arguments())
+
+
+def test_limits_of_an_op():
+    """Those of its own symbols."""
+    xpu = load_library("specdec_xpu_sim")
+    assert dict(xpu["ngram_match_limits"]().items()) == {"S": 32767}
+    assert dict(xpu["prepare_inputs_limits"]().items()) == {}
+
+
+def test_it_is_chosen_by_name_alone():
+    info = {entry.name: entry for entry in registry.backends()}
+    assert info["cpu"].priority > info["xpu_sim"].priority > info["reference"].priority
