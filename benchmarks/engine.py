@@ -1,8 +1,8 @@
 """The engine end to end: prefill, admission, decoding and streaming, in turns.
 
 ``python benchmarks/engine.py --out benchmarks/results/NAME.json [PART...]``. Parts: overlap (tokens per second with and
-without it, and without graphs), latency (long prompts beside decoding requests, also with bounded steps). Needs a GPU,
-or ``--device cpu``. ``--large``: 1 B random parameters instead of the embedded model.
+without it, and without graphs), latency (long prompts beside decoding requests, also with bounded steps), methods (plain, by
+default, and n-grams with fixed and adaptive lengths, greedy and sampled). Needs a GPU, or ``--device cpu``. ``--large``: 1 B random parameters instead of the embedded model.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Bench:
 
     def __init__(self, device: str, new_tokens: int, model: Path | None) -> None:
         self.cuda, self.new_tokens, self.model = device == "cuda", new_tokens, model
+        self.temperature = 0.0
         self.results: list[dict[str, Any]] = []
 
     def note(self, **row: Any) -> None:
@@ -42,7 +43,7 @@ class Bench:
 
     def runtime(self, slots: int, k: int, *more: str) -> Runtime:
         """The model under the GPU's configuration, or the CPU's."""
-        config = "configs/cuda.yaml" if self.cuda else "configs/reference.yaml"
+        config = "configs/cuda.yaml" if self.cuda else "configs/cpu.yaml"
         keys = [f"runner.max_num_seqs={slots}"]
         if self.cuda:
             keys += ["model.framework=transformers", "model.dtype=float32", "runner.prefill_chunk=1024"]
@@ -67,7 +68,7 @@ class Bench:
             nonlocal streamed
             streamed += len(delta.token_ids)
 
-        wanted = SamplingParams(max_new_tokens=self.new_tokens)
+        wanted = SamplingParams(max_new_tokens=self.new_tokens, temperature=self.temperature, seed=0)
         start = time.perf_counter()
         for i, prompt in enumerate(prompts):
             runner.add_request(Request(str(i), prompt, wanted, count))
@@ -121,6 +122,21 @@ class Bench:
                 runs["no graph"] = self.engine(slots, k, "runner.graph=false")
             for name, row in in_turns(runs, TURNS).items():
                 self.note(part="overlap", requests=slots, drafts=k, run=name, **row)
+
+    def methods(self) -> None:
+        """Plain decoding, the default, and n-grams by name with fixed and adaptive lengths."""
+        ngram = "speculative.method=ngram"
+        for temperature in (0.0, 0.8):
+            for slots in (1, 64) if self.cuda else (1, 4):
+                self.temperature = temperature
+                runs = {
+                    "plain": self.engine(slots, 0),
+                    "default": self.engine(slots, 5, "speculative.method=auto"),
+                    "ngram": self.engine(slots, 5, ngram),
+                    "ngram, fixed": self.engine(slots, 5, ngram, "speculative.adaptive=false"),
+                }
+                for name, row in in_turns(runs, TURNS).items():
+                    self.note(part="methods", temperature=temperature, requests=slots, run=name, **row)
 
     def latency(self) -> None:
         """First token of long prompts alone and beside decoding requests, and the delays of these by cause."""
