@@ -1,7 +1,7 @@
 """Serve a model over HTTP with OpenAI's API, and a page at /. docs/use/serving.md has the routes and keys.
 
-The default configuration serves the embedded model. SIGINT and SIGTERM let requests end first. With --split, HTTP,
-engine and token processor are separate processes; one that is killed is restarted.
+The default configuration serves the embedded model. SIGINT and SIGTERM let requests end first. HTTP and engine are
+separate processes, and one that is killed is restarted; with --no-split there is one process, for debugging.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import specdec_hal
 from specdec_hal.cli.decoding import load
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 from specdec_hal.cli.process import complain
-from specdec_hal.errors import ConfigError, EngineDeadError
+from specdec_hal.errors import ConfigError, EngineDeadError, SpecDecError
 from specdec_hal.serve.ray_cluster import LOCAL
 from specdec_hal.tensors.memory import freeze_heap
 
@@ -62,8 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="web pages of other servers that may use this one, as in serve.allowed_origins: https://example.com, '*'",
     )
-    parser.add_argument("--split", action="store_true", default=None, help="same as --set serve.split=true")
-    parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; with --split")
+    parser.add_argument(
+        "--split",
+        action=argparse.BooleanOptionalAction,
+        help="same as --set serve.split=true or false: HTTP and engine in two processes (default), or all in one",
+    )
+    parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; not with --no-split")
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="same as --set serve.log_format=...; logs go to stderr"
     )
@@ -208,7 +212,7 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
     """Run one of the processes."""
     from specdec_hal.models import chat
     from specdec_hal.serve import logs, server
-    from specdec_hal.serve.split import messages, tokens
+    from specdec_hal.serve.split import messages
     from specdec_hal.serve.split.engine import EngineProcess
     from specdec_hal.serve.split.remote import RemoteEngine
 
@@ -222,21 +226,27 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
         logs.started(config, runner, time.perf_counter() - began)
         runner.when_lost(lambda error: os.kill(os.getpid(), signal.SIGKILL))  # the supervisor starts all ranks again
         EngineProcess(runner, part.directory, config.serve, resume=part.resume).run()
-    elif part.name == messages.TOKENS:
-        tokens.run(runtime.load_tokenizer(), part.directory, config.serve)
     else:
         from specdec_hal.serve.app import make_app
         from specdec_hal.serve.service import Service
 
         template = chat.load_chat_template(config.model_path, config.serve.chat_template)
 
+        try:
+            tokenizer = runtime.load_tokenizer()
+        except SpecDecError:
+            part.until_engine_listens()  # it loads the same files: the server ends with its error
+            raise
+
         async def http() -> None:
-            engine = await RemoteEngine.connect(config, runtime.load_tokenizer(), part.directory, part.worker or 0)
-            with socket(fileno=int(args.listener_fd)) as listener:
-                engine.local = service = Service(engine, config.served_name, config.serve, template, engine)
-                silent = part.resume or part.worker
-                await _serve(make_app(service, args.api_key), service, listener, None if silent else output)
-            engine.close()
+            engine = await RemoteEngine.connect(config, tokenizer, part.directory, part.worker or 0)
+            try:
+                with socket(fileno=int(args.listener_fd)) as listener:
+                    engine.local = service = Service(engine, config.served_name, config.serve, template, engine)
+                    silent = part.resume or part.worker
+                    await _serve(make_app(service, args.api_key), service, listener, None if silent else output)
+            finally:
+                engine.close()
 
         server.run(http())
     return 0

@@ -469,9 +469,9 @@ class ServeSettings(Section):
     processes; more are refused. `drain_timeout_s`: time for running requests to end after the server was asked to stop.
     `open_metrics`: serve /metrics without the API key.
 
-    `split`: run HTTP, engine and token processor as separate processes. `http_workers`: with `split`, number of HTTP
-    processes. `output_queue`: frames that may wait for the token processor, on each side of its socket. `slow_reader`:
-    if the output queue is full, the engine waits, or drops requests with an error. `log_format`: format of the log on
+    `split`: `specdec-hal serve` runs HTTP and engine as separate processes. `http_workers`: with `split`, number of
+    HTTP processes. `output_queue`: frames that may wait for each of them, on each side of its socket. `slow_reader`: if
+    an output queue is full, the engine waits, or drops requests with an error. `log_format`: format of the log on
     stderr. `access_log`: log a line per request.
     """
 
@@ -489,7 +489,7 @@ class ServeSettings(Section):
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 256
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     open_metrics: bool = False
-    split: bool = False
+    split: bool = True
     http_workers: Annotated[int, Field(ge=1, le=64)] = 1
     output_queue: Annotated[int, Field(ge=1, le=INT32_MAX)] = 64
     slow_reader: Literal["wait", "drop"] = "wait"
@@ -604,7 +604,7 @@ def _timed(config: Config) -> Iterator[tuple[str, str]]:
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     """Inconsistent keys: (key to change, message)."""
     if config.serve.http_workers > 1 and not config.serve.split:
-        yield "serve.http_workers", f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split"
+        yield "serve.http_workers", f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split: true"
     speculative, sampling = config.speculative, config.sampling
     if speculative.calibrate and speculative.method not in (AUTO, "eagle3", "dflash"):
         message = f"expected false with the method '{speculative.method}'; it is for 'eagle3' and 'dflash'"

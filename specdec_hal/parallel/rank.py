@@ -53,15 +53,6 @@ def beat_s(config: Config) -> float:
     return min(config.engine.rank_timeout_s / 8, 1.0)
 
 
-class _Unread:
-    """A StepSink that drops what only rank 0 sends on."""
-
-    def gained(self, *args: Any, **more: Any) -> None:
-        """See StepSink."""
-
-    scored = resumes = ended = stepped = gained
-
-
 class _Pulse:
     """A thread that sends heartbeats, and ends this process after rank 0 or on its request."""
 
@@ -134,8 +125,6 @@ def _obey(commands: Connection, device: str, loaded: tuple[Any, Any, Any], group
                 runner.close()
             config = _own(args[0], device)
             runner = build_runner(config, *loaded, hook=RankHook(config, group))
-            if config.serve.split:  # rank 0 hears of stop strings from the token processor
-                runner.sink = _Unread()
         elif name == WITH_GRAMMARS:
             with_grammars(runner, *args)
         else:

@@ -17,7 +17,7 @@ from specdec_hal.runner.build import RunnerHook, RunnerParts
 from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
 from specdec_hal.runner.plan import ShardedLogitsHead
-from specdec_hal.runner.report import StepReport
+from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.tensors.group import Group
 
@@ -82,6 +82,15 @@ class RankHook(RunnerHook):
         )
 
 
+class Unread:
+    """A StepSink that drops what only rank 0 sends on."""
+
+    def gained(self, *args: Any, **more: Any) -> None:
+        """See StepSink."""
+
+    scored = resumes = ended = stepped = gained
+
+
 class Others(Protocol):
     """Rank 0's view of the others."""
 
@@ -124,6 +133,11 @@ class LeadingRunner(ModelRunner):
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
         """See ModelRunner.when_lost."""
         self._team.watch(ended)
+
+    def attach(self, sink: StepSink) -> None:
+        """See ModelRunner.attach. The other ranks leave stop strings to it too."""
+        super().attach(sink)
+        self._send("attach", Unread())
 
     def _send(self, name: str, *args: Any) -> None:
         """The other ranks only hold the newest runner."""

@@ -116,6 +116,10 @@ class ModelRunner:
         names = {"forward": "model", "logits": "model", "propose": f"proposer '{config.speculative.method}'"}
         self._activity = Activity(settings.watchdog_s, {**names, "wait": "a step on the device"})
 
+    def attach(self, sink: StepSink) -> None:
+        """Send the results of steps to `sink`, which makes text and checks stop strings."""
+        self.sink = sink
+
     # ---- requests
 
     def add_request(self, request: Request) -> None:

@@ -100,8 +100,8 @@ def run(config: Config, replicas: Replicas, api_key: str | None, started: Callab
     """Serve until SIGINT or SIGTERM; `started` is called with the address. ClusterError as from :func:`connect`."""
     if config.runner.journal is not None:
         raise config.error("runner.journal", "expected null with --replicas, which would share the file; remove it")
-    if config.serve.split:
-        raise config.error("serve.split", "expected false with --replicas, whose engines are processes already")
+    if config.serve.http_workers > 1:
+        raise config.error("serve.http_workers", "expected 1 with --replicas, whose processes Ray Serve starts")
     ray = connect("ray.serve", replicas.address, replicas.most * replicas.cpus)
     serve: Any = import_module("ray.serve")
     host, port = config.serve.host, config.serve.port

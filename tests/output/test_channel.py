@@ -23,7 +23,7 @@ def context() -> Iterator[Any]:
 def test_with_drop_a_full_queue_refuses_and_keeps_what_it_took(context: Any, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path / 'frames'}"
     reader = receiver(context, endpoint, 2)
-    sender = FrameSender(context, endpoint, 2, drop=True)
+    sender = FrameSender(context, [endpoint], 2, drop=True)
     frames = [b"%03d" % at + b"x" * (1 << 20) for at in range(200)]
     taken = [frame for frame in frames if sender.send(frame)]
     assert 2 <= len(taken) < 100, "bounded"
@@ -34,7 +34,7 @@ def test_with_drop_a_full_queue_refuses_and_keeps_what_it_took(context: Any, tmp
 
 def test_without_drop_the_sender_waits_for_the_reader_or_the_next_one(context: Any, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path / 'frames'}"
-    sender = FrameSender(context, endpoint, 2, drop=False)
+    sender = FrameSender(context, [endpoint], 2, drop=False)
     frames = [b"%03d" % at for at in range(50)]
     done = threading.Thread(target=lambda: [sender.send(frame) for frame in frames])
     done.start()

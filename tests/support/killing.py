@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -33,8 +34,12 @@ HANGS_S = 40.0
 class Server:
     """The processes of a split server."""
 
-    def __init__(self, supervisor: subprocess.Popen[str], url: str) -> None:
-        self.supervisor, self.url = supervisor, url
+    def __init__(self, supervisor: subprocess.Popen[str], url: str, slow: Path) -> None:
+        self.supervisor, self.url, self._slow = supervisor, url, slow
+
+    def slow_down(self) -> None:
+        """From now on no request ends for some 20 s."""
+        self._slow.touch()
 
     def part(self, name: str) -> int | None:
         """The process of that name, if it is there now."""
@@ -65,11 +70,14 @@ class Server:
 def split_server(http_workers: int = 1, **serve: Any) -> Iterator[Server]:
     """`serve`: more keys of the section."""
     command = [sys.executable, str(SCRIPT), json.dumps({"http_workers": http_workers, **serve})]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE) as supervisor:
+    with TemporaryDirectory() as folder, subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE,
+        env={**os.environ, "SPECDEC_TEST_SLOW": f"{folder}/slow"},
+    ) as supervisor:  # fmt: skip
         try:
             assert supervisor.stdout is not None and supervisor.stderr is not None
             threading.Thread(target=supervisor.stderr.read, daemon=True).start()
-            yield Server(supervisor, supervisor.stdout.readline().strip())
+            yield Server(supervisor, supervisor.stdout.readline().strip(), Path(folder, "slow"))
             supervisor.send_signal(signal.SIGTERM)
             assert supervisor.wait(30) == 0
         finally:

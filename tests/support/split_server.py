@@ -1,6 +1,6 @@
 """A split server over the history model: ``split_server.py '{"http_workers": 2}'`` prints its address.
 
-Steps take a while, so that kills hit requests under way.
+Steps take a while, so that kills hit requests under way; much longer while the file $SPECDEC_TEST_SLOW exists.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from specdec_hal.models.chat import load_chat_template
 from specdec_hal.serve import server
 from specdec_hal.serve.app import make_app
 from specdec_hal.serve.service import Service
-from specdec_hal.serve.split import messages, tokens
+from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import RemoteEngine
 from specdec_hal.serve.split.supervisor import Part, Supervisor
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
-STEP_S = 0.005
+STEP_S, SLOW_STEP_S = 0.005, 0.4
+SLOW = Path(os.environ.get("SPECDEC_TEST_SLOW", "/nonexistent"))
 TEMPLATE = load_chat_template(Path(__file__).parents[2] / "models/tiny-py-lm")
 
 
@@ -38,7 +39,7 @@ DEADLY = [23, 23, 23, 23, 22]
 
 class SlowModel(HistoryModel):
     def forward(self, batch: Any) -> Any:
-        time.sleep(STEP_S)
+        time.sleep(SLOW_STEP_S if SLOW.exists() else STEP_S)
         if list(batch.token_ids[: len(DEADLY)]) == DEADLY:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(batch)
@@ -60,7 +61,10 @@ async def http(part: Part, settings: Config, listener: socket) -> None:
     engine = await RemoteEngine.connect(settings, tokenizer, part.directory, part.worker or 0)
     engine.local = service = Service(engine, "letters", settings.serve, TEMPLATE, engine)
     started = lambda: None if part.resume or part.worker else print(server.url(listener), flush=True)  # noqa: E731
-    await server.serve(make_app(service), listener, engine.config.serve, started, service.abort_all)
+    try:
+        await server.serve(make_app(service), listener, engine.config.serve, started, service.abort_all)
+    finally:
+        engine.close()
 
 
 def be(part: Part, serve: dict[str, Any], listeners: list[int]) -> None:
@@ -74,8 +78,6 @@ def be(part: Part, serve: dict[str, Any], listeners: list[int]) -> None:
         model: Any = SlowModel()
         runner = build_runner(settings, ReferenceBackend(), model, tokenizer)
         EngineProcess(runner, part.directory, settings.serve, resume=part.resume).run()
-    elif part.name == messages.TOKENS:
-        tokens.run(tokenizer, part.directory, settings.serve)
     else:
         server.run(http(part, settings, socket(fileno=listeners[part.worker or 0])))
 

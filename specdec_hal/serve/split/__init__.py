@@ -1,12 +1,12 @@
-"""The server as three processes: HTTP, engine and token processor. Any of them may be killed at any time.
+"""The server as two processes, HTTP and engine. Either may be killed at any time.
 
 ::
 
-    clients <-> http  -- commands -->  engine  -- frames -->  tokens (the token processor)
-                 ^  ^-- refusals, counts --+                     |
-                 +------------------- deltas --------------------+
+    clients <-> http  -- commands -->  engine
+                 ^  ^-- refusals, counts --+
+                 +------- frames ----------+
 
-`messages` defines their messages; `engine`, `tokens` and `remote` (in HTTP) are the three; `supervisor` starts and
-restarts them. Tokens depend only on prompt, parameters and seed, so a restarted process requests everything again, and
-its reader skips known output.
+`messages` defines their messages; `engine` and `remote` (in HTTP) are the two, and `text` turns frames into text in
+HTTP; `supervisor` starts and restarts them. Tokens depend only on prompt, parameters and seed, so a restarted process
+requests everything again, and its reader skips known output.
 """

@@ -1,4 +1,4 @@
-"""The engine's process: a runner without text, between a command socket and a frame socket."""
+"""The engine's process: a runner without text, between a command socket and frame sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_hal.errors import JournalError, QueueFullError, RequestError, Worke
 from specdec_hal.runner import ModelRunner, Request, journal
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine
+from specdec_hal.serve.split.messages import ENGINE, Outbox, ToEngine
 from specdec_hal.serve.stream import FrameWriter
 from specdec_hal.serve.stream.channel import FrameSender, receiver
 from specdec_hal.structured.backend import Grammar
@@ -35,9 +35,8 @@ class EngineProcess:
         self._commands = receiver(context, messages.endpoint(directory, ENGINE), 0)
         workers = range(settings.http_workers)
         self._http = [Outbox(context, directory, messages.http(worker)) for worker in workers]
-        frames = FrameSender(
-            context, messages.endpoint(directory, TOKENS), settings.output_queue, drop=settings.slow_reader == "drop"
-        )
+        readers = [messages.endpoint(directory, messages.frames(worker)) for worker in workers]
+        frames = FrameSender(context, readers, settings.output_queue, drop=settings.slow_reader == "drop")
         self._writer = FrameWriter(runner, frames.send)
         self._unsettled = set(workers) if resume else set[int]()
         """HTTP processes that have not confirmed their requests; a request in the journal may have killed the previous
@@ -117,7 +116,7 @@ class EngineProcess:
                 self._writer.begin()
             case messages.Adopt():
                 self._forget_all_but(set(), command.worker)
-                self._writer.begin()  # so that HTTP hears of the token processor
+                self._writer.begin()
                 self._hello(command.worker)
             case messages.AskCounts():
                 self._http[command.worker].send(messages.CountsAre(command.number, self.runner.counts()))

@@ -14,9 +14,8 @@ from specdec_hal.runner import Counts, Request, SamplingParams
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.stream import frame
-from specdec_hal.serve.stream.processor import OutputDelta
 
-HTTP, ENGINE, TOKENS = "http", "engine", "tokens"
+HTTP, ENGINE = "http", "engine"
 _OWNED = re.compile(r"[a-z]+-(\d{1,3})-")
 
 
@@ -33,7 +32,12 @@ def worker_of(part: str) -> int | None:
 
 def parts(http_workers: int) -> list[str]:
     """The processes; each reads the socket of its name."""
-    return [*map(http, range(http_workers)), ENGINE, TOKENS]
+    return [*map(http, range(http_workers)), ENGINE]
+
+
+def frames(worker: int) -> str:
+    """The name of an HTTP process's second socket, for the engine's frames."""
+    return f"{http(worker)}.frames"
 
 
 def owned(worker: int) -> str:
@@ -109,11 +113,11 @@ class Keep(msgspec.Struct, array_like=True, tag="keep"):
 
 
 class Attach(msgspec.Struct, array_like=True, tag="attach"):
-    """The token processor has no valid state: start a session."""
+    """From HTTP, whose frames are out of order: start a session."""
 
 
 class Adopt(msgspec.Struct, array_like=True, tag="adopt"):
-    """A new HTTP process without requests. Answered by Hello, and by the token processor's Up."""
+    """A new HTTP process without requests. Answered by Hello and a session."""
 
     worker: int = 0
 
@@ -161,12 +165,6 @@ class CountsAre(msgspec.Struct, array_like=True, tag="counts are"):
     counts: Counts
 
 
-class Update(msgspec.Struct, array_like=True, tag="deltas"):
-    """From the token processor: deltas of requests."""
-
-    deltas: list[OutputDelta]
-
-
 class AskPeer(msgspec.Struct, array_like=True, tag="ask peer"):
     """From another HTTP process, answered by PeerSays; `abort`: an answer of this process to end, if any."""
 
@@ -183,19 +181,11 @@ class PeerSays(msgspec.Struct, array_like=True, tag="peer says"):
     aborted: bool
 
 
-class Up(msgspec.Struct, array_like=True, tag="up"):
-    """A process is running."""
-
-    part: str
-
-
 class Down(msgspec.Struct, array_like=True, tag="down"):
-    """From the supervisor: a process has died and is being restarted."""
-
-    part: str
+    """From the supervisor: the engine has died and is being restarted."""
 
 
-ToHttp = Hello | Queued | Refused | CountsAre | Update | AskPeer | PeerSays | Up | Down
+ToHttp = Hello | Queued | Refused | CountsAre | AskPeer | PeerSays | Down
 
 encode = msgspec.msgpack.Encoder().encode
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -213,14 +203,11 @@ def for_http(data: bytes) -> ToHttp:
 
 
 class Outbox:
-    """A sender to one process; messages wait while it restarts.
+    """A sender to one process; messages wait while it restarts. Their number is bounded elsewhere."""
 
-    `limit`: most queued messages before :meth:`send` blocks; 0: unlimited, if bounded elsewhere.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, part: str, limit: int = 0) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, part: str) -> None:
         self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, limit)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(endpoint(directory, part))
 

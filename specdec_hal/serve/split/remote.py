@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,15 +22,14 @@ from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, S
 from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.request_limit import RequestLimit
 from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine, ToHttp
+from specdec_hal.serve.split.messages import ENGINE, Outbox, ToEngine, ToHttp
+from specdec_hal.serve.split.text import TextThread, end_process
 from specdec_hal.serve.stream import OutputDelta
 
 _log = logging.getLogger("specdec_hal")
 
 MAX_DEATHS = 5
 """Engine deaths during a request before it is given up as their possible cause."""
-_TURN_S = 2e-3
-"""How long to collect messages before streams are woken, so that they deliver them together."""
 _ANSWER_S = 10.0
 """Time limit of quick questions to the engine."""
 
@@ -51,7 +49,7 @@ class _Live:
     deaths: int = 0
 
     def gained(self, update: OutputDelta) -> StreamDelta | None:
-        """Its new output, or None; a restarted token processor repeats everything.
+        """Its new output, or None; a new session repeats everything.
 
         EngineDeadError if something is missing.
         """
@@ -118,17 +116,20 @@ class RemoteEngine:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """Quick questions to the engine and to other HTTP processes."""
         self._numbers = count()
-        self._down = {ENGINE, TOKENS}
+        self._down = True
         self._greeted = asyncio.Event()
         self._late = ""
         """That the engine's step does not return."""
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._text: TextThread | None = None
 
     @classmethod
     async def connect(cls, config: Config, tokenizer: Tokenizer, directory: Path, worker: int = 0) -> RemoteEngine:
         """Connect, once the engine answers."""
         engine = cls(config, tokenizer, directory, worker)
+        attach = partial(engine._engine.send, messages.Attach())
+        engine._text = TextThread(tokenizer, directory, config.serve, worker, engine.take, attach)
         engine._engine.send(messages.Adopt(worker))
         engine._reading = asyncio.create_task(engine._read())
         engine._reading.add_done_callback(_reader_ended)
@@ -142,6 +143,8 @@ class RemoteEngine:
         for task in (self._reading, self._watching):
             if task is not None:
                 task.cancel()
+        if self._text is not None:
+            self._text.close()
         self._inbox.close(linger=0)
         for outbox in (self._engine, *self._peers.values()):
             outbox.close()
@@ -160,8 +163,8 @@ class RemoteEngine:
 
     @property
     def unready(self) -> str:
-        """The processes that are restarting, or that the engine does not answer."""
-        return f"being started again: {', '.join(sorted(self._down))}" if self._down else self._late
+        """That the engine is restarting, or does not answer."""
+        return "the engine is being started again" if self._down else self._late
 
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
         """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but waits for a restarting engine."""
@@ -257,29 +260,18 @@ class RemoteEngine:
     # ---- messages
 
     async def _read(self) -> None:
-        now = asyncio.get_running_loop().time
-        turn = now()
         while True:
-            received = asyncio.ensure_future(self._inbox.recv())
-            if not received.done():
-                await received
-                turn = now()
+            data = await self._inbox.recv()
             try:
-                message = messages.for_http(received.result())
+                message = messages.for_http(data)
             except FrameError:
                 _log.exception("an invalid message from another process")
                 continue
             self.receive(message)
-            if now() - turn > _TURN_S:
-                await asyncio.sleep(0)
-                turn = now()
 
     def receive(self, message: ToHttp) -> None:
         """Handle a message to this process."""
         match message:
-            case messages.Update():
-                for delta in message.deltas:
-                    self._take_delta(delta)
             case messages.Queued():
                 self._answer(message.number, None)
             case messages.Refused():
@@ -292,12 +284,14 @@ class RemoteEngine:
                 self._answer_peer(message)
             case messages.PeerSays():
                 self._answered(message.number, message)
-            case messages.Up():
-                self._down.discard(message.part)
             case messages.Down():
-                self._down.add(message.part)
-                if message.part == ENGINE:
-                    self._engine_died()
+                self._down = True
+                self._engine_died()
+
+    def take(self, updates: Sequence[OutputDelta]) -> None:
+        """Handle output of this process's requests."""
+        for update in updates:
+            self._take_delta(update)
 
     def _answer(self, number: int, error: RequestError | EngineDeadError | WorkerError | None) -> None:
         queued = self._submitted.pop(number, None)
@@ -316,7 +310,7 @@ class RemoteEngine:
     def _hello(self, hello: messages.Hello) -> None:
         """A new engine only has its journal: submit the other requests again."""
         self.info = hello.info
-        self._down.discard(ENGINE)
+        self._down = False
         known = set(hello.request_ids)
         self._engine.send(messages.Keep(list(self._live), self.worker))
         lost: dict[int, list[Request]] = {}
@@ -366,7 +360,7 @@ class RemoteEngine:
     def _take_delta(self, update: OutputDelta) -> None:
         name = update.delta.request_id
         live = self._live.get(name)
-        if live is None:  # already ended, or owned by another HTTP process
+        if live is None:  # already ended
             self._engine.send(messages.Release(name, "cancelled"))
             return
         try:
@@ -392,10 +386,8 @@ def _refusal(message: messages.Refused) -> RequestError | WorkerError:
 
 
 def _reader_ended(reading: asyncio.Task[None]) -> None:
-    """Without a reader every request would hang: exit, so that the supervisor restarts this process."""
     if not reading.cancelled():
-        _log.critical("HTTP's reader has failed; the process ends", exc_info=reading.exception())
-        os._exit(1)
+        end_process(reading.exception())
 
 
 def _after(delta: StreamDelta, tokens: int, chars: int) -> StreamDelta:

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import zmq
 
-from specdec_hal.serve.split.messages import Down, Outbox, http, parts, worker_of
+from specdec_hal.serve.split.messages import ENGINE, Down, Outbox, http, parts, worker_of
 
 _log = logging.getLogger("specdec_hal")
 
 _FAILURES = 3
 """Most consecutive failed starts of a process before all are ended."""
+_BAD_INPUT = 2
+"""Exit status of a process that has printed what is wrong with its input, such as the model's files."""
 _PAUSE_S = 0.1
 """Before a process restarts."""
 
@@ -43,6 +45,11 @@ class Part:
     def watch(self) -> None:
         """End this process after the supervisor."""
         threading.Thread(target=self._watch, name="supervisor-watch", daemon=True).start()
+
+    def until_engine_listens(self) -> None:
+        """Wait until an engine has loaded its model."""
+        while not (self.directory / ENGINE).exists():
+            time.sleep(_PAUSE_S)
 
     def _watch(self) -> None:
         while os.read(self.alive_fd, 1):
@@ -95,7 +102,7 @@ class Supervisor:
                 _log.error("the process '%s' has died (%s); restarting it", name, code)
                 if name not in self._http:
                     for outbox in outboxes:
-                        outbox.send(Down(name))
+                        outbox.send(Down())
                 time.sleep(_PAUSE_S)
                 self._start(name, resume=True)
         finally:
@@ -108,7 +115,8 @@ class Supervisor:
         self._failures[name] += 1
         if self._failures[name] < _FAILURES and (self.directory / name).exists():  # its socket
             return True
-        _log.error("the process '%s' ends with status %d; the server ends", name, code)
+        if code != _BAD_INPUT:
+            _log.error("the process '%s' ends with status %d; the server ends", name, code)
         return False
 
     def _start(self, name: str, resume: bool) -> None:

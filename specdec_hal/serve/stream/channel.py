@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import zmq
 
 
 class FrameSender:
-    """Connects to a reader and sends it frames, in order.
+    """Connects to readers and sends each of them every frame, in order.
 
-    At most `limit` frames wait on each side of the socket. Then :meth:`send` waits for the reader or its successor;
-    with `drop` it returns False at once.
+    At most `limit` frames wait on each side of a socket. Then :meth:`send` waits for the reader or its successor; with
+    `drop` it returns False at once, and no reader gets the frame.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limit: int, *, drop: bool) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, limit)
-        self._socket.connect(endpoint)
-        self._flags = zmq.NOBLOCK if drop else 0
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Sequence[str], limit: int, *, drop: bool
+    ) -> None:
+        self._sockets = [_sender(context, endpoint, limit) for endpoint in endpoints]
+        self._drop = drop
 
     def send(self, data: bytes) -> bool:
         """Send one frame; False if it was not taken."""
-        try:
-            self._socket.send(data, self._flags)
-        except zmq.Again:
+        if self._drop and not all(socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT for socket in self._sockets):
             return False
+        for socket in self._sockets:
+            socket.send(data)
         return True
 
     def close(self) -> None:
         """Drop unsent frames."""
-        self._socket.close(linger=0)
+        for socket in self._sockets:
+            socket.close(linger=0)
+
+
+def _sender(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limit: int) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, limit)
+    socket.connect(endpoint)
+    return socket
 
 
 def receiver(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limit: int) -> zmq.Socket[bytes]:

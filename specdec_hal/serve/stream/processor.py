@@ -47,11 +47,17 @@ class TokenProcessor:
 
     Every stream ends exactly once. After a frame 0 each stream starts over with its whole output. FrameError for a
     frame out of order; the reader must then request a new session.
+
+    `mine`: which ids' streams to make; others are skipped.
     """
 
-    def __init__(self, detokenizer: Callable[..., Detokenizer]) -> None:
-        self._detokenizer = detokenizer
+    def __init__(
+        self, detokenizer: Callable[..., Detokenizer], mine: Callable[[str], bool] = lambda request_id: True
+    ) -> None:
+        self._detokenizer, self._mine = detokenizer, mine
         self._streams: dict[int, _Stream] = {}
+        self._others: set[int] = set()
+        """Numbers of skipped requests."""
         self._end_tokens: frozenset[int] = frozenset()
         self._touched: dict[int, _Stream] = {}
         """Requests with output since the last :meth:`deltas`."""
@@ -70,7 +76,7 @@ class TokenProcessor:
     def add(self, frame: OutputFrame) -> None:
         """Process a frame; :meth:`deltas` returns the deltas of all frames since its last call."""
         if frame.flags == FrameKind.DRAFT and frame.sequence:
-            self._unpaired.update(_drafts_of(frame))
+            self._unpaired.update(one for one in _drafts_of(frame) if one[0][0] not in self._others)
             return
         if frame.flags != FrameKind.TARGET:
             raise FrameError(
@@ -78,20 +84,26 @@ class TokenProcessor:
                 f"{FrameKind.DRAFT.value}, drafts; got {frame.flags}"
             )
         if frame.sequence == 0:
-            self._streams, self._unpaired, self._touched = {}, {}, {}
+            self._streams, self._others, self._unpaired, self._touched = {}, set(), {}, {}
             self._end_tokens = frozenset(frame.end_tokens)
         for start in frame.streams:
             self._begin(start)
         for scores in frame.prompts:
-            self._score(scores)
+            if scores.number not in self._others:
+                self._score(scores)
         self._extend(frame)
         for end in frame.ended:
+            if end.number in self._others:
+                continue
             stream = self._stream(end.number)
             output = stream.output
             if output.finish_reason is None:
                 output.finish(end.reason, end.error)
             self._touched[end.number] = stream
         for number in frame.released:
+            if number in self._others:
+                self._others.remove(number)
+                continue
             self._stream(number)
             del self._streams[number]
 
@@ -107,8 +119,11 @@ class TokenProcessor:
         return stream
 
     def _begin(self, start: StreamStart) -> None:
-        if start.number in self._streams:
+        if start.number in self._streams or start.number in self._others:
             raise FrameError(f"streams: expected a new number, got {start.number} again")
+        if not self._mine(start.request_id):
+            self._others.add(start.number)
+            return
         request = Request(start.request_id, (), SamplingParams(**start.params))
         detokenizer = detokenizer_for(self._detokenizer, request.params, start.prompt_tail)
         output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, detokenizer)
@@ -131,6 +146,9 @@ class TokenProcessor:
         tokens, accepted_draft = frame.emitted, list(map(bool, frame.accepted_draft))
         drafted_counts, accepted_drafts, end = list[int](), list[int](), 0
         for number, start, count, drafted in zip(frame.numbers, frame.starts, frame.counts, frame.drafted, strict=True):
+            if number in self._others:
+                end += max(count, 0)
+                continue
             stream = self._stream(number)
             output = stream.output
             if count < 0:

@@ -67,7 +67,7 @@ class FrameWriter:
         self._by_slot = np.zeros((2, runner.state.symbols["M"]), np.int64)
         """Number and prompt's length of each slot's request."""
         self.begin()
-        runner.sink = self
+        runner.attach(self)
 
     def begin(self) -> None:
         """Start a session for a new reader: its first frame has every request with its output so far."""
