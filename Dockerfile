@@ -19,4 +19,4 @@ WORKDIR /app
 ENV PATH=/venv/bin:$PATH
 EXPOSE 8000
 HEALTHCHECK --start-period=60s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"]
-ENTRYPOINT ["specdec-hal", "serve", "--config", "/app/configs/serve.yaml", "--host", "0.0.0.0", "--split"]
+ENTRYPOINT ["specdec-hal", "serve", "--config", "/app/configs/serve.yaml", "--host", "0.0.0.0"]

@@ -85,7 +85,7 @@ soak: $(VENV)/.installed
 	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS) --backend reference
 	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS) --backend cpu
 	$(BIN)/python tools/soak_serving.py --kills 100
-	$(BIN)/python tools/soak_serving.py --seconds $(SOAK_SECONDS) --split
+	$(BIN)/python tools/soak_serving.py --seconds $(SOAK_SECONDS)
 	SOAK_KILLS=200 $(PYTEST) -m slow tests/runner/test_journal.py
 
 FUZZ_SECONDS ?= 30

@@ -6,7 +6,7 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 
 - `load`: 1, 4 and 16 clients (`--load-clients`) that ask one request after the other, plainly and with n-gram drafts.
 - `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
-- `output_path`: 8 requests at once in the engine alone (without text or frames), in one process with HTTP, and in three
+- `output_path`: 8 requests at once in the engine alone (without text or frames), in one process with HTTP, and in two
 processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
   --client-processes 8 --http-workers 6``, and ``--large`` for a model that a GPU has to work for.
 - `gpus`: one server on a GPU, a server on each of two, which share the clients as replicas would, and one server over
@@ -195,7 +195,7 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
         asking = stack.enter_context(Clients(args.client_processes))
         engine = stack.enter_context(engine_process(new_tokens, together, turns, model))
         urls = {
-            "one_process": stack.enter_context(server(*slots))[1],
+            "one_process": stack.enter_context(server("--no-split", *slots))[1],
             "split": stack.enter_context(server(*split, *slots))[1],
         }
         for at in range(args.rounds + 1):
@@ -226,7 +226,7 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
         model = stack.enter_context(large_model()) if args.large else None
         keys = [*model_keys(model), f"runner.max_num_seqs={most}", f"runner.max_waiting_requests={2 * most}"]
         keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null", "model.framework=transformers"]
-        keys += ["serve.split=true", f"serve.http_workers={args.http_workers}"] if args.split else []
+        keys += [f"serve.http_workers={args.http_workers}"] if args.split else ["serve.split=false"]
         asking = stack.enter_context(Clients(args.client_processes))
         servers: dict[str, list[str]] = {}
 
@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
     parser.add_argument("--clients", type=int, help="output_path: more than run at once, so that some always wait")
     parser.add_argument("--http-workers", type=int, default=1, help="output_path, gpus: of split servers")
-    parser.add_argument("--split", action="store_true", help="gpus: run HTTP and text in processes of their own")
+    parser.add_argument("--split", action="store_true", help="gpus: run HTTP in processes of their own")
     parser.add_argument("--kinds", nargs="+", choices=METHODS, default=[*METHODS], help="gpus: without or with drafts")
     parser.add_argument("--turns", type=int, default=3, help="output_path: requests of each client")
     parser.add_argument("--client-processes", type=int, default=1, help="output_path, gpus: that share the clients")

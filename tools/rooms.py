@@ -36,7 +36,7 @@ ROOMS = {
     "parallel": "models over several ranks ([docs](docs/use/parallel.md))",
     "loop": "drafts, `verify` and `sample` for the decode loops of others ([docs](docs/use/own_decode_loop.md))",
     "engine": "`LLM` and `AsyncEngine`",
-    "serve": "the HTTP server and its token processor ([docs](docs/use/serving.md))",
+    "serve": "the HTTP server ([docs](docs/use/serving.md))",
     "batch": "files of prompts ([docs](docs/use/batch.md))",
     "compat": "adapters for vLLM and `transformers` ([docs](docs/use/engines.md))",
     "bench": "benchmark suites",

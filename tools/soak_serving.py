@@ -2,7 +2,7 @@
 
 ``python tools/soak_serving.py --seconds 1800``: half again as many clients as the server takes requests, decoding and
 waiting; every answer must be whole and always the same text, every refusal a 429, and memory must stay flat.
-``python tools/soak_serving.py --kills 100``: HTTP, engine and token processor of a split server are killed at random
+``python tools/soak_serving.py --kills 100``: HTTP and engine of a server are killed at random
 moments under load; every client must get the tokens of plain decoding, or see its connection end.
 ``python tools/soak_serving.py --rank-kills 20 --rank-stops 8``: ranks of tensor-parallel servers are killed (any) or
 stopped (any but the first) under load; every client must have an answer or an error in time, every process must end,
@@ -89,7 +89,7 @@ def ranks_under_load(args: argparse.Namespace) -> tuple[dict[str, Any], list[str
     rng, device, end = random.Random(args.seed), args.device, time.monotonic() + args.limit_s
     config = {"cpu": "configs/reference.yaml", "cuda": "configs/cuda.yaml"}[device]
     wanted = ["model.framework=transformers", f"engine.tensor_parallel={args.ranks}", "serve.drain_timeout_s=1"]
-    command = ["--config", config, *(word for one in wanted for word in ("--set", one))]
+    command = ["--no-split", "--config", config, *(word for one in wanted for word in ("--set", one))]
     signals = [(rng.randrange(args.ranks), signal.SIGKILL) for _ in range(args.rank_kills)]
     signals += [(rng.randrange(1, args.ranks), signal.SIGSTOP) for _ in range(args.rank_stops)]
     rng.shuffle(signals)
@@ -135,7 +135,7 @@ def main() -> int:
     """Run what was asked for; 1 if something was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0, help="under more load than the server takes")
-    parser.add_argument("--split", action="store_true", help="with HTTP, engine and token processor apart")
+    parser.add_argument("--no-split", action="store_true", help="with HTTP and engine in one process")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--http-workers", type=int, default=1, help="of the server that is killed")
     parser.add_argument("--rank-kills", type=int, default=0)
@@ -149,7 +149,7 @@ def main() -> int:
     args = parser.parse_args()
     found: dict[str, Any] = {}
     if args.seconds:
-        found["overload"] = overloaded(args.seconds, *(["--split"] if args.split else []))
+        found["overload"] = overloaded(args.seconds, *(["--no-split"] if args.no_split else []))
     findings = list[str]()
     if args.kills:
         outcomes, findings = kill_under_load(args.kills, 6, args.seed, args.http_workers)

@@ -375,7 +375,7 @@ def test_an_answer_in_a_form(smollm2: Model) -> None:
         assert answer.output_parsed == person
 
 
-# ---- official clients, of one process and of three
+# ---- official clients, of one process and of two
 
 
 @pytest.fixture(

@@ -115,6 +115,35 @@ def test_what_the_prefix_cache_had_comes_with_the_end() -> None:
     assert [pair.output(name).num_cached_tokens for name in "ab"] == [0, 12]
 
 
+def test_each_of_several_readers_has_the_streams_of_its_own_requests() -> None:
+    """Together, what one has of the same frames."""
+    pair = Pair(**SECTIONS)
+    names = [f"request-{number}" for number in range(COUNT)]
+    for number in range(COUNT):
+        request = random_request(number)
+        pair.runner.add_request(replace(request, params=request.params.updated(return_drafts=number % 3 == 0)))
+    while pair.runner.has_requests:
+        pair.step()
+    for name in names:
+        stream = pair.runner.find(name)
+        assert stream is not None
+        pair.writer.released(stream)
+    pair.writer.flush()
+    frames = list(pair.sent)
+    pair.receive()
+
+    def deltas(mine: Callable[[str], bool]) -> list[OutputDelta]:
+        reader, processor = FrameReader(), TokenProcessor(LetterTokenizer().detokenizer, mine)
+        return [delta for data in frames if (frame := reader.feed(data)) for delta in processor.take(frame)]
+
+    whole = deltas(lambda name: True)
+    odd = {name for name in names if int(name.split("-")[1]) % 2}
+    shares = [deltas(odd.__contains__), deltas(lambda name: name not in odd)]
+    assert [one for one in whole if one.delta.request_id in odd] == shares[0]
+    assert [one for one in whole if one.delta.request_id not in odd] == shares[1]
+    assert {one.delta.request_id for share in shares for one in share if one.ended} == set(names)
+
+
 @pytest.mark.parametrize("trouble", ["none", "restarts", "failures"])
 def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
     pair, rng = Pair(**SECTIONS), np.random.default_rng(1)

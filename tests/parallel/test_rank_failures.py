@@ -29,6 +29,7 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 SERVER = ("--config", "configs/reference.yaml", "--set", "model.framework=transformers")
 SERVER += ("--set", "engine.tensor_parallel=2", "--set", "serve.drain_timeout_s=1")
+ONE_PROCESS = ("--no-split", *SERVER)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ SERVER += ("--set", "engine.tensor_parallel=2", "--set", "serve.drain_timeout_s=
 def test_a_server_under_load(rank: int, how: int) -> None:
     """Clients get errors in time, `/health` is 503, the server ends, and nothing is left over."""
     texts = Texts()
-    found = disturb(SERVER, rank, how, 3.0, texts, seed=1)
+    found = disturb(ONE_PROCESS, rank, how, 3.0, texts, seed=1)
     assert not found["findings"], found
     assert not texts.findings and texts.known
 
@@ -52,7 +53,7 @@ def test_a_server_under_load(rank: int, how: int) -> None:
 def test_a_split_server_goes_on_whichever_rank_is_killed() -> None:
     """All ranks start again, and every answer is whole and what it was before; stop strings end most of them."""
     texts = Texts()
-    with rank_server("--split", *SERVER) as server:
+    with rank_server(*SERVER) as server:
         load = Clients(
             server.url, 4, 1, 24, lambda number: body(number) | {"stop": ["if", "\n\n"]}, texts.check, END_S * 8
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PROMPT = "def add(a, b):\n"
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("--split",), marks=pytest.mark.slow)], ids=["one", "three"])
+@pytest.mark.parametrize("how", [(), pytest.param(("--no-split",), marks=pytest.mark.slow)], ids=["two", "one"])
 def test_the_embedded_model_and_a_graceful_end(how: tuple[str, ...]) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     params = SamplingParams(max_new_tokens=150, temperature=0.8, seed=11)
@@ -40,7 +41,7 @@ def test_the_embedded_model_and_a_graceful_end(how: tuple[str, ...]) -> None:
 
 def test_what_does_not_end_in_time_is_ended() -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-    with serve("--set", "serve.drain_timeout_s=0") as (process, client):
+    with serve("--no-split", "--set", "serve.drain_timeout_s=0") as (process, client):
         long = {"model": "tiny-py-lm", "prompt": PROMPT, "max_tokens": 2000, "extra_body": {"ignore_eos": True}}
         chunks = client.completions.create(**long, stream=True)
         next(chunks)
@@ -67,6 +68,18 @@ def test_an_address_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["serve", "--port", str(port)]) == 2
     error = capsys.readouterr().err
     assert f"--set:serve.port: cannot listen on 127.0.0.1:{port}: Address already in use" in error
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("--no-split",), marks=pytest.mark.slow)], ids=["two", "one"])
+def test_a_checkpoint_without_weights_and_tokenizer(how: tuple[str, ...], tmp_path: Path) -> None:
+    """One line, although each process misses a file."""
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    shutil.copy(ROOT / "models/tiny-py-lm/config.json", tmp_path)
+    command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--port", "0", "--model", str(tmp_path), *how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"specdec-hal: {tmp_path}/model.safetensors: expected a file, got none")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("--split",), marks=pytest.mark.slow)], ids=["one", "three"])
+@pytest.mark.parametrize("how", [(), pytest.param(("--no-split",), marks=pytest.mark.slow)], ids=["two", "one"])
 def test_a_server(how: tuple[str, ...]) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     with serving(*how) as (process, url):

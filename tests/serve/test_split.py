@@ -11,23 +11,28 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import zmq
 
 from specdec_hal.config import parse
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError, WorkerError
-from specdec_hal.runner import Request, SamplingParams, StreamDelta, TokenLogprobs
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.runner.journal import Journal
 from specdec_hal.serve import bodies
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import MAX_DEATHS, RemoteEngine
 from specdec_hal.serve.split.supervisor import Supervisor
+from specdec_hal.serve.split.text import TextThread
+from specdec_hal.serve.stream import FrameWriter
+from specdec_hal.serve.stream.channel import FrameSender
 from specdec_hal.serve.stream.processor import OutputDelta, RequestSummary
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import Running, serving
@@ -447,6 +452,90 @@ async def test_a_request_that_engines_die_of_is_given_up(remote: Remote) -> None
     with pytest.raises(EngineDeadError, match="engines died"):
         await waiting
     assert not live(engine, sent, "ab")
+
+
+# ---- HTTP's text
+
+
+@dataclass
+class Text:
+    """A thread that makes text, with a runner at the other end."""
+
+    thread: TextThread
+    runner: ModelRunner
+    writer: FrameWriter
+    sender: FrameSender
+    taken: list[bytes]
+    """The frames so far."""
+    calls: list[list[OutputDelta]]
+    """What each call on the event loop brought."""
+    attached: asyncio.Event
+
+    async def until_ended(self, name: str) -> list[OutputDelta]:
+        while True:
+            deltas = [one for call in self.calls for one in call if one.delta.request_id == name]
+            if deltas and deltas[-1].ended is not None:
+                return deltas
+            await asyncio.sleep(0.001)
+
+    def decode(self, *names: str) -> None:
+        """Requests of 12 tokens each, all their frames at once."""
+        for name in names:
+            self.runner.add_request(Request(name, [3, 5, 6], SamplingParams(max_new_tokens=12, bad_token_ids=[0])))
+        while self.runner.has_requests:
+            self.runner.step()
+
+
+@pytest.fixture
+async def text(tmp_path: Path) -> AsyncIterator[Text]:
+    context: Any = zmq.Context()
+    calls, attached, tokenizer = list[list[OutputDelta]](), asyncio.Event(), LetterTokenizer()
+    settings = ServeSettings(http_workers=2, output_queue=8)
+    thread = TextThread(tokenizer, tmp_path, settings, 1, calls.append, attached.set)  # type: ignore[arg-type]
+    sender = FrameSender(context, [messages.endpoint(tmp_path, messages.frames(1))], 8, drop=True)
+    runner, taken = make_runner(), list[bytes]()
+
+    def send(data: bytes) -> bool:
+        taken.append(data)
+        return sender.send(data)
+
+    yield Text(thread, runner, FrameWriter(runner, send), sender, taken, calls, attached)
+    thread.close()
+    context.destroy(linger=0)
+
+
+async def test_frames_become_text_while_the_loop_is_busy(text: Text) -> None:
+    """One call brings what has gathered; the requests of other processes are left out."""
+    text.decode("cmpl-aa-0", "cmpl-1-aa-0")  # nothing else runs on the loop meanwhile
+    deltas = await text.until_ended("cmpl-1-aa-0")
+    output = text.runner.take_finished()["cmpl-1-aa-0"]
+    whole = StreamDelta.joined([one.delta for one in deltas])
+    assert whole.token_ids == output.token_ids and whole.text == LetterTokenizer().decode(list(output.token_ids))
+    assert {one.delta.request_id for call in text.calls for one in call} == {"cmpl-1-aa-0"}
+    assert len(text.calls) < text.runner.metrics.steps, "several frames come in one call"
+
+
+async def test_a_loop_that_takes_nothing_fills_the_queue(text: Text) -> None:
+    """So that the engine waits, or drops, instead of memory growing here."""
+    text.decode("cmpl-1-aa-0")
+    frame = text.taken[0]  # a session's first, which may come again
+    while text.sender.send(frame):
+        text.taken.append(frame)
+        assert len(text.taken) < 1000
+        time.sleep(1e-3)
+    assert not text.calls
+
+
+async def test_frames_out_of_order_ask_for_a_session(text: Text) -> None:
+    text.decode("cmpl-1-aa-0")
+    await text.until_ended("cmpl-1-aa-0")
+    text.calls.clear()
+    text.sender.send(b"not a frame")
+    await text.attached.wait()
+    text.writer.begin()
+    text.writer.flush()
+    (again,) = await text.until_ended("cmpl-1-aa-0")
+    assert (again.token_start, again.char_start) == (0, 0) and len(again.delta.token_ids) == 12
 
 
 async def test_refusals(remote: Remote) -> None:

@@ -28,7 +28,7 @@ from specdec_hal.serve.split.remote import RemoteEngine
 from specdec_hal.serve.split.supervisor import Part, Supervisor
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
-STEP_S, SLOW_STEP_S = 0.005, 0.4
+STEP_S, SLOW_STEP_S = 0.005, 0.3
 SLOW = Path(os.environ.get("SPECDEC_TEST_SLOW", "/nonexistent"))
 TEMPLATE = load_chat_template(Path(__file__).parents[2] / "models/tiny-py-lm")
 
