@@ -604,7 +604,10 @@ def _timed(config: Config) -> Iterator[tuple[str, str]]:
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     """Inconsistent keys: (key to change, message)."""
     if config.serve.http_workers > 1 and not config.serve.split:
-        yield "serve.http_workers", f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split: true"
+        yield (
+            "serve.http_workers",
+            f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split: true",
+        )
     speculative, sampling = config.speculative, config.sampling
     if speculative.calibrate and speculative.method not in (AUTO, "eagle3", "dflash"):
         message = f"expected false with the method '{speculative.method}'; it is for 'eagle3' and 'dflash'"

@@ -102,7 +102,10 @@ def test_one_problem(problems: Problems, section: str) -> None:
             "sampling: {min_new_tokens: 9, max_new_tokens: 8}",
             "sampling.min_new_tokens: expected at most max_new_tokens = 8, got 9",
         ),
-        ("serve: {http_workers: 2, split: false}", "serve.http_workers: expected 1 without serve.split, got 2; set serve.split: true"),
+        (
+            "serve: {http_workers: 2, split: false}",
+            "serve.http_workers: expected 1 without serve.split, got 2; set serve.split: true",
+        ),
         (
             "engine: {vocabulary_parallel: true}",
             "engine.vocabulary_parallel: expected false with engine.tensor_parallel 1",
