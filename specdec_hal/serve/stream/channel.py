@@ -22,7 +22,7 @@ class FrameSender:
 
     def send(self, data: bytes) -> bool:
         """Send one frame; False if it was not taken."""
-        if self._drop and not all(socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT for socket in self._sockets):
+        if self._drop and not all(socket.poll(0, zmq.POLLOUT) for socket in self._sockets):
             return False
         for socket in self._sockets:
             socket.send(data)
