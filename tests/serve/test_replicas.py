@@ -13,7 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specdec_hal.serve.replicas import Replicas
+from specdec_hal.config import parse
+from specdec_hal.errors import ConfigError
+from specdec_hal.serve.replicas import Replicas, run
 from tests.support.processes import descendants
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +65,11 @@ def test_how_many() -> None:
     for wrong in ("", "0", "4-1", "-1", "a"):
         with pytest.raises(ValueError):
             Replicas.read(wrong)
+
+
+@pytest.mark.parametrize(("key", "value"), [("serve.http_workers", "2"), ("runner.journal", "file")])
+def test_what_replicas_do_not_have(key: str, value: str) -> None:
+    """`serve.split` is true by default, and does not apply."""
+    config = parse({}, [f"{key}={value}"])
+    with pytest.raises(ConfigError, match=f"{key}: expected .* with --replicas"):
+        run(config, Replicas.read("2"), None, print)
