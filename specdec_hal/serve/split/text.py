@@ -81,7 +81,7 @@ class TextThread:
                 _log.exception("the engine's output is out of order; requesting a new session")
                 self._reader = FrameReader()
                 self._processor.deltas()  # of a part of the frame: all of it comes again
-                self._loop.call_soon_threadsafe(self._attach)
+                self._loop.call_soon_threadsafe(self._begin_again)
         if deltas := self._processor.deltas():
             self._room.acquire()
             if not self._closed:
@@ -91,6 +91,10 @@ class TextThread:
         self._room.release()
         if not self._closed:
             self._take(deltas)
+
+    def _begin_again(self) -> None:
+        if not self._closed:
+            self._attach()
 
     def _waiting(self) -> Iterator[bytes]:
         yield self._frames.recv()
