@@ -9,10 +9,12 @@ weigh little against the prior, so that a position is not abandoned after one re
 drafting is retried after a pause that doubles with each failure.
 
 What a method costs besides its drafts (a pass of a module, say) shows only in steps without: now and then one is taken.
+Where choosing takes a large part of a step's time, lengths rest between bursts of steps that choose.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
@@ -58,6 +60,10 @@ FIRST_PLAIN, LONGEST_PLAIN, PLAIN_GROWTH = 4, 256, 4
 """Steps with drafts before one without is taken to measure it, and by what that number grows each time."""
 PLAIN_WAIT, PLAIN_SETTLING = 4, 3
 """Most steps until one has no drafts, since some are proposed already; and until one has drafts again."""
+BURST, FIRST_REST, LONGEST_REST = 8, 8, 128
+"""Steps that choose lengths, and the most steps afterwards that keep them: the first time, and later."""
+CHOOSING_SHARE = 0.04
+"""What choosing may take of the time of steps, if the longest rest allows."""
 PROPOSAL_SPREAD = 0.05
 """Weight of :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` in the cost of a host proposer."""
 
@@ -102,6 +108,8 @@ class DraftLengths:
         self._known: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._free = list[int]()
         self._slots, self._asks = 1, False
+        self._burst, self._choosing_s, self._burst_s = 0, 0.0, 0.0
+        """Steps of this burst of choices, seconds of choosing, and of these steps."""
         self._until_plain = self._interval = FIRST_PLAIN
         self._plain = self._settling = 0
         """Steps that wait for one without drafts, and then for one with drafts."""
@@ -117,6 +125,8 @@ class DraftLengths:
         """Forget acceptance, for later requests."""
         self._pooled: Floats = np.zeros((2, 2 * self._k + 4))
         """Counts of all requests, in steps of either kind."""
+        self._rest, self._next_rest = 0, FIRST_REST
+        """Steps left without a choice, and the most of the next rest."""
         self._refresh()
 
     def rows(self, requests: Iterable[Any]) -> Ints:
@@ -155,8 +165,27 @@ class DraftLengths:
 
         `rows`, `drafted`, `accepted`: decoding requests, and their drafts.
         """
-        if not len(rows):
+        if self._rest:
+            self._rest -= 1
+        elif len(rows):
+            began_s = time.perf_counter()
+            self._choose(rows, drafted, accepted, seconds)
+            self._count_choice(time.perf_counter() - began_s, seconds)
+
+    def _count_choice(self, choosing_s: float, step_s: float) -> None:
+        """Count a step that chose lengths, and begin a rest after a burst that has taken too much of its time."""
+        self._burst += 1
+        self._choosing_s += choosing_s
+        self._burst_s += step_s
+        if self._burst < BURST or self._plain or self._settling:
             return
+        due = self._burst * (self._choosing_s / (CHOOSING_SHARE * max(self._burst_s, 1e-9)) - 1)
+        if due >= 1:
+            self._rest = min(int(due), self._next_rest)
+            self._next_rest = min(2 * self._next_rest, LONGEST_REST)
+        self._burst, self._choosing_s, self._burst_s = 0, 0.0, 0.0
+
+    def _choose(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> None:
         total, changed = int(drafted.sum()), len(rows) != self._slots
         if self._is_plain(total, len(rows), seconds):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -421,3 +422,24 @@ def test_padded_drafts_have_no_length_to_choose() -> None:
     with pytest.raises(ConfigError, match=r"speculative\.adaptive: 'ngram' pads drafts to num_speculative_tokens"):
         make_runner(speculative=speculative)
     assert parse({"speculative": speculative}).speculative.adaptive
+
+
+@pytest.mark.parametrize(("choosing_s", "share"), [(1e-9, 1.0), (0.5, 0.25)])
+def test_choices_that_cost_much_are_rare(monkeypatch: pytest.MonkeyPatch, choosing_s: float, share: float) -> None:
+    """Choosing takes half the time of a step: in the long run a quarter of the steps choose at most."""
+    now, choices = 0.0, 0
+
+    def perf_counter() -> float:
+        nonlocal now, choices
+        now, choices = now + choosing_s, choices + 1
+        return now
+
+    monkeypatch.setattr("specdec_hal.runner.draft_length.time", SimpleNamespace(perf_counter=perf_counter))
+    lengths, request = DraftLengths(4), Drafting()
+    steps = 2000
+    for _ in range(steps):
+        rows = lengths.rows([request])
+        drafts = lengths.limits(rows)
+        lengths.stepped(rows, drafts, drafts, 1.0 + 0.01 * int(drafts[0]))
+    assert choices / 2 == steps if share == 1 else choices / 2 < share * steps
+    assert lengths.limits(lengths.rows([request])).tolist() in ([4], [0])  # 0: a step that measures plain decoding
