@@ -63,15 +63,17 @@ _left_out = set[Path]()
 
 
 def _uses_absent(path: Path) -> bool:
-    """Whether a test file imports an absent part, by itself or through tests/support."""
+    """Whether a test file imports an absent part, by itself or through other files of tests."""
     source = path.read_text()
-    support = [
-        ROOT.joinpath(*name.split(".")).with_suffix(".py")
-        for name in re.findall(r"from (tests\.[\w.]+) import", source)
-    ]
-    return any(re.search(rf"^ *(from|import) {part}\b", source, re.M) for part in _ABSENT) or any(
-        _uses_absent(one) for one in support if one.is_file()
-    )
+    if any(re.search(rf"^ *(from|import) {part}\b", source, re.M) for part in _ABSENT):
+        return True
+    for module, names in re.findall(r"^from (tests[\w.]*) import ([\w, ]+)", source, re.M):
+        own = ROOT.joinpath(*module.split("."))
+        files = [own.with_suffix(".py")] if own.with_suffix(".py").is_file() or not own.is_dir() else []
+        files += [own / f"{name}.py" for name in names.split(", ") if (own / f"{name}.py").is_file()]
+        if any(not one.is_file() or _uses_absent(one) for one in files):
+            return True
+    return False
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -5,7 +5,26 @@ from __future__ import annotations
 import pytest
 
 from specdec_hal.plugin.backend import Backend
-from tests.support.gpu import why_not
+
+
+def why_not(framework: str) -> str:
+    """The missing requirement of GPU tests with a framework, or ""."""
+    from specdec_hal.backends.cuda.probe import probe
+
+    found = probe()
+    if not found.available:
+        return f"the CUDA backend is unavailable: {found.reason}"
+    try:
+        if framework == "torch":
+            import torch
+
+            return "" if torch.cuda.is_available() else "PyTorch has no CUDA (pip install 'specdec-hal[torch]')"
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    return ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

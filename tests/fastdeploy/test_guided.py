@@ -35,7 +35,7 @@ ASKED: list[dict[str, Any]] = [
 
 @cache
 def tokenizer() -> Any:
-    return load_tokenizer(Path(__file__).parents[3] / "models" / "tiny-py-lm")
+    return load_tokenizer(Path(__file__).parents[2] / "models" / "tiny-py-lm")
 
 
 def logits_after(slot: int, text: list[int]) -> np.ndarray[Any, Any]:

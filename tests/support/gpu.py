@@ -13,26 +13,6 @@ from specdec_hal_conformance.guarded import MARGIN, SENTINEL
 FRAMEWORKS = ("torch", "cupy")
 
 
-def why_not(framework: str) -> str:
-    """The missing requirement of GPU tests with a framework, or ""."""
-    from specdec_hal.backends.cuda.probe import probe
-
-    found = probe()
-    if not found.available:
-        return f"the CUDA backend is unavailable: {found.reason}"
-    try:
-        if framework == "torch":
-            import torch
-
-            return "" if torch.cuda.is_available() else "PyTorch has no CUDA (pip install 'specdec-hal[torch]')"
-        import cupy
-
-        cupy.cuda.runtime.getDeviceCount()
-    except ImportError as error:
-        return f"{error.name} is not installed"
-    return ""
-
-
 def _buffer(bytes_: np.ndarray, framework: str, device: int) -> Any:
     if framework == "torch":
         import torch

@@ -14,7 +14,7 @@ from specdec_hal.backends.cuda.probe import Build
 from specdec_hal.ops import OPS
 from tests.support.environments import Environment
 from tests.support.sessions import run_sessions
-from tests.support.xpu_program import MODES, PAIRS
+from tests.xpu.program import MODES, PAIRS
 
 ROOT = Path(__file__).parents[2]
 CUDA_LIBRARY = "specdec_hal/lib/libspecdec_cuda.so"

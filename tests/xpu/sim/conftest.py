@@ -15,7 +15,7 @@ import pytest
 from specdec_hal_xpu.calls import Call, Host, Ran
 from specdec_hal_xpu.cc import Build, build, toolchain
 from specdec_hal_xpu.pytest_plugin import XpuPrograms
-from tests.support.xpu_program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, Program
+from tests.xpu.program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, Program
 
 # No fence but the kernels' own: what these tests are about.
 PROFILES = ("portable",)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.xpu_program import SOURCES
+from tests.xpu.program import SOURCES
 
 FILE = SOURCES / "accesses.xpu"
 EXPECTED = {"sm_write": "race", "sm_read": "race", "lm_write": "missing_fence", "lm_read": "read_in_flight"}

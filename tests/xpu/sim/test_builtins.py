@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec_hal_xpu.cc import toolchain
-from tests.support.xpu_program import BUILTIN_TESTS, MODES_ASAN_SLOW
+from tests.xpu.program import BUILTIN_TESTS, MODES_ASAN_SLOW
 
 OPTIONS = ("seed=0", "seed=3,dma=deferred,poison=90", "seed=8,dma=random,llsc_failure=0.3")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec_hal_xpu.cc import Build, build, toolchain
-from tests.support.xpu_program import BUILTIN_FILES, MODES_ASAN_SLOW, SOURCES
+from tests.xpu.program import BUILTIN_FILES, MODES_ASAN_SLOW, SOURCES
 from tests.xpu.sim import dialect_table, test_vectors
 
 WORD = re.compile(r"(?:xpu_std::|std::)?[A-Za-z_]\w*(?:\.w\b)?")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec_hal_xpu.cc import Build, build, toolchain
-from tests.support.xpu_program import MODES, MODES_ASAN_SLOW, SOURCES, Program
+from tests.xpu.program import MODES, MODES_ASAN_SLOW, SOURCES, Program
 
 FILES = sorted((SOURCES / "host").glob("*.cpp"))
 TESTS = [name for path in FILES for name in re.findall(r"^HOST_TEST\((\w+)\)", path.read_text(), re.MULTILINE)]

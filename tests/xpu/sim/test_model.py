@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.xpu_program import BUILTIN_TESTS, MODES_ASAN_SLOW, PAIRS
+from tests.xpu.program import BUILTIN_TESTS, MODES_ASAN_SLOW, PAIRS
 
 
 @pytest.mark.parametrize(

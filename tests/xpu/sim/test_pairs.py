@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.xpu_program import MODES, PAIRS
+from tests.xpu.program import MODES, PAIRS
 
 SCHEDULES = (
     "seed=0", "seed=1,dma=deferred", "seed=2,dma=random", "seed=3,dma=random,model.dma_fifo=1", "seed=4,poison=165",

@@ -15,8 +15,8 @@ import pytest
 MODES = ("fast", "asan", "strict")
 # The same for tests whose programs take the sanitizers' compiler half a minute.
 MODES_ASAN_SLOW = ("fast", pytest.param("asan", marks=pytest.mark.slow), "strict")
-SOURCES = Path(__file__).parents[1] / "xpu_sim" / "sim"
-KERNELS = Path(__file__).parents[1] / "xpu_sim" / "kernels"
+SOURCES = Path(__file__).parent / "sim"
+KERNELS = Path(__file__).parent / "kernels"
 
 
 @dataclass(frozen=True)
