@@ -51,7 +51,7 @@ SPECDEC_OP(apply_token_bitmask, kUnlimited)
 void truncate_drafts(const TruncateDraftsArgs& a, Context) {
   const int64_t size = mask_size(a.vocab_size, a.Y);
   for (int64_t b = 0; b < a.B; ++b) {
-    const int64_t drafts = judged_drafts(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.S);
+    const int64_t drafts = verified_drafts(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.S);
     for (int64_t i = 0; i < drafts; ++i) {
       const int64_t mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, a.cu_seqlens_q_output[b] + i);
       if (mask < 0) continue;

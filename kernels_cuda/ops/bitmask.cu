@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kTruncateThreads)
   const int64_t token = i + 1 < a.S ? a.draft_tokens[b * a.S + i + 1] : 0;
   const int64_t mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, a.cu_seqlens_q_output[b] + i);
   bool refused = false;
-  if (i < judged_drafts(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.S) && mask >= 0) {
+  if (i < verified_drafts(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.S) && mask >= 0) {
     const int32_t* const words = a.bitmask + mask * a.Y;
     refused = !mask_allows(words, mask_size(a.vocab_size, a.Y), token);
   }

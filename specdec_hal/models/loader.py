@@ -61,7 +61,7 @@ def load_model(
     if (group := options.get("group")) is None or group.rank == 0:
         if Path(path).is_dir():
             warn_unapplied(path)
-        _log.info("%s: a text ends at the tokens %s", path, list(model.config.eos_token_ids))
+        _log.debug("%s: a text ends at the tokens %s", path, list(model.config.eos_token_ids))
     return model
 
 

@@ -68,6 +68,7 @@ def started(config: Config, runner: ModelRunner, load_s: float) -> None:
         "method": config.speculative.method,
         "max_model_len": runner.max_model_len,
         "max_num_seqs": config.runner.max_num_seqs,
+        "end_tokens": sorted(runner.end_tokens),
         "load_s": round(load_s, 1),
     }
     if runner.kv_cache_bytes:  # else it grows with the contexts

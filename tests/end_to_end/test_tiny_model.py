@@ -34,7 +34,7 @@ def loaded(request: pytest.FixtureRequest) -> tuple[TargetModel, Tokenizer]:
 def decode(
     loaded: tuple[TargetModel, Tokenizer], requests: list[Request], *overrides: str, naive: bool = False
 ) -> tuple[list[RequestOutput], ModelRunner]:
-    runtime = sd.load(ROOT / "configs/reference.yaml", overrides)
+    runtime = sd.load(ROOT / "configs/reference.yaml", ["speculative.adaptive=false", *overrides])
     model, tokenizer = loaded
     runner = (runtime.naive() if naive else runtime).runner(model=model, tokenizer=tokenizer)
     for request in requests:

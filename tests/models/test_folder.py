@@ -143,7 +143,7 @@ def test_loading_logs_them_and_the_tokens_that_end_a_text(
     make_checkpoint: Make, framework: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip(framework, reason=f"{framework} is not installed (pip install 'specdec-hal[{framework}]')")
-    caplog.set_level(logging.INFO, "specdec_hal")
+    caplog.set_level(logging.DEBUG, "specdec_hal")
     folder = write_adapter(write_tokenizer(make_checkpoint(vocab_size=VOCABULARY, num_nextn_predict_layers=0)))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<s>"}))
     plain = load_model(folder, framework)

@@ -21,10 +21,10 @@ def model() -> Any:
 
 
 def test_it_has_the_same_tensors(model: Any) -> None:
-    from specdec_hal.models.transformers.loaded import target_of
+    from specdec_hal.models.transformers.loaded import decoder_of
 
     model.extra = {"scale": model.lm_head.weight.detach()[:1]}  # a tensor that is no parameter
-    own = target_of(model)._decoder.model
+    own = decoder_of(model).model
     assert own is not model and own.lm_head is not model.lm_head and not own.training and model.training
     assert {id(tensor) for tensor in own.parameters()} == {id(tensor) for tensor in model.parameters()}
     assert own.extra["scale"] is model.extra["scale"] and own.extra is not model.extra

@@ -27,6 +27,7 @@ def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(method: str, registry: Registry, settings: Any, strategy: str = "target_match", **keys: Any) -> ModelRunner:
     speculative = {"method": method, "num_speculative_tokens": 3, "verify_strategy": strategy, method: settings}
+    speculative["adaptive"] = False
     config = parse(
         {"speculative": speculative, "runner": {"max_num_seqs": 2, "prefill_chunk": 5, **keys}}, registry=registry
     )

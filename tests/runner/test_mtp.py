@@ -34,7 +34,7 @@ def loaded(framework: str) -> tuple[Any, Any]:
 
 def runner(framework: str, method: str, *overrides: str) -> ModelRunner:
     model, tokenizer = loaded(framework)
-    settings = ["backend.name=cpu", f"speculative.method={method}", *overrides]
+    settings = ["backend.name=cpu", f"speculative.method={method}", "speculative.adaptive=false", *overrides]
     return sd.load(ROOT / "configs/reference.yaml", settings).runner(model=model, tokenizer=tokenizer)
 
 

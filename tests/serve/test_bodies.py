@@ -134,11 +134,11 @@ def test_what_only_a_template_needs_stays_there() -> None:
     keys = {"messages": messages, "documents": [{"a": "b"}] * 99, "tools": [TOOL] * 99, "metadata": {"a": "b"}}
     chat = ChatCompletionRequest(**keys, chat_template_kwargs={"more": [[]] * 99}, stream=True)
     told = chat.settled(TEMPLATE)
-    assert told.prompt_text == "a" * 1800 + "g" + str([[]] * 99)
+    assert told.prompt_text == "\n".join("a" * 9) * 200 + "g" + str([[]] * 99)
     assert told.may_call and told.stream and told.metadata == {"a": "b"}
     assert not told.messages and told.tools == [{}] and told.documents is told.chat_template_kwargs is None
     asked = ResponsesRequest(input=messages, instructions="b").settled(TEMPLATE)
-    assert asked.chat().prompt_text == "b" + "a" * 1800 and not asked.input and asked.instructions == "b"
+    assert asked.chat().prompt_text == "b" + "\n".join("a" * 9) * 200 and not asked.input and asked.instructions == "b"
     assert TokenizeRequest(prompt="ab").settled(TEMPLATE).prompt == "ab"
 
 

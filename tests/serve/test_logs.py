@@ -96,9 +96,12 @@ def test_what_is_served(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> No
         found: Running = running
         logs.started(found.engine.config, found.engine.runner, 1.23)
         (line,) = map(json.loads, lines(capsys))
-    shown = {key: line[key] for key in ("message", "model", "backend", "method", "max_model_len", "max_num_seqs")}
+    shown = {
+        key: line[key]
+        for key in ("message", "model", "backend", "method", "max_model_len", "max_num_seqs", "end_tokens")
+    }
     assert shown == {
         "message": "serving", "model": tmp_path.name, "backend": "reference", "method": "ngram", "max_model_len": 64,
-        "max_num_seqs": 4,
+        "max_num_seqs": 4, "end_tokens": sorted(found.engine.runner.end_tokens),
     }  # fmt: skip
     assert line["load_s"] == 1.2 and "kv_cache_mib" not in line  # the history model's cache grows

@@ -50,7 +50,7 @@ SPECDEC_HD uint32_t columns_of_row(int64_t first, int64_t width) {
 }
 
 // Drafts of a slot that rows verify, draft i by the slot's row i.
-SPECDEC_HD int64_t judged_drafts(int32_t slt, int32_t enc, int64_t width) {
+SPECDEC_HD int64_t verified_drafts(int32_t slt, int32_t enc, int64_t width) {
   return enc > 0 ? 0 : clamp64(slt, 1, max64(width, 1)) - 1;
 }
 

@@ -37,7 +37,7 @@ def target_of(model: Any) -> Any:
     if len(devices) != 1 or devices == ["meta"]:
         raise refused(model, f"its weights are on {', '.join(devices) or 'no device'}, not on one device")
     try:
-        decoder = _decoder(model)
+        decoder = decoder_of(model)
     except (SpecDecError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # from the model's own code
@@ -53,7 +53,7 @@ def target_of(model: Any) -> Any:
     return DeviceTransformers(decoder, make_launcher=make_launcher, batch_invariant=False, replace=False)
 
 
-def _decoder(model: Any) -> Decoder:
+def decoder_of(model: Any) -> Decoder:
     with _Shared():
         own = copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()}).eval()
     config, kind = config_of(own), _kind(own)

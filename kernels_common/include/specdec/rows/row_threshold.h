@@ -264,7 +264,8 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
     }
     if (kSparse) {
       BlockBits between;
-      between.load([&](int j) { return static_cast<int>(bucket[j] != 0) & static_cast<int>(bucket[j] != Grid::kLast); });
+      between.load(
+          [&](int j) { return static_cast<int>(bucket[j] != 0) & static_cast<int>(bucket[j] != Grid::kLast); });
       between.each([&](int j) { table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne; });
       for (const int32_t outer : {0, int32_t{Grid::kLast}}) {
         SoftmaxBlock part;
