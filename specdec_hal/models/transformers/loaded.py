@@ -54,6 +54,7 @@ def target_of(model: Any) -> Any:
 
 
 def decoder_of(model: Any) -> Decoder:
+    """The decoder of a copy of the module tree, which shares its tensors."""
     with _Shared():
         own = copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()}).eval()
     config, kind = config_of(own), _kind(own)
