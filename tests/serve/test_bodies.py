@@ -136,7 +136,8 @@ def test_what_only_a_template_needs_stays_there() -> None:
     told = chat.settled(TEMPLATE)
     assert told.prompt_text == "\n".join("a" * 9) * 200 + "g" + str([[]] * 99)
     assert told.may_call and told.stream and told.metadata == {"a": "b"}
-    assert not told.messages and told.tools == [{}] and told.documents is told.chat_template_kwargs is None
+    assert told.tools == [{"function": {"name": TOOL["function"]["name"]}}] * 99  # what tells a call
+    assert not told.messages and told.documents is told.chat_template_kwargs is None
     asked = ResponsesRequest(input=messages, instructions="b").settled(TEMPLATE)
     assert asked.chat().prompt_text == "b" + "\n".join("a" * 9) * 200 and not asked.input and asked.instructions == "b"
     assert TokenizeRequest(prompt="ab").settled(TEMPLATE).prompt == "ab"
