@@ -8,10 +8,10 @@
 #include <cstring>
 #include <vector>
 
+#include "../../../kernels_cpu/threads.h"
 #include "attention.h"
 #include "sets.h"
 #include "specdec_ffi/operands.h"
-#include "../../../kernels_cpu/threads.h"
 
 namespace {
 

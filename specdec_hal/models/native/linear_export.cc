@@ -8,10 +8,10 @@
 #include <atomic>
 #include <vector>
 
+#include "../../../kernels_cpu/threads.h"
 #include "linear.h"
 #include "sets.h"
 #include "specdec_ffi/operands.h"
-#include "../../../kernels_cpu/threads.h"
 
 namespace {
 
