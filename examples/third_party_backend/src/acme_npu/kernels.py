@@ -82,6 +82,7 @@ def verify_by_tokens(
     accept_tokens: NDArray[np.int64],
     accept_num: NDArray[np.int32],
     *,
+    ignore_end: NDArray[np.bool_] | None = None,
     accept_policy: AcceptPolicy,
     end_at_limit: bool,
     **unused: Any,
@@ -111,7 +112,8 @@ def verify_by_tokens(
     tokens = np.where(position < accepted[:, None], drafts, target)
     length = accepted + 1
 
-    is_end = np.isin(tokens, end_tokens)
+    ends = np.ones(used, np.bool_) if ignore_end is None else ~ignore_end[:used]
+    is_end = np.isin(tokens, end_tokens) & ends[:, None]
     if not accept_all:
         length = np.where(is_end.any(axis=1), np.minimum(length, is_end.argmax(axis=1) + 1), length)
     # Python integers: the difference of two int64 may not fit in one. A slot beyond its limit still emits one token.
@@ -120,7 +122,7 @@ def verify_by_tokens(
     at_limit = length >= limit
     length = np.where(emits, np.minimum(length, limit), 0)
     if end_at_limit and len(end_tokens):
-        slots = np.flatnonzero(at_limit & emits)
+        slots = np.flatnonzero(at_limit & emits & ends)
         last = length[slots] - 1
         replaced = ~is_end[slots, last]
         tokens[slots[replaced], last[replaced]] = end_tokens[0]
