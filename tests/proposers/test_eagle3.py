@@ -112,7 +112,7 @@ def test_settings_take_the_place_of_what_the_head_says(tmp_path: Path) -> None:
     target, head = perfect(tmp_path / "target")
     folder = head.write_speculators(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[1, 3, 4], norm_output=True)
     settings = {"path": str(folder), "layers": [1, 2, 4], "norm_output": False}
-    runner = make_runner(target, {"method": "eagle3", "eagle3": settings})
+    runner = make_runner(target, {"method": "eagle3", "eagle3": settings, "adaptive": False})
     assert runner.proposer.hidden_layers == (0, 1, 3)
     assert all(output.drafted == output.accepted > 10 for output in decode(runner))
     for layers in ([1, 2], [2, 1, 4], [1, 2, 5]):
