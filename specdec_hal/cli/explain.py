@@ -130,4 +130,4 @@ def _print_backend(explanation: Explanation, model: dict[str, Any] | None, outpu
         how = "do not depend" if model["batch_invariant"] else "may depend"
         print(f"model: a token's bits {how} on the rest of its step", file=output.stdout)
         first, *others = model["methods"]
-        print(f"drafts: {first}{''.join(f'; {one} while it does not pay' for one in others)}", file=output.stdout)
+        print(f"drafts: {first}{''.join(f'; {one} while it is faster' for one in others)}", file=output.stdout)

@@ -1,8 +1,8 @@
 """Drafts of one of two methods, as the runner chooses while decoding: a first one, or look-up by n-grams.
 
-Both are part of every step, so that one device graph serves either: a limit per slot says what the first may draft, and
-the look-up continues its drafts up to the request's own limit. Another flag says whether a module is fed a slot's
-tokens where it drafts nothing, so that it can be tried again.
+A limit per slot says what the first may draft, and the look-up continues its drafts up to the request's own limit.
+Another flag says whether a module is fed a slot's tokens where it drafts nothing, so that it can be tried again; a step
+without a fed slot leaves it out.
 """
 
 from __future__ import annotations
@@ -32,18 +32,23 @@ class SwitchedProposer(Proposer):
         state = context.state
         self.inputs = state.device.inputs(dict.fromkeys((LIMIT, FED), state.field(LIMIT)))
         """Written by the runner: by slot, the most drafts of the first proposer, and whether it is fed."""
+        self.feeds = True
+        """Whether any slot is fed; set by the runner."""
         tensors = self.inputs.tensors
         own = state.replacing({LIMIT: tensors[LIMIT]})
         self._first = build(replace(context, state=own, fed=tensors[FED]))
         settings = getattr(context.config.speculative, "ngram", None)
-        self._lookup = NgramProposer(replace(context, settings=settings), "hybrid_mtp_ngram")
+        self._continue, self._look_up = (
+            NgramProposer(replace(context, settings=settings), op) for op in ("hybrid_mtp_ngram", "ngram_match")
+        )
         self.hidden_layers, self.draft_positions = self._first.hidden_layers, self._first.draft_positions
         self.cache_lookahead = self._first.cache_lookahead
 
     def reset(self, slots: list[int]) -> None:
         """Forget the slots' text and index."""
         self._first.reset(slots)
-        self._lookup.reset(slots)
+        self._continue.reset(slots)
+        self._look_up.reset(slots)
 
     def forget(self) -> None:
         """Forget finished requests."""
@@ -52,4 +57,8 @@ class SwitchedProposer(Proposer):
     def propose(self, step: StepView) -> None:
         """Draft, then look up."""
         self._first.propose(step)
-        self._lookup.propose(step)
+        self._continue.propose(step)
+
+    def look_up(self, step: StepView) -> None:
+        """For a step without a fed slot."""
+        self._look_up.propose(step)

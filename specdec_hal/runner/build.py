@@ -116,7 +116,7 @@ def build_parts(
     if automatic and looks_up_too(config, backend, registry):
         proposer = switched = SwitchedProposer(context, first)
         names = speculative.method, "ngram"
-        lengths = DraftMethods(k, names, switched.inputs, spares=not capabilities.device_lengths)
+        lengths = DraftMethods(k, names, switched, lambda sequence: sequence.request.params.temperature > 0)
     else:
         proposer, lengths = first(context), DraftLengths(k) if speculative.adaptive and k else None
     check_hidden_layers(proposer, speculative.method, model)

@@ -129,6 +129,10 @@ class DraftLengths:
         """Steps left without a choice, and the most of the next rest."""
         self._refresh()
 
+    def begin(self, requests: Iterable[Any]) -> Ints:
+        """The rows of requests that get a slot."""
+        return self.rows(requests)
+
     def rows(self, requests: Iterable[Any]) -> Ints:
         """The rows of these requests, of any type: valid while they exist."""
         requests = list(requests)
@@ -138,17 +142,9 @@ class DraftLengths:
                 self._known[one] = self._new_row(one, limit)
         return np.array([self._known[one] for one in requests], np.int64)
 
-    def __contains__(self, request: object) -> bool:
-        """Whether this request has a row."""
-        return request in self._known
-
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
         return np.zeros(len(rows), np.int64) if self._plain else self._requests["limit"][rows]
-
-    def drafts(self, rows: Ints) -> bool:
-        """Whether any of these requests drafts, or will after a step that is measured without."""
-        return bool(self._requests["limit"][rows].any())
 
     def retry(self) -> None:
         """Let every request draft in its next step."""

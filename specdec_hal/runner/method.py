@@ -1,15 +1,15 @@
 """The meaning of `speculative.method: auto` for a model and a backend: a first method, and the choice while decoding.
 
-Beside the first method, a module or a drafter, there is look-up by n-grams, which costs next to nothing. Where draft
-lengths switch the first one off, since it does not pay, requests draft by look-up. The first is tried again after
-pauses that double as long as it does not pay.
+Beside the first method, a module or a drafter, there is look-up by n-grams, which costs next to nothing. The faster one
+drafts, by tokens per second measured while decoding.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,17 +20,25 @@ from specdec_hal.ops import Strategy, draft_model
 from specdec_hal.plugin.backend import AUTO, Backend
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.registry import Registry
-from specdec_hal.proposers.switched import FED, LIMIT
+from specdec_hal.proposers.switched import FED, LIMIT, SwitchedProposer
 from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.slot_table import Ints
-from specdec_hal.tensors.transfer import Inputs
+from specdec_hal.runner.step_cost import Rate
 
 SETTLING = 2
 """Steps after a change that are not measured: their drafts, or their calls, may be those of the method before."""
-FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
-"""Steps with look-up before the first method is tried again."""
-GIVE_UP = 3
-"""Tries of the first method without success, after which its cache is no longer kept up to date."""
+TRIAL = 8
+"""Steps of a trial."""
+HOPELESS, LEAST_TRIAL = 0.5, 3
+"""A trial ends where its method is this much slower than the other, after some steps."""
+TRIAL_SHARE = 0.03
+"""What trials of the slower method may take of the time, if the longest pause allows."""
+LONGEST_PAUSE = 1024
+"""Most steps between two trials, and with some requests that the first method was not fed."""
+OLD_TRIALS = 0.5
+"""What steps of earlier trials count in a trial."""
+FEEDING = 1.05
+"""The speed of look-ups, as a multiple of that with the first method fed, until it is measured."""
 
 _log = logging.getLogger("specdec_hal")
 
@@ -76,26 +84,58 @@ def methods_of(config: Config, backend: Backend, model: TargetModel, registry: R
     return [settled.speculative.method, *(["ngram"] if automatic else [])]
 
 
-class DraftMethods:
-    """As :class:`DraftLengths`, for a :class:`~specdec_hal.proposers.switched.SwitchedProposer`: also chooses its
-    method, for all requests together.
-
-    `names`: of its first method and of the look-up. `inputs`: what it reads. `spares`: feeding the first method takes
-    time even where it drafts nothing, so requests are no longer fed after :data:`GIVE_UP` tries. It is tried again with
-    requests that begin :data:`LONGEST_PAUSE` steps later.
+class _Rates(NamedTuple):
+    """Tokens per second of steps with as many requests of one kind: of the first method; of the look-up while the first
+    is fed, and while it is not.
     """
 
-    def __init__(self, k: int, names: tuple[str, str], inputs: Inputs, *, spares: bool) -> None:
-        self._names, self._inputs, self._spares = names, inputs, spares
+    first: Rate
+    fed: Rate
+    look_up: Rate
+
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Of the first method, and of the look-up; 0 where it was not measured."""
+        return float(self.first), float(self.look_up) or FEEDING * float(self.fed)
+
+    def best(self, otherwise: int) -> int:
+        """The faster method, 0 or 1; `otherwise` where one was not measured."""
+        first, look_up = self.speeds
+        return int(look_up > first) if look_up and first else otherwise
+
+
+class DraftMethods:
+    """As :class:`DraftLengths`, for a :class:`~specdec_hal.proposers.switched.SwitchedProposer`: also chooses its
+    method, for all requests together, by tokens per second measured while decoding.
+
+    At first each drafts for :data:`TRIAL` steps, look-up before the first method. Then the faster one drafts, with
+    trials of the other after pauses that double as long as it is slower. Measurements are by number of requests, in
+    powers of two, and by whether any samples. While look-up is faster, the first method is not fed, and a later trial
+    waits for requests that begin after it is fed again.
+
+    `names`: of its first method and of the look-up. `proposer`: its inputs are written. `samples`: whether a request
+    does.
+    """
+
+    def __init__(
+        self, k: int, names: tuple[str, str], proposer: SwitchedProposer, samples: Callable[[Any], bool]
+    ) -> None:
+        self._names, self._proposer, self._samples = names, proposer, samples
         self._lengths = [DraftLengths(k) for _ in names]
-        self._cold = np.zeros(0, np.bool_)
-        """By row: requests that the first method has not been fed."""
-        self.forget()
+        self._rows = np.zeros(0, [("cold", np.bool_), ("samples", np.bool_)])
+        """By row: requests that the first method has not been fed, and those that sample."""
+        self._rates: defaultdict[tuple[bool, int], _Rates] = defaultdict(lambda: _Rates(Rate(), Rate(), Rate()))
+        """By whether a request samples, and the logarithm of their number."""
+        self._of: tuple[bool, int] | None = None
+        """Those of the last step."""
+        self._at, self._settling, self._failures = 1, 0, 0
+        self._trying, self._left, self._patience = False, TRIAL, 0
+        """Whether the method in use is on trial; steps until the next decision; steps that it waits for requests."""
+        self.feeds = True
+        """Whether the first method is fed requests that begin."""
 
     def forget(self) -> None:
-        """Forget acceptance, for later requests."""
-        self._at = self._settling = self._steps = self._failures = 0
-        self._pause, self._feeds = FIRST_PAUSE, True
+        """Forget acceptance, for later requests. Speeds are kept."""
         for one in self._lengths:
             one.forget()
 
@@ -104,15 +144,19 @@ class DraftMethods:
         """The name of the method that drafts."""
         return self._names[self._at]
 
-    def rows(self, requests: Iterable[Any]) -> Ints:
-        """As :meth:`DraftLengths.rows`: a request has the same row for every method."""
+    def begin(self, requests: Iterable[Any]) -> Ints:
+        """As :meth:`DraftLengths.begin`: a request has the same row for every method."""
         requests = list(requests)
-        new = np.array([one not in self._lengths[0] for one in requests], np.bool_)
-        rows, _ = (one.rows(requests) for one in self._lengths)
-        if len(rows) and (size := int(rows.max()) + 1) > len(self._cold):
-            self._cold = np.append(self._cold, np.zeros(size - len(self._cold), np.bool_))
-        self._cold[rows[new]] = not self._feeds
+        rows, _ = (one.begin(requests) for one in self._lengths)
+        if len(rows) and (more := int(rows.max()) + 1 - len(self._rows)) > 0:
+            self._rows = np.append(self._rows, np.zeros(more, self._rows.dtype))
+        self._rows["cold"][rows] = not self.feeds
+        self._rows["samples"][rows] = [self._samples(one) for one in requests]
         return rows
+
+    def rows(self, requests: Iterable[Any]) -> Ints:
+        """As :meth:`DraftLengths.rows`, of requests that have begun."""
+        return self._lengths[0].rows(requests)
 
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
@@ -121,11 +165,12 @@ class DraftMethods:
     def send(self, rows: Ints, limits: Ints) -> None:
         """Send the proposer every slot's part for the first method: by row and most drafts [M]."""
         own = limits if self._at == 0 else np.zeros_like(limits)
-        fed = ~self._cold[rows] if len(self._cold) else np.ones(len(rows), np.bool_)
-        host = self._inputs.host
-        if (host[LIMIT] != own).any() or (host[FED] != fed).any():
-            host[LIMIT][:], host[FED][:] = own, fed
-            self._inputs.upload()
+        fed = ~self._rows["cold"][rows] if len(self._rows) else np.ones(len(rows), np.bool_)
+        self._proposer.feeds = bool(fed.any())
+        inputs = self._proposer.inputs
+        if (inputs.host[LIMIT] != own).any() or (inputs.host[FED] != fed).any():
+            inputs.host[LIMIT][:], inputs.host[FED][:] = own, fed
+            inputs.upload()
 
     def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> None:
         """As :meth:`DraftLengths.stepped`."""
@@ -134,27 +179,61 @@ class DraftMethods:
         if self._settling:
             self._settling -= 1
             return
-        lengths = self._lengths[self._at]
-        lengths.stepped(rows, drafted, accepted, seconds)
-        self._steps += 1
+        self._lengths[self._at].stepped(rows, drafted, accepted, seconds)
+        of, cold = (bool(self._rows["samples"][rows].any()), len(rows).bit_length()), self._rows["cold"][rows]
+        rates = self._rates[of]
         if self._at == 0:
-            if lengths.drafts(rows):
-                return
-            self._failures = 0 if self._steps > FIRST_PAUSE else self._failures + 1
-            self._pause = min(FIRST_PAUSE << self._failures, LONGEST_PAUSE)
-            if self._spares and self._failures >= GIVE_UP:
-                self._feeds, self._pause, self._cold[:] = False, LONGEST_PAUSE, True
-            self._use(1, "does not pay")
-        elif self._steps >= self._pause:
-            self._feeds = True
-            if not self._cold[rows].any():
-                self._use(0, "is tried again")
+            rates.first.add(len(rows) + int(accepted.sum()), seconds)
+        elif cold.all() or not cold.any():
+            (rates.look_up if cold.all() else rates.fed).add(len(rows) + int(accepted.sum()), seconds)
+        self._left -= 1
+        if of != self._of and not self._trying and rates.best(self._at) != self._at:
+            self._left = 0  # it is known to be slower for these requests
+        elif self._trying and self._left <= TRIAL - LEAST_TRIAL:
+            speeds = rates.speeds
+            if speeds[self._at] < HOPELESS * speeds[1 - self._at]:
+                self._left = 0
+        self._of = of
+        if self._left <= 0:
+            self._decide(rates, bool(cold.any()))
 
-    def _use(self, method: int, why: str) -> None:
-        self._at, self._settling, self._steps = method, SETTLING, 0
+    def _decide(self, rates: _Rates, cold: bool) -> None:
+        """End a trial, or begin one. `cold`: whether a request of this step is."""
+        other = 1 - self._at
+        if self._trying:
+            better, self._trying = rates.best(other), False
+            self._failures = 0 if better == self._at else self._failures + 1
+            self._use(better, rates)
+        elif self._at == 1 and not self.feeds:
+            self.feeds, self._left, self._patience = True, 1, LONGEST_PAUSE
+        elif self._at == 1 and cold:
+            self._left, self._patience = 1, self._patience - 1
+            if not self._patience:
+                self._use(1, rates)
+        elif rates.best(self._at) == other:
+            self._use(other, rates)
+        else:
+            (rates.first, rates.fed)[other].fade(OLD_TRIALS)
+            self._start(other)
+            self._trying, self._left = True, TRIAL
+
+    def _use(self, method: int, rates: _Rates) -> None:
+        """Use a method until the next trial."""
+        first, look_up = rates.speeds
+        slower = min(first, look_up) / max(first, look_up, 1e-9)
+        pause = TRIAL * (1 - slower) / TRIAL_SHARE
+        self._left = int(np.clip(pause * 2**self._failures, TRIAL, LONGEST_PAUSE))
+        if method == 1:
+            self.feeds, self._rows["cold"] = False, True
+        level = logging.DEBUG if self._failures else logging.INFO  # else it is said once a trial
+        speeds = f"{self._names[0]} {first:.0f} tokens/s, {self._names[1]} {look_up:.0f}"
+        _log.log(level, "speculative.method auto: %s drafts now: %s", self._names[method], speeds)
+        if method != self._at:
+            self._start(method)
+
+    def _start(self, method: int) -> None:
+        self._at, self._settling = method, SETTLING
         self._lengths[method].retry()
-        level = logging.INFO if self._failures <= GIVE_UP else logging.DEBUG  # else it is said once a pause
-        _log.log(level, "speculative.method auto: %s drafts now, since %s %s", self.in_use, self._names[0], why)
 
 
 def _with(config: Config, **keys: Any) -> Config:

@@ -28,6 +28,7 @@ from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.plugin.proposer import Proposer, StepBounds, StepView
+from specdec_hal.proposers.switched import SwitchedProposer
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
@@ -121,37 +122,51 @@ class Bucket(NamedTuple):
 
 
 @dataclass
-class CompiledStep:
-    """The calls of a step, by stage. `masked_from`: the first that needs row masks, or None. `report`: tensors read by
-    the host. `logprobs`: outputs of `token_logprobs`.
-    """
+class Part:
+    """Calls that are captured together. `masked`: they need row masks. `wanted`: whether a step has them."""
 
     calls: list[tuple[str, Call]]
-    masked_from: int | None = None
+    masked: bool = False
+    wanted: Callable[[], bool] = lambda: True
+    replay: DeviceGraph | None = None
+
+
+@dataclass
+class CompiledStep:
+    """The calls of a step, by stage. `report`: tensors read by the host. `logprobs`: outputs of `token_logprobs`."""
+
+    parts: list[Part]
     report: tuple[str, ...] = REPORT
     logprobs: Outputs | None = None
     view: Callable[[int], StepView] = field(init=False)
-    replays: list[DeviceGraph] = field(default_factory=list)
     launches: int = 0
 
     @property
-    def parts(self) -> list[list[tuple[str, Call]]]:
-        """All calls, or those before and after the masks are needed."""
-        at = self.masked_from
-        return [self.calls] if at is None else [self.calls[:at], self.calls[at:]]
+    def replays(self) -> list[DeviceGraph]:
+        """The captured parts."""
+        return [part.replay for part in self.parts if part.replay is not None]
+
+    def begin(self, step: StepBuilder, **options: Any) -> None:
+        """Collect the next calls of `step` in a new part."""
+        self.parts.append(Part([], **options))
+        step.calls = self.parts[-1].calls
 
     def run(self, stream: int, record: TimedStep, make_masks: Callable[[], None] | None = None) -> None:
-        """Launch every part, captured or call by call and timed by stage; `make_masks` runs between two."""
-        for number, part in enumerate(self.parts):
-            if number:
+        """Launch every wanted part, captured or call by call and timed by stage; `make_masks` runs before one with row
+        masks.
+        """
+        for part in self.parts:
+            if not part.wanted():
+                continue
+            if part.masked:
                 assert make_masks is not None
                 with record.stage("mask"):
                     make_masks()
-            if self.replays:
+            if part.replay is not None:
                 with record.stage("replay"):
-                    self.replays[number]()
+                    part.replay()
             else:
-                run_calls(part, stream, record)
+                run_calls(part.calls, stream, record)
 
     def fetch(self, report: Outputs) -> Fetched:
         """Start copying a launch's results to the host."""
@@ -396,13 +411,12 @@ class StepCompiler:
         """Capture a plan after its first launch, which compiled and allocated."""
         device, self._capturing = self.state.device, True
 
-        def launch(part: list[tuple[str, Call]]) -> None:
-            run_calls(part, device.stream(), TimedStep())  # the captured stream
+        def launch(part: Part) -> None:
+            run_calls(part.calls, device.stream(), TimedStep())  # the captured stream
 
         try:
             for part in plan.parts:
-                graph = device.capture(partial(launch, part))
-                plan.replays += [] if graph is None else [graph]
+                part.replay = device.capture(partial(launch, part))
         except Exception as error:
             self.captured = False
             self.capture_failures += 1
@@ -429,7 +443,7 @@ class StepCompiler:
         if self.static:
             self._head(step)
             self._forward(bucket, step)
-        plan = CompiledStep(step.calls)
+        plan = CompiledStep([Part(step.calls)])
         self._tail(bucket, plan, step)
         return plan
 
@@ -486,7 +500,7 @@ class StepCompiler:
             masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots, "first_token": first_token}
             step.add("penalties", "apply_token_bitmask", logits, **masks)
         if features.masked:
-            plan.masked_from = len(step.calls)
+            plan.begin(step, masked=True)
             operands = {name: tensor[:rows] for name, tensor in self._masks.tensors.items()}
             step.add("mask", "apply_token_bitmask", logits, **operands, first_token=first_token)
         step.add("sample", "build_sampling_params")
@@ -506,18 +520,24 @@ class StepCompiler:
         step.add("update", "update_model_status")
         bounds = StepBounds(bucket.slots, bucket.tokens, bucket.query, bucket.context)
         plan.view = partial(self._view, hidden, picked, bounds)
-        if self.proposer.runs_on == "device":
-            step.call("propose", lambda stream: self._propose(plan.view(stream)))
+        if isinstance(self.proposer, SwitchedProposer):
+            switched = self.proposer
+            plan.begin(step, wanted=lambda: switched.feeds)
+            step.call("propose", lambda stream: self._propose(switched.propose, plan.view(stream)))
+            plan.begin(step, wanted=lambda: not switched.feeds)
+            step.call("propose", lambda stream: self._propose(switched.look_up, plan.view(stream)))
+        elif self.proposer.runs_on == "device":
+            step.call("propose", lambda stream: self._propose(self.proposer.propose, plan.view(stream)))
 
     def _view(self, hidden: dict[int, Any], picked: dict[int, Any], bounds: StepBounds, stream: int) -> StepView:
         layers = self.proposer.hidden_layers
         inputs = {layer: hidden[layer] if self.static else hidden[layer][: self._fed] for layer in layers}
         return StepView(self.state, stream, bounds, {layer: picked[layer] for layer in layers}, inputs)
 
-    def _propose(self, view: StepView) -> None:
+    def _propose(self, propose: Callable[[StepView], Any], view: StepView) -> None:
         """Let a device proposer draft; after an error the next step has no drafts."""
         try:
-            self.propose(view)
+            self._drafted(propose(view))
         except PluginError:
             raise
         except Exception:
@@ -538,7 +558,9 @@ class StepCompiler:
 
     def propose(self, view: StepView) -> None:
         """Let the proposer draft; rebuilds plans if its tensor of draft probabilities changes."""
-        draft_probs = self.proposer.propose(view)
+        self._drafted(self.proposer.propose(view))
+
+    def _drafted(self, draft_probs: Any) -> None:
         if self.backend.debug:
             self._check_drafts()
         if draft_probs is not None and not self.proposer.gives_draft_probs:
@@ -707,9 +729,10 @@ def _no_masks() -> None:
 
 
 def _release(plan: CompiledStep) -> None:
-    for graph in plan.replays:
-        graph.release()
-    plan.replays.clear()
+    for part in plan.parts:
+        if part.replay is not None:
+            part.replay.release()
+            part.replay = None
 
 
 def _columns(top: int, vocab_size: int) -> int:

@@ -643,7 +643,7 @@ class ModelRunner:
         if failed:
             self._most_drafts[list(self._undrafted)] = 0
         if self.lengths is not None:
-            self._length_rows[slots] = self.lengths.rows(map(self.scheduler.running.__getitem__, slots))
+            self._length_rows[slots] = self.lengths.begin(map(self.scheduler.running.__getitem__, slots))
         if failed or self.lengths is not None:
             self._set_limits()
 
@@ -654,6 +654,7 @@ class ModelRunner:
             limits = np.minimum(limits, self.lengths.limits(self._length_rows))
         if self.methods is not None:
             self.methods.send(self._length_rows, limits)
+            self.scheduler.feed(self.methods.feeds)
         if (wanted != limits).any():
             wanted[:] = limits
             self.state.request.upload()

@@ -101,6 +101,8 @@ class Scheduler:
         """Whether steps' deltas are made for requests without callbacks too."""
         self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
         self._slots, self._prefixes = SlotWriter(state), prefixes
+        self._feeds = True
+        """Whether the proposer is fed requests that begin."""
         self.prefix_queries = self.prefix_hits = 0
         """Tokens of requests at their first slot, and those found in the KV cache."""
         self.budget = size["T_cap"]
@@ -429,7 +431,14 @@ class Scheduler:
     def _keeps_draft_rows(self, sequence: Sequence) -> bool:
         """Whether the proposer has rows for a request's tokens."""
         assert self._prefixes is not None
-        return self._prefixes.draft_rows and sequence.request.params.num_speculative_tokens != 0
+        return self._feeds and self._prefixes.draft_rows and sequence.request.params.num_speculative_tokens != 0
+
+    def feed(self, feeds: bool) -> None:
+        """Whether the proposer is fed from now on: else requests of now have no more rows."""
+        if self._feeds and not feeds:
+            for sequence in self.running.values():
+                sequence.draft_rows = False
+        self._feeds = feeds
 
     def _keys(self, sequence: Sequence, positions: int) -> list[bytes]:
         """The keys of a request's full blocks, at least of those up to `positions`."""

@@ -1,4 +1,4 @@
-"""Seconds of a step by its size, measured while decoding: the cost of one more draft.
+"""Seconds of a step by its size, measured while decoding: the cost of one more draft. And tokens per second.
 
 With weights that decay by COST_DECAY a step, a group of steps with as many requests has a mean size and mean seconds.
 All groups share one slope, by least squares with a prior:
@@ -20,6 +20,8 @@ LEAST_SLOPE = PRIOR_SLOPE / 4
 """Least cost, relative to that share: above 0, so that fewer drafts are tried too."""
 COST_DECAY = 0.97
 """Decay of a measured step per later step with as many requests."""
+RATE_DECAY = 0.98
+"""Decay of a step in a rate per later step."""
 SLOPE_DEADBAND = 0.5
 """Steps within this distance of the mean size carry no information on the slope; they do not decay it."""
 OUTLIER_LIMIT = 1.5
@@ -35,6 +37,35 @@ class _Group:
 
     def __init__(self) -> None:
         self.weight = self.size = self.seconds = 0.0
+
+
+class Rate:
+    """Tokens per second of recent steps; 0 before the first. Times of outliers are capped as those of :class:`Cost`."""
+
+    def __init__(self) -> None:
+        self._weight = self._tokens = self._seconds = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return self._weight > 0
+
+    def __float__(self) -> float:
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count a step."""
+        if self._weight:
+            expected = self._seconds / self._weight
+            if self._weight > FIRST_STEPS:
+                seconds = min(seconds, OUTLIER_LIMIT * expected)
+            elif seconds < expected * COMPILING:
+                self.fade(0.0)
+        self.fade(RATE_DECAY)
+        self._weight, self._tokens, self._seconds = self._weight + 1, self._tokens + tokens, self._seconds + seconds
+
+    def fade(self, share: float) -> None:
+        """Let the steps so far count this much of what they do."""
+        self._weight, self._tokens, self._seconds = self._weight * share, self._tokens * share, self._seconds * share
 
 
 class Line(NamedTuple):

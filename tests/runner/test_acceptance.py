@@ -103,8 +103,10 @@ def test_adaptive_lengths_learn_what_the_model_accepted() -> None:
     runner, told = make_runner(), list[tuple[int, int]]()
 
     class Lengths:
-        def rows(self, requests: Any) -> Any:
+        def begin(self, requests: Any) -> Any:
             return np.array([0 for _ in requests])
+
+        rows = begin
 
         def limits(self, rows: Any) -> Any:
             return rows + 4

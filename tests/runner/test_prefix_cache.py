@@ -227,6 +227,22 @@ def test_a_proposer_that_fails_leaves_no_rows(caplog: pytest.LogCaptureFixture) 
     assert runner.summary()["failed_proposals"] == failed > 0 and "injected" in caplog.text
 
 
+def test_requests_that_are_not_fed_leave_no_rows() -> None:
+    """They find all blocks; those that are fed later find only blocks with rows."""
+    runner = make("mtp")
+    params, text = SamplingParams(max_new_tokens=12), [3, 5, 6, 7] * 6
+    (plain,) = outputs_of(make("naive"), (text, params))
+
+    def decoded(feeds: bool) -> tuple[int, list[int]]:
+        runner.scheduler.feed(feeds)
+        (output,) = outputs_of(runner, (text, params))
+        return output.num_cached_tokens, list(output.token_ids)
+
+    cached = [decoded(feeds) for feeds in (False, False, True, True)]
+    assert [count for count, _ in cached] == [0, 24 - BLOCK, 0, 24 - BLOCK]
+    assert all(tokens == list(plain.token_ids) for _, tokens in cached)
+
+
 def test_a_restart_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
     prompts = [[*range(1, 18), extra] for extra in range(3)]
     asked = [(prompt, SamplingParams(max_new_tokens=20, bad_token_ids=[0], cache_salt="s")) for prompt in prompts]
