@@ -164,6 +164,7 @@ SMOLVLM = """<|im_start|>{% for message in messages %}{{message['role'] | capita
 ['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}{% for line in message['content'] %}{% if line['type'] == \
 'text' %}{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
 {% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}""".replace("\\\n", "")
+IDEFICS = SMOLVLM.replace("message['role'] | capitalize", "message['role'].capitalize()").replace("<|im_start|>", "")
 LLAVA = """{% for message in messages %}{{ message['role'].upper() + ': ' }}{% for content in message['content'] | \
 selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}{% endfor %}{% endfor %}""".replace("\\\n", "")
 EITHER = """{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}\
@@ -180,6 +181,8 @@ PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         (SMOLVLM, "Hi", "<|im_start|>User: Hi<end_of_utterance>\nAssistant:"),
         (SMOLVLM, PARTS, "<|im_start|>User: ab<end_of_utterance>\nAssistant:"),
         (SMOLVLM, "", "<|im_start|>User: <end_of_utterance>\nAssistant:"),
+        (IDEFICS, "Hi", "User: Hi<end_of_utterance>\nAssistant:"),
+        (IDEFICS, PARTS, "User: ab<end_of_utterance>\nAssistant:"),
         (LLAVA, "Hi", "USER: Hi "),
         (LLAVA, PARTS, "USER: a b "),
         (CHATML, "Hi", "<|user|>Hi\n<|assistant|>"),
