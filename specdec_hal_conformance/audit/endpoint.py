@@ -1,0 +1,169 @@
+"""An endpoint with the API of OpenAI: greedy and sampled answers with the log-probabilities of their tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from specdec_hal.errors import SpecDecError
+
+TOP = 5
+"""Alternatives of each token."""
+
+
+class EndpointError(SpecDecError):
+    """The endpoint cannot be reached, or fails."""
+
+
+class RefusedError(EndpointError):
+    """The endpoint refuses a request: 4xx."""
+
+
+class Token(NamedTuple):
+    """A token's text, its log-probability, and those of the most likely tokens."""
+
+    text: str
+    logprob: float | None
+    top: dict[str, float]
+
+
+class Answer(NamedTuple):
+    """One choice. `tokens` is empty where the endpoint reports none. `drafts`: drafted and accepted, if it says so."""
+
+    text: str
+    tokens: list[Token]
+    finish_reason: str
+    completion_tokens: int | None
+    drafts: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Answer:
+        """From its form in a file."""
+        tokens = [Token(text, logprob, dict(top)) for text, logprob, top in data["tokens"]]
+        drafts = data["drafts"] and tuple(data["drafts"])
+        return cls(data["text"], tokens, data["finish_reason"], data["completion_tokens"], drafts)
+
+    def document(self) -> dict[str, Any]:
+        """For a file."""
+        return self._asdict()
+
+
+class Endpoint:
+    """`url`: of the server or its /v1. `extra`: keys for the body of every request. `transport`: httpx's, for tests."""
+
+    def __init__(
+        self, url: str, model: str | None = None, extra: Mapping[str, Any] | None = None, transport: Any = None
+    ) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise SpecDecError("audit: httpx is not installed (pip install 'specdec-hal[audit]')") from error
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.extra = dict(extra or {})
+        self._errors = httpx.HTTPError
+        self._client = httpx.Client(base_url=self.url, timeout=600, transport=transport)
+        self.model = model or self._only_model()
+
+    def _only_model(self) -> str:
+        data = self._send("GET", "/v1/models")["data"]
+        if not data:
+            raise EndpointError(f"{self.url}: lists no model; name one by --model")
+        return str(data[0]["id"])
+
+    def body(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+        """Of a completion."""
+        asked = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "logprobs": TOP}
+        return {**asked, **more, **self.extra}
+
+    def complete(self, prompt: str, max_tokens: int, **more: Any) -> list[Answer]:
+        """The choices of a completion."""
+        return _answers(self._send("POST", "/v1/completions", self.body(prompt, max_tokens, **more)))
+
+    def chat(self, prompt: str, max_tokens: int, **more: Any) -> list[Answer]:
+        """The choices of a chat of one message."""
+        messages = [{"role": "user", "content": prompt}]
+        asked = {"model": self.model, "messages": messages, "max_tokens": max_tokens, **more, **self.extra}
+        return _answers(self._send("POST", "/v1/chat/completions", asked))
+
+    def abandon(self, prompt: str, max_tokens: int) -> None:
+        """Begin a streamed completion and close the connection after its first bytes."""
+        body = self.body(prompt, max_tokens, stream=True, temperature=0)
+        try:
+            with self._client.stream("POST", "/v1/completions", json=body) as answer:
+                next(answer.iter_bytes(), b"")
+        except self._errors as error:
+            raise EndpointError(f"{self.url}: {error}") from error
+
+    def metrics(self) -> dict[str, float]:
+        """Sums of the series of /metrics by name; empty without them."""
+        try:
+            answer = self._client.get("/metrics")
+        except self._errors:
+            return {}
+        sums = dict[str, float]()
+        for line in answer.text.splitlines() if answer.status_code == 200 else ():
+            if found := re.match(r"([a-zA-Z_:][\w:]*)(?:{.*})? ([-+.\deE]+)$", line):
+                sums[found[1]] = sums.get(found[1], 0.0) + float(found[2])
+        return sums
+
+    def curl(self, body: Mapping[str, Any], path: str = "/v1/completions") -> str:
+        """The command that sends this body."""
+        data = shlex.quote(json.dumps(body, ensure_ascii=False))
+        return f"curl -s {self.url}{path} -H 'Content-Type: application/json' -d {data}"
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            answer = self._client.request(method, path, json=body)
+        except self._errors as error:
+            raise EndpointError(f"{self.url}: {type(error).__name__}: {error}; is the server running?") from error
+        if 400 <= answer.status_code < 500:
+            raise RefusedError(f"{self.url}{path}: status {answer.status_code}: {_message(answer.text)}")
+        if answer.status_code != 200:
+            raise EndpointError(f"{self.url}{path}: status {answer.status_code}: {_message(answer.text)}")
+        try:
+            data: dict[str, Any] = answer.json()
+        except ValueError as error:
+            raise EndpointError(f"{self.url}{path}: expected JSON, got {answer.text[:80]!r}") from error
+        return data
+
+
+def _message(text: str) -> str:
+    try:
+        found = json.loads(text)
+        return str(found.get("error", found).get("message", text))[:200]
+    except (ValueError, AttributeError):
+        return text[:200]
+
+
+def _answers(data: Mapping[str, Any]) -> list[Answer]:
+    usage, timings = data.get("usage") or {}, data.get("timings") or {}
+    drafts = None
+    if "draft_n" in timings:
+        drafts = int(timings["draft_n"]), int(timings.get("draft_n_accepted", 0))
+    choices = data.get("choices") or []
+    counted = usage.get("completion_tokens") if len(choices) == 1 else None
+    return [_answer(choice, counted, drafts) for choice in choices]
+
+
+def _answer(choice: Mapping[str, Any], counted: int | None, drafts: tuple[int, int] | None) -> Answer:
+    text = choice.get("text")
+    if text is None:
+        text = (choice.get("message") or {}).get("content") or ""
+    return Answer(text, _tokens(choice.get("logprobs") or {}), choice.get("finish_reason") or "", counted, drafts)
+
+
+def _tokens(logprobs: Mapping[str, Any]) -> list[Token]:
+    """Of the completions' form (tokens, token_logprobs, top_logprobs) or of the chats' (content)."""
+    if (content := logprobs.get("content")) is not None:
+        return [Token(one["token"], one.get("logprob"), _top(one.get("top_logprobs"))) for one in content]
+    texts = logprobs.get("tokens") or []
+    values = logprobs.get("token_logprobs") or [None] * len(texts)
+    tops = logprobs.get("top_logprobs") or [None] * len(texts)
+    return [Token(text, value, dict(top or {})) for text, value, top in zip(texts, values, tops, strict=True)]
+
+
+def _top(entries: list[dict[str, Any]] | None) -> dict[str, float]:
+    return {one["token"]: one["logprob"] for one in entries or ()}

@@ -1,0 +1,451 @@
+"""The checks of an audit: what is asked, of whom, and what the answers say."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from specdec_hal_conformance.audit import prompts as texts
+from specdec_hal_conformance.audit.answers import Answers
+from specdec_hal_conformance.audit.endpoint import Answer, Endpoint, RefusedError
+from specdec_hal_conformance.audit.judge import (
+    MOST_NOISE,
+    Judgement,
+    Verdict,
+    detectable,
+    judge,
+    noise,
+    two_samples,
+)
+
+PLAIN, DRAFTED = "plain", "drafted"
+_CHAT_TOKENS = 200
+CHECKS = ("greedy", "together", "logprobs", "sampled", "structured", "stop", "usage", "n", "seed")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`tokens` of a greedy answer; `samples` of each sampled prompt and side, of `sampled_tokens`; `requests` at once;
+    `minutes`, after which nothing more is asked.
+    """
+
+    tokens: int = 96
+    longest: int = 1024
+    samples: int = 192
+    sampled_tokens: int = 4
+    requests: int = 8
+    minutes: float = 30.0
+
+
+@dataclass
+class Finding:
+    """A fault: what differs, where, and a command that shows it."""
+
+    check: str
+    kind: str
+    prompt: str
+    what: str
+    plain: str
+    drafted: str
+    curl: str
+
+
+@dataclass
+class Check:
+    """What a check has found. `skipped`: why it was not run."""
+
+    name: str
+    asked: int = 0
+    equal: int = 0
+    ties: int = 0
+    unknown: int = 0
+    compared: int = 0
+    detail: str = ""
+    skipped: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.findings:
+            return "FAULT"
+        if self.skipped and not self.asked:
+            return "skipped"
+        return "cannot tell" if self.unknown else "ok"
+
+
+@dataclass
+class Report:
+    """The result. `threshold`: of log-probabilities, in nats. `cannot`: why nothing can be judged."""
+
+    checks: list[Check]
+    threshold: float
+    cannot: str = ""
+    acceptance: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """0: no fault; 1: a fault; 2: it cannot be judged."""
+        if any(check.findings for check in self.checks):
+            return 1
+        return 2 if self.cannot or any(check.unknown for check in self.checks) else 0
+
+
+class OutOfTimeError(Exception):
+    """The minutes are over."""
+
+
+class Audit:
+    """Asks `plain` (None: all its answers are known) and `drafted` (None: only record the plain side)."""
+
+    def __init__(
+        self,
+        plain: Endpoint | None,
+        drafted: Endpoint | None,
+        budget: Budget,
+        answers: Answers,
+        only: Iterable[str] = CHECKS,
+        asked: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ends = {PLAIN: plain, DRAFTED: drafted}
+        self._budget, self._answers, self._asked = budget, answers, asked
+        self._only = tuple(only)
+        self._until = time.monotonic() + 60 * budget.minutes
+        self._prompts = texts.builtin(budget.longest)
+        self._threshold = 0.0
+        self.seconds = dict.fromkeys(self._ends, 0.0)
+
+    def run(self) -> Report:
+        """Ask and judge. EndpointError if an endpoint fails."""
+        before = self._metrics()
+        checks = {name: Check(name) for name in CHECKS if name in self._only}
+        cannot = ""
+        try:
+            greedy = self._greedy()
+            self._threshold = noise([(alone, together) for alone, together, *_ in greedy])
+            if self._threshold > MOST_NOISE:
+                cannot = (
+                    f"the plain side differs from itself by {self._threshold / 3:.2f} nats between batches; "
+                    "serve it with batch-invariant kernels, or in float32"
+                )
+            if self._ends[DRAFTED] is not None and not cannot:
+                self._judge_greedy(greedy, checks)
+            for name in ("sampled", "structured", "stop", "n", "seed"):
+                if name in checks and not cannot:
+                    self._run(name, checks[name], [alone for alone, *_ in greedy])
+        except OutOfTimeError:
+            cannot = cannot or f"its {self._budget.minutes:g} minutes were over before every question was asked"
+        report = Report(list(checks.values()), self._threshold, cannot, self._acceptance(before), self.seconds)
+        return report
+
+    # ---- asking
+
+    def _ask(self, side: str, question: str, send: Callable[[Endpoint], list[Answer]]) -> list[Answer]:
+        end = self._ends[side]
+
+        def ask() -> list[Answer]:
+            if end is None:
+                raise RefusedError(f"the {side} side has no answer to {question}; record it with the same options")
+            if time.monotonic() > self._until:
+                raise OutOfTimeError
+            began = time.perf_counter()
+            answers = send(end)
+            self.seconds[side] += time.perf_counter() - began
+            self._asked()
+            return answers
+
+        return self._answers.get(f"{side}/{question}", ask)
+
+    def _complete(self, side: str, question: str, prompt: str, tokens: int, **more: Any) -> Answer:
+        return self._ask(side, question, lambda end: end.complete(prompt, tokens, **more))[0]
+
+    def _choices(self, side: str, question: str, number: int, **more: Any) -> list[Answer]:
+        """Greedy, of a numbered prompt."""
+        prompt, tokens = self._prompts[number].text, self._budget.tokens
+        return self._ask(side, question, lambda end: end.complete(prompt, tokens, temperature=0, **more))
+
+    def _chat(self, side: str, question: str, prompt: str, **more: Any) -> Answer:
+        return self._ask(side, question, lambda end: end.chat(prompt, _CHAT_TOKENS, **more))[0]
+
+    def _sides(self) -> list[str]:
+        """Those that can answer."""
+        return [PLAIN] if self._ends[DRAFTED] is None else [PLAIN, DRAFTED]
+
+    def _in_parallel(self, jobs: Iterable[Callable[[], Any]]) -> list[Any]:
+        with ThreadPoolExecutor(self._budget.requests) as pool:
+            return [one.result() for one in [pool.submit(job) for job in jobs]]
+
+    # ---- greedy answers
+
+    def _greedy(self) -> list[list[Answer]]:
+        """Of each prompt: plain alone and together with others, and drafted in both ways."""
+        columns = []
+        for side in self._sides():
+            columns.append([self._one(side, number, "alone") for number in range(len(self._prompts))])
+            columns.append(self._together(side))
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def _one(self, side: str, number: int, how: str) -> Answer:
+        prompt = self._prompts[number].text
+        return self._complete(side, f"greedy/{how}/{number}", prompt, self._budget.tokens, temperature=0)
+
+    def _together(self, side: str) -> list[Answer]:
+        """All prompts at once; beside them requests whose clients leave."""
+        end, numbers = self._ends[side], range(len(self._prompts))
+        known = all(f"{side}/greedy/together/{number}" in self._answers for number in numbers)
+        jobs = list[Callable[[], Any]]()
+        for number in numbers:
+            jobs.append(partial(self._one, side, number, "together"))
+            if number % 3 == 0 and end is not None and not known:
+                jobs.append(partial(end.abandon, self._prompts[number].text, self._budget.tokens))
+        return [answer for answer in self._in_parallel(jobs) if answer is not None]
+
+    def _judge_greedy(self, greedy: list[list[Answer]], checks: dict[str, Check]) -> None:
+        far = bare = compared = 0
+        for number, (plain, _, *drafted) in enumerate(greedy):
+            for name, answer in zip(("greedy", "together"), drafted, strict=True):
+                judged = judge(plain, answer, self._threshold)
+                if name in checks:
+                    self._count(checks[name], judged, number, plain, answer)
+                far, bare, compared = far + judged.far, bare + judged.bare, compared + judged.compared
+                if "logprobs" in checks:
+                    self._judge_logprobs(checks["logprobs"], judged, number, plain, answer)
+                if "usage" in checks and judged.verdict is Verdict.EQUAL:
+                    self._judge_usage(checks["usage"], number, plain, answer)
+        if "logprobs" in checks:
+            checks["logprobs"].detail = f"{far} of {compared} tokens differ by more than {self._threshold:.3f} nats" + (
+                f", {bare} have no alternatives on the drafted side only" if bare else ""
+            )
+
+    def _count(self, check: Check, judged: Judgement, number: int, plain: Answer, drafted: Answer) -> None:
+        check.asked += 1
+        check.compared += judged.compared
+        check.equal += judged.verdict is Verdict.EQUAL
+        check.ties += judged.verdict is Verdict.TIE
+        check.unknown += judged.verdict is Verdict.UNKNOWN
+        if judged.verdict is Verdict.FAULT:
+            assert judged.at is not None
+            one, other = (_token(answer, judged.at) for answer in (plain, drafted))
+            what = f"token {judged.at}: {one} plain, {other} drafted, {judged.gap:.2f} nats apart"
+            self._found(check, number, what, plain, drafted)
+
+    def _judge_logprobs(self, check: Check, judged: Judgement, number: int, plain: Answer, drafted: Answer) -> None:
+        if not plain.tokens:
+            check.skipped = "the endpoint reports no log-probabilities"
+            return
+        check.asked += 1
+        check.compared += judged.compared
+        check.equal += not judged.far and not judged.bare
+        if judged.far or judged.bare:
+            at = judged.apart_at or 0
+            values = [_token(answer, at) for answer in (plain, drafted)]
+            self._found(check, number, f"token {at}: {values[0]} plain, {values[1]} drafted", plain, drafted)
+
+    def _judge_usage(self, check: Check, number: int, plain: Answer, drafted: Answer) -> None:
+        if plain.completion_tokens is None or drafted.completion_tokens is None:
+            check.skipped = "the endpoint reports no usage"
+            return
+        check.asked += 1
+        same = plain.completion_tokens == drafted.completion_tokens
+        check.equal += same
+        if not same:
+            what = f"completion_tokens: {plain.completion_tokens} plain, {drafted.completion_tokens} drafted"
+            self._found(check, number, what, plain, drafted)
+
+    def _found(self, check: Check, number: int, what: str, plain: Answer, drafted: Answer) -> None:
+        kind, prompt = self._prompts[number]
+        end = self._ends[DRAFTED]
+        assert end is not None
+        body = end.body(prompt, self._budget.tokens, temperature=0)
+        check.findings.append(Finding(check.name, kind, prompt, what, plain.text, drafted.text, end.curl(body)))
+
+    # ---- the others
+
+    def _run(self, name: str, check: Check, plain: list[Answer]) -> None:
+        try:
+            getattr(self, f"_check_{name}")(check, plain)
+        except RefusedError as error:
+            check.skipped = str(error)
+
+    def _check_sampled(self, check: Check, plain: list[Answer]) -> None:
+        budget, counts = self._budget, dict[tuple[str, int], list[tuple[str, ...]]]()
+        for number, prompt in enumerate(texts.SAMPLED):
+            for side in self._sides():
+                first = 0 if side == PLAIN else budget.samples
+
+                def sample(seed: int, side: str = side, number: int = number, prompt: str = prompt) -> Answer:
+                    question = f"sampled/{number}/{seed}"
+                    return self._complete(side, question, prompt, budget.sampled_tokens, temperature=1, seed=seed)
+
+                jobs = [lambda seed=seed: sample(seed) for seed in range(first, first + budget.samples)]
+                counts[side, number] = [_path(answer) for answer in self._in_parallel(jobs)]
+        if self._ends[DRAFTED] is None:
+            return
+        worst = 0.0
+        for number, prompt in enumerate(texts.SAMPLED):
+            for position in range(1, budget.sampled_tokens + 1):
+                sides = [[path[:position] for path in counts[side, number]] for side in (PLAIN, DRAFTED)]
+                found = two_samples(sides[0], sides[1], number, position)
+                check.asked += 1
+                check.equal += not found.fault
+                worst = max(worst, found.distance)
+                if found.fault:
+                    what = f"first {position} tokens: total variation {found.distance:.2f}, p = {found.p:.0e}"
+                    check.findings.append(self._of_samples(what, prompt, sides))
+        check.detail = f"{budget.samples} samples a side show {detectable(budget.samples):.2f}; largest {worst:.2f}"
+
+    def _of_samples(self, what: str, prompt: str, sides: list[list[tuple[str, ...]]]) -> Finding:
+        end = self._ends[DRAFTED]
+        assert end is not None
+        plain, drafted = ("\n".join(f"{n:5} {''.join(path)!r}" for path, n in _common(side)) for side in sides)
+        curl = end.curl(end.body(prompt, self._budget.sampled_tokens, temperature=1))
+        return Finding("sampled", "sampled", prompt, what, plain, drafted, curl)
+
+    def _check_structured(self, check: Check, plain: list[Answer]) -> None:
+        for number, schema in enumerate(texts.SCHEMAS):
+            wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+            prompt = f"Answer with JSON of this schema: {json.dumps(schema)}"
+            more = {"temperature": 0, "response_format": wanted, "logprobs": True, "top_logprobs": 5}
+            found = [self._chat(side, f"structured/{number}", prompt, **more) for side in self._sides()]
+            if len(found) == 1:
+                continue
+            judged = judge(found[0], found[1], self._threshold)
+            check.asked += 1
+            check.equal += judged.verdict is Verdict.EQUAL
+            check.ties += judged.verdict is Verdict.TIE
+            check.unknown += judged.verdict is Verdict.UNKNOWN
+            broken = [answer.finish_reason != "length" and not _is_json(answer.text) for answer in found]
+            what = ""
+            if broken[1] and not broken[0]:
+                what = "no JSON on the drafted side only"
+            elif judged.verdict is Verdict.FAULT:
+                what = f"token {judged.at} differs by {judged.gap:.2f} nats"
+            if what:
+                end = self._ends[DRAFTED]
+                assert end is not None
+                body = {
+                    "model": end.model,
+                    "messages": [{"role": "user", "content": prompt}],
+                    "max_tokens": _CHAT_TOKENS,
+                    **more,
+                }
+                curl = end.curl(body, "/v1/chat/completions")
+                check.findings.append(
+                    Finding("structured", "structured", prompt, what, found[0].text, found[1].text, curl)
+                )
+
+    def _check_stop(self, check: Check, plain: list[Answer]) -> None:
+        for number, answer in self._long(plain):
+            middle = len(answer.text) // 2
+            stop = answer.text[middle : middle + 4]
+            expected = answer.text[: answer.text.index(stop)]
+            for side in self._sides()[1:]:
+                (found,) = self._choices(side, f"stop/{number}", number, stop=[stop])
+                self._same_text(check, number, expected, answer, found, f"stop {stop!r}")
+
+    def _check_n(self, check: Check, plain: list[Answer]) -> None:
+        for number, answer in self._long(plain):
+            for side in self._sides()[1:]:
+                choices = self._choices(side, f"n/{number}", number, n=2)
+                if len(choices) != 2:
+                    check.skipped = f"n=2 gives {len(choices)} choices"
+                    return
+                for choice in choices:
+                    judged = judge(answer, choice, self._threshold)
+                    self._count(check, judged, number, answer, choice)
+
+    def _check_seed(self, check: Check, plain: list[Answer]) -> None:
+        """A seed repeats an answer under drafts where it does without. Requests run alone."""
+        repeats = {}
+        for side in self._sides():
+            found = [
+                self._complete(side, f"seed/{turn}", texts.SAMPLED[0], self._budget.tokens, temperature=1, seed=7)
+                for turn in range(3)
+            ]
+            repeats[side] = found[0].text == found[1].text == found[2].text, found
+        if DRAFTED not in repeats:
+            return
+        if not repeats[PLAIN][0]:
+            check.skipped = "a seed repeats no answer on the plain side"
+            return
+        check.asked, check.equal = 1, int(repeats[DRAFTED][0])
+        if not repeats[DRAFTED][0]:
+            end, (one, other, third) = self._ends[DRAFTED], repeats[DRAFTED][1]
+            assert end is not None
+            second = other if other.text != one.text else third
+            curl = end.curl(end.body(texts.SAMPLED[0], self._budget.tokens, temperature=1, seed=7))
+            what = "a seed repeats no answer on the drafted side"
+            check.findings.append(Finding("seed", "sampled", texts.SAMPLED[0], what, one.text, second.text, curl))
+
+    def _same_text(self, check: Check, number: int, expected: str, plain: Answer, found: Answer, what: str) -> None:
+        check.asked += 1
+        if found.text == expected:
+            check.equal += 1
+            return
+        if judge(plain, found, self._threshold).verdict is Verdict.TIE:
+            check.ties += 1
+            return
+        self._found(check, number, f"{what}: another text", plain._replace(text=expected), found)
+
+    def _long(self, plain: list[Answer]) -> Iterator[tuple[int, Answer]]:
+        """A few prompts with long answers."""
+        seen = 0
+        for number, answer in enumerate(plain):
+            if len(answer.text) >= 16 and seen < 4:
+                seen += 1
+                yield number, answer
+
+    # ---- beside the answers
+
+    def _metrics(self) -> dict[str, dict[str, float]]:
+        return {side: {} if end is None else end.metrics() for side, end in self._ends.items()}
+
+    def _acceptance(self, before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        """Drafted and accepted tokens by the metrics' names of vLLM, SGLang and this project."""
+        found: dict[str, dict[str, float]] = {}
+        for side, after in self._metrics().items():
+            rows = {
+                name: value - before[side].get(name, 0.0)
+                for name, value in after.items()
+                if any(word in name for word in _ACCEPTANCE) and not name.endswith(("_created", "_bucket"))
+            }
+            if rows:
+                found[side] = rows
+        drafts = [answer.drafts for answer in self._answers.of(DRAFTED) if answer.drafts is not None]
+        if drafts:
+            drafted, accepted = map(sum, zip(*drafts, strict=True))
+            found.setdefault(DRAFTED, {}).update(drafted_tokens=drafted, accepted_tokens=accepted)
+        return found
+
+
+_ACCEPTANCE = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_accept_length")
+
+
+def _token(answer: Answer, at: int) -> str:
+    if at >= len(answer.tokens):
+        return "(end)"
+    one = answer.tokens[at]
+    return f"{one.text!r}" + ("" if one.logprob is None else f" ({one.logprob:.3f})")
+
+
+def _path(answer: Answer) -> tuple[str, ...]:
+    return tuple(one.text for one in answer.tokens) or (answer.text,)
+
+
+def _common(paths: list[tuple[str, ...]]) -> list[tuple[tuple[str, ...], int]]:
+    return Counter(paths).most_common(8)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

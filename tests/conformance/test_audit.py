@@ -1,0 +1,210 @@
+"""`specdec-hal audit`: an honest server passes, and every fault that engines' drafts have had is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.cli import main
+from specdec_hal.errors import ConfigError
+from specdec_hal_conformance.audit import command
+from specdec_hal_conformance.audit.answers import Answers
+from specdec_hal_conformance.audit.endpoint import Answer, Endpoint, EndpointError, Token
+from specdec_hal_conformance.audit.judge import Verdict, detectable, judge, two_samples
+from specdec_hal_conformance.audit.report import document, page
+from specdec_hal_conformance.audit.run import Audit, Budget, Report
+from specdec_hal_conformance.statistics import ALPHA
+from tests.support.drafting_server import DraftingServer
+
+SMALL = Budget(requests=1)
+
+
+def end(server: DraftingServer) -> Endpoint:
+    return Endpoint("http://server", transport=server.transport)
+
+
+def audit(drafted: DraftingServer, plain: DraftingServer | None = None, **more: Any) -> Report:
+    return Audit(end(plain or DraftingServer()), end(drafted), SMALL, Answers(), **more).run()
+
+
+def faults(report: Report) -> set[str]:
+    return {check.name for check in report.checks if check.findings}
+
+
+FOUND = {
+    "stale state": {"greedy", "together"},
+    "off by one": {"greedy", "together"},
+    "dropped": {"greedy", "together"},
+    "boundary": {"greedy", "together"},
+    "temperature": {"sampled"},
+    "window": {"sampled"},
+    "greedy": {"sampled"},
+    "logprobs": {"logprobs"},
+}
+
+
+@pytest.mark.parametrize("fault", FOUND)
+def test_a_fault_is_found(fault: str) -> None:
+    report = audit(DraftingServer(fault))
+    assert report.status == 1 and FOUND[fault] <= faults(report)
+    if FOUND[fault] != {"greedy", "together"}:
+        assert not faults(report) & {"greedy", "together"}
+    for check in report.checks:
+        for finding in check.findings:
+            assert "curl -s http://server/v1/" in finding.curl and finding.what
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.003, 0.02])
+def test_an_honest_server_passes(noise: float) -> None:
+    report = audit(DraftingServer(noise=noise), DraftingServer(noise=noise))
+    assert report.status == 0, [check.findings[:1] for check in report.checks if check.findings]
+    greedy = next(check for check in report.checks if check.name == "greedy")
+    assert greedy.asked > 15 and greedy.equal + greedy.ties == greedy.asked
+    assert not greedy.ties or noise
+
+
+@pytest.mark.slow
+def test_two_hundred_honest_servers_pass() -> None:
+    for seed in range(200):
+        servers = DraftingServer(noise=0.02), DraftingServer(noise=0.02)
+        for number, server in enumerate(servers):
+            server._rng = np.random.default_rng((seed, number))
+        assert audit(servers[0], servers[1]).status == 0, seed
+
+
+def test_a_server_that_is_not_even_like_itself_is_no_judge() -> None:
+    report = audit(DraftingServer("stale state"), DraftingServer(noise=1.0))
+    assert report.status == 2 and "differs from itself" in report.cannot
+
+
+def test_checks_that_the_server_refuses_are_skipped_by_name() -> None:
+    report = audit(DraftingServer(noise=0.0, refuses=("response_format", "n")), DraftingServer(noise=0.0))
+    skipped = {check.name: check.skipped for check in report.checks if check.skipped}
+    assert set(skipped) == {"structured", "n"} and "n: not supported" in skipped["n"]
+    assert report.status == 0
+
+
+def test_a_side_is_recorded_and_a_run_resumed(tmp_path: Path) -> None:
+    plain, path = DraftingServer(), tmp_path / "plain.jsonl"
+    assert Audit(end(plain), None, SMALL, Answers(path)).run().status == 0
+    drafted, half = DraftingServer("greedy"), tmp_path / "half.jsonl"
+    whole = Audit(None, end(drafted), SMALL, Answers(half, path)).run()
+    assert faults(whole) == {"sampled"} and whole.status == 1
+    asked = drafted.requests
+    again = Audit(None, end(drafted), SMALL, Answers(half, path)).run()
+    assert drafted.requests == asked and document(again)["checks"] == document(whole)["checks"]
+    half.write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"half\.jsonl:1: expected answers of an audit"):
+        Answers(half)
+
+
+def test_time_that_is_over_is_no_verdict() -> None:
+    server = DraftingServer()
+    report = Audit(end(server), end(server), Budget(minutes=0.0, requests=1), Answers()).run()
+    assert report.status == 2 and "minutes were over" in report.cannot
+
+
+def token(text: str, **top: float) -> Token:
+    return Token(text, top[text], top)
+
+
+def answer(*tokens: Token) -> Answer:
+    return Answer("".join(one.text for one in tokens), list(tokens), "length", len(tokens))
+
+
+def test_ties_and_faults_by_hand() -> None:
+    start = token("a", a=-0.1, b=-2.5)
+    near = [answer(start, token(one, b=-0.700, c=-0.701)) for one in "bc"]
+    assert judge(*near, 0.01).verdict is Verdict.TIE and judge(*near, 0.0005).verdict is Verdict.FAULT
+    far = [answer(start, token(one, b=-0.1, c=-3.0)) for one in "bc"]
+    judged = judge(*far, 0.5)
+    assert (judged.verdict, judged.at, judged.compared) == (Verdict.FAULT, 1, 1) and judged.gap == pytest.approx(2.9)
+    ended = judge(answer(start, token("b", b=-0.01)), answer(start), 0.5)
+    assert ended.verdict is Verdict.FAULT and ended.gap == pytest.approx(-0.01 - np.log(-np.expm1(-0.01)))
+    assert judge(answer(start, token("b", b=-0.69)), answer(start), 0.5).verdict is Verdict.TIE
+    bare = Answer("x", [], "length", 1)
+    assert judge(bare, bare, 0.1).verdict is Verdict.EQUAL
+    assert judge(bare, bare._replace(text="y"), 0.1).verdict is Verdict.UNKNOWN
+    shifted = judge(answer(start), answer(token("a", a=-0.4, b=-1.5)), 0.1)
+    assert (shifted.far, shifted.apart_at) == (1, 0) and shifted.apart == pytest.approx(0.3)
+
+
+def test_samples_by_hand() -> None:
+    same = two_samples(["a"] * 60 + ["b"] * 40, ["a"] * 40 + ["b"] * 60, 0, 1)
+    assert same.cells == 2 and same.distance == pytest.approx(0.2) and same.p == pytest.approx(0.00454, rel=0.01)  # G = 8.054
+    assert two_samples(["a"] * 100, ["b"] * 100, 0, 1).p < 1e-50
+    assert two_samples(list(range(100)), list(range(100, 200)), 0, 1).p == 1.0  # rare outcomes share a cell
+
+
+def test_the_power_is_what_is_said() -> None:
+    """Of two outcomes: nine times in ten."""
+    rng, samples = np.random.default_rng(3), 400
+    distance = detectable(samples)
+    found = 0
+    for _ in range(400):
+        sides = [rng.random(samples) < 0.5 + sign * distance / 2 for sign in (-1, 1)]
+        found += two_samples(*(side.tolist() for side in sides), 0, 1).p < ALPHA
+    assert 0.85 < found / 400 < 0.97
+
+
+def test_the_page_shows_both_texts_escaped() -> None:
+    report = audit(DraftingServer("off by one"), only=("greedy",))
+    report.checks[0].findings[0].drafted += "<script>"
+    text = page(report)
+    assert "&lt;script&gt;" in text and "<script>" not in text and "drafts change answers" in text
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    servers = {"http://plain": DraftingServer(), "http://drafted": DraftingServer("greedy")}
+    made = Endpoint.__init__
+
+    def connect(self: Endpoint, url: str, model: str | None = None, extra: Any = None) -> None:
+        made(self, url, model, extra, servers[url].transport)
+
+    monkeypatch.setattr(Endpoint, "__init__", connect)
+    sides = ["--plain", "http://plain", "--drafted", "http://drafted", "--requests", "1", "--tokens", "24"]
+    assert main(["audit", *sides, "--html", str(tmp_path / "page.html")]) == 1
+    printed = capsys.readouterr().out
+    assert "sampled" in printed and "FAULT" in printed and "drafts change answers" in printed
+    assert max(map(len, printed.splitlines())) < 2000 and (tmp_path / "page.html").read_text().startswith("<!doctype")
+    recorded = str(tmp_path / "plain.jsonl")
+    short = ["--check", "sampled", "--requests", "1", "--tokens", "24"]
+    assert main(["audit", "--plain", "http://plain", "--record", recorded, *short]) == 0
+    capsys.readouterr()
+    assert main(["audit", "--json", "--drafted", "http://drafted", "--against", recorded, *short]) == 1
+    assert json.loads(capsys.readouterr().out)["checks"][0]["verdict"] == "FAULT"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plain", "http://x"], "--drafted: expected the URL of the server with speculation"),
+        (["--drafted", "http://x"], "--plain: expected either the URL"),
+        (["--record", "x.jsonl", "--drafted", "http://x"], "--record: expected --plain"),
+        (["--drafted", "http://x", "--against", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
+        (["--plain", "http://x", "--drafted", "http://y", "--check", "x"], "--check: expected some of greedy"),
+    ],
+)
+def test_options_that_say_nothing(
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(EndpointError, match="is the server running"):
+        Endpoint("http://127.0.0.1:9")
+
+
+def test_every_option_is_described() -> None:
+    assert command.HELP and command.__doc__
