@@ -29,9 +29,11 @@ ROOMS = {
     "config": "YAML to checked settings",
     "backends": "`reference` (NumPy, the oracle), `cpu` and `cuda`, each a plug-in; a symlink to `backends/`",
     "models": "target models and tokenizers ([docs](docs/extend/model.md))",
+    "request": "requests, sampling parameters and their outputs",
     "structured": "grammars: libraries behind one interface, compiling, a request's state "
     "([docs](docs/use/structured.md))",
     "proposers": "sources of drafts ([docs](docs/extend/proposer.md))",
+    "output": "from tokens to text: stop strings, deltas, and parsers of thoughts and tool calls",
     "runner": "`ModelRunner`: slots, scheduler, one decode step, adaptive draft lengths, journal, metrics",
     "parallel": "models over several ranks ([docs](docs/use/parallel.md))",
     "loop": "drafts, `verify` and `sample` for the decode loops of others ([docs](docs/use/own_decode_loop.md))",
@@ -65,8 +67,11 @@ OTHERS = {
     "configs/`, `examples/`, `models/": "configurations, prompts and plug-ins to copy, the embedded models",
     "tests/": "mirrors `specdec_hal/`; `tests/xpu`, `tests/conformance` and `tests/fastdeploy` are those of the parts",
 }
-MOVED = {f"{CORE}.{name}" for name in ("conformance", "xpu", "compat.fastdeploy", "backends.xpu_sim")}
-"""Old names of parts, for one release."""
+MOVED = {
+    f"{CORE}.{name}"
+    for name in ("conformance", "xpu", "compat.fastdeploy", "backends.xpu_sim", "runner.request", "runner.parsers")
+}
+"""Old names of parts and modules, for one release."""
 FLOORS = {room: floor for floor, room in enumerate(ROOMS)}
 
 

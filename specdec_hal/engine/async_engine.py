@@ -19,8 +19,8 @@ from specdec_hal.config import Config
 from specdec_hal.config.schema import INT32_MAX
 from specdec_hal.engine.llm import Prompt, encoded, make_runner, requests_of, warm_up
 from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.output.text import PROMPT_TAIL, OutputStream, detokenizer_for
 from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
-from specdec_hal.runner.stream import PROMPT_TAIL, OutputStream, detokenizer_for
 
 if TYPE_CHECKING:
     from specdec_hal.engine.runtime import Runtime

@@ -19,8 +19,8 @@ from specdec_hal.config import Config, Override, arguments, changed, parse
 from specdec_hal.engine.progress import progress_bar
 from specdec_hal.engine.runtime import Runtime, load
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
+from specdec_hal.request import SAMPLING_NAMES
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
-from specdec_hal.runner.request import SAMPLING_NAMES
 from specdec_hal.text import short
 
 if TYPE_CHECKING:

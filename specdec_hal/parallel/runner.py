@@ -12,13 +12,13 @@ from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, RankLostError, RankMismatchError, RequestError
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import TargetModel
+from specdec_hal.request import FinishReason
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
 from specdec_hal.runner.build import RunnerHook, RunnerParts
 from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
 from specdec_hal.runner.plan import ShardedLogitsHead
 from specdec_hal.runner.report import StepReport, StepSink
-from specdec_hal.runner.request import FinishReason
 from specdec_hal.tensors.group import Group
 
 Decision = tuple[int, int, tuple[int, ...]]

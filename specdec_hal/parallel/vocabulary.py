@@ -23,7 +23,7 @@ import torch
 
 from specdec_hal.backends.reference.primitives import CHUNK, vocabulary_part
 from specdec_hal.ops import Purpose
-from specdec_hal.runner.request import SamplingParams
+from specdec_hal.request import SamplingParams
 from specdec_hal.tensors.group import Group
 
 LISTED = 32

@@ -12,8 +12,8 @@ it: `delivery` (deltas to callbacks), `recovery` (steps that fail), `deadlines`,
 from __future__ import annotations
 
 from specdec_hal.plugin.step_record import StepRecord
+from specdec_hal.request import Request, RequestOutput, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.runner.metrics import Counts, Metrics
-from specdec_hal.runner.request import Request, RequestOutput, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.runner.runner import ModelRunner, build_runner
 
 __all__ = [

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specdec_hal.config.schema import ModelSettings, SpeculativeSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import Strategy
-from specdec_hal.runner.request import Request, SamplingParams
+from specdec_hal.request import Request, SamplingParams
 from specdec_hal.runner.slot_writer import prompt_array, room
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.text import short

@@ -15,8 +15,8 @@ import numpy as np
 
 from specdec_hal.errors import RequestError
 from specdec_hal.models import Tokenizer
+from specdec_hal.request import Request
 from specdec_hal.runner import sequence as running
-from specdec_hal.runner.request import Request
 from specdec_hal.runner.row_masks import RowMasks
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.state import DecodeState

@@ -6,9 +6,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from specdec_hal.runner.request import StreamDelta
+from specdec_hal.output.text import LazyDelta, Step
+from specdec_hal.request import StreamDelta
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.runner.stream import LazyDelta, Step
 
 _log = logging.getLogger("specdec_hal")
 

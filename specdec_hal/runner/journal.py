@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from specdec_hal.config.files import Lock, replacing, sweep
 from specdec_hal.config.problems import problems
 from specdec_hal.errors import JournalError
+from specdec_hal.request import Drafts, FinishReason, Request, SamplingParams, TokenLogprobs
 from specdec_hal.runner import sequence as running
-from specdec_hal.runner.request import Drafts, FinishReason, Request, SamplingParams, TokenLogprobs
 from specdec_hal.text import describe, one_line, short
 
 VERSION = 1

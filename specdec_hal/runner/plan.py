@@ -29,10 +29,10 @@ from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.plugin.proposer import Proposer, StepBounds, StepView
 from specdec_hal.proposers.switched import SwitchedProposer
+from specdec_hal.request import SamplingParams
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
-from specdec_hal.runner.request import SamplingParams
 from specdec_hal.runner.row_masks import RowMasks
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence

@@ -15,8 +15,8 @@ import numpy as np
 
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import DeviceModel, TargetModel
+from specdec_hal.request import TokenLogprobs
 from specdec_hal.runner import sequence as running
-from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.tensors.transfer import Fetched, Field, Outputs

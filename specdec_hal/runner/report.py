@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.models.detokenizer import KnownTexts
-from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.output.text import Span
+from specdec_hal.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints, SlotTable
-from specdec_hal.runner.stream import Span
 from specdec_hal.tensors.transfer import Arrays
 
 Array = NDArray[Any]

@@ -16,9 +16,19 @@ from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, JournalError, PluginError, RequestError
 from specdec_hal.models import Tokenizer
 from specdec_hal.models.detokenizer import KnownTexts
+from specdec_hal.output.text import PROMPT_TAIL, TextStream, detokenizer_for
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.registry import Registry
+from specdec_hal.request import (
+    Drafts,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    StreamDelta,
+    TokenLogprobs,
+)
 from specdec_hal.runner import bad_words
 from specdec_hal.runner.build import RunnerHook, RunnerParts, build_parts
 from specdec_hal.runner.deadlines import Deadlines
@@ -34,19 +44,9 @@ from specdec_hal.runner.prefill_budget import PrefillBudget
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Bisection
 from specdec_hal.runner.report import StepReport, StepSink
-from specdec_hal.runner.request import (
-    Drafts,
-    FinishReason,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    StreamDelta,
-    TokenLogprobs,
-)
 from specdec_hal.runner.scheduler import Schedule, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Bools, Ints
-from specdec_hal.runner.stream import PROMPT_TAIL, TextStream, detokenizer_for
 from specdec_hal.runner.structured import MaskedStep
 from specdec_hal.runner.watchdog import Activity
 from specdec_hal.structured.backend import Grammar

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.config.schema import INT32_MAX
-from specdec_hal.runner.request import Request, TokenLogprobs
+from specdec_hal.output.text import READING, MakeDetokenizer, OutputStream, TokenText
+from specdec_hal.request import Request, TokenLogprobs
 from specdec_hal.runner.slot_table import SlotTable
-from specdec_hal.runner.stream import READING, MakeDetokenizer, OutputStream, TokenText
 from specdec_hal.structured.state import GrammarState
 
 

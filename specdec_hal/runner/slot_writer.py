@@ -16,7 +16,7 @@ from specdec_hal.runner.state import DecodeState
 from specdec_hal.text import one_line, short
 
 if TYPE_CHECKING:
-    from specdec_hal.runner.request import SamplingParams
+    from specdec_hal.request import SamplingParams
 
 _REASONED = 3
 """The `reasoning_status` of an unconstrained request."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from specdec_hal.config.schema import ModelSettings, StructuredOutput, StructuredSettings
 from specdec_hal.errors import RequestError
+from specdec_hal.request import SamplingParams
 from specdec_hal.runner import bad_words
 from specdec_hal.runner.bounded_calls import BoundedCalls, Call
-from specdec_hal.runner.request import SamplingParams
 from specdec_hal.runner.row_masks import RowMasks
 from specdec_hal.runner.scheduler import Schedule, Work
 from specdec_hal.runner.sequence import Sequence

@@ -21,12 +21,12 @@ from starlette.responses import JSONResponse
 
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.models import Tokenizer
+from specdec_hal.output.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, make_parser, thinks
+from specdec_hal.output.text import PROMPT_TAIL, Detokenizer, detokenizer_for
+from specdec_hal.request import AnswerParser, TokenLogprobs
 from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.runner import RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.metrics import acceptance
-from specdec_hal.runner.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, thinks
-from specdec_hal.runner.request import AnswerParser, TokenLogprobs
-from specdec_hal.runner.stream import PROMPT_TAIL, Detokenizer, detokenizer_for
 from specdec_hal.serve.bodies import BodyError
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
@@ -318,7 +318,7 @@ class ChatAnswer(Answer):
         if index not in self._parsers:
             if (made := self.parser(self.params)) is None:
                 return {"content": delta.text}
-            self._parsers[index] = made.parser(self.item_ids)
+            self._parsers[index] = make_parser(**dict(made), ids=self.item_ids)
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]
         said: dict[type[Part], list[str]] = {Content: [], Reasoning: []}

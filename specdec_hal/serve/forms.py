@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import Section, StructuredOutput, UnicodeText
 from specdec_hal.errors import RequestError
-from specdec_hal.runner.parsers import ToolParser
+from specdec_hal.output.parsers import ToolParser
 from specdec_hal.text import clip, short
 
 Json = dict[str, Any]

@@ -19,9 +19,9 @@ from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.engine.rendering import rendered
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.ops.seeds import SEEDS
+from specdec_hal.output.parsers import TOOLS
+from specdec_hal.request import ParameterError
 from specdec_hal.runner import SamplingParams
-from specdec_hal.runner.parsers import TOOLS
-from specdec_hal.runner.request import ParameterError
 from specdec_hal.serve.forms import (
     Keys,
     NamedTool,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from specdec_hal import runner as package
+from specdec_hal.output.text import LazyDelta
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
-from specdec_hal.runner.stream import LazyDelta
 from specdec_hal.serve.stream import FrameWriter
 from tests.runner.conftest import make_runner
 from tests.support.history_model import DeviceHistoryModel, LetterDetokenizer

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specdec_hal.errors import RequestError
+from specdec_hal.request import ParameterError
 from specdec_hal.runner import SamplingParams
-from specdec_hal.runner.request import ParameterError
 
 
 class Address(BaseModel):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.models import Tokenizer
+from specdec_hal.output.text import OutputStream, detokenizer_for
+from specdec_hal.request import TokenLogprobs
 from specdec_hal.runner import Request, SamplingParams, StreamDelta
-from specdec_hal.runner.request import TokenLogprobs
-from specdec_hal.runner.stream import OutputStream, detokenizer_for
 from specdec_hal.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest
 from tests.support.byte_level import FIRST_BYTE, SIZE, byte_level_library, decoder_of, make

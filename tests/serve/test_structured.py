@@ -18,7 +18,7 @@ from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.errors import WorkerError
 from specdec_hal.models.chat import load_chat_template
-from specdec_hal.runner.parsers import TOOLS
+from specdec_hal.output.parsers import TOOLS
 from specdec_hal.serve.bodies import LONG
 from specdec_hal.serve.forms import strict_calls
 from tests.serve.conftest import ROOT, Running, served, serving

@@ -14,7 +14,7 @@ import pytest
 from specdec_hal.config.schema import StructuredOutput, StructuredSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.models import Tokenizer
-from specdec_hal.runner.parsers import TOOLS
+from specdec_hal.output.parsers import TOOLS
 from specdec_hal.serve.forms import strict_calls
 from specdec_hal.structured.backend import Grammar, GrammarBackend, Matcher, UnsupportedGrammarError, Vocabulary
 from specdec_hal.structured.compiler import Grammars

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_hal.engine.rendering import Renderer
 from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.runner.parsers import Call, Content, Reasoning, make_parser
+from specdec_hal.output.parsers import Call, Content, Reasoning, make_parser
 from tests.support.history_model import LetterTokenizer
 
 

@@ -12,8 +12,8 @@ from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import COMPILERS, EngineInfo
 from specdec_hal.engine.llm import warm_up
 from specdec_hal.errors import JournalError, QueueFullError, RequestError, WorkerError
+from specdec_hal.request import FinishReason
 from specdec_hal.runner import ModelRunner, Request, journal
-from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, Outbox, ToEngine
 from specdec_hal.serve.stream import FrameWriter

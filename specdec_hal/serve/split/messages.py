@@ -10,8 +10,8 @@ import msgspec
 import zmq
 
 from specdec_hal.engine.async_engine import EngineInfo
+from specdec_hal.request import FinishReason
 from specdec_hal.runner import Counts, Request, SamplingParams
-from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.stream import frame
 

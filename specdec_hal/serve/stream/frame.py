@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from specdec_hal.errors import FrameError
-from specdec_hal.runner.request import Drafts, FinishReason, TokenLogprobs
+from specdec_hal.request import Drafts, FinishReason, TokenLogprobs
 from specdec_hal.serve.frame_codes import PREEMPTED, RECOVERY
 
 VERSION = 4
@@ -35,7 +35,7 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     accepted_draft: list[bool] = []
     logprobs: list[TokenLogprobs] = []
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """See :attr:`specdec_hal.runner.stream.OutputStream.counts`."""
+    """See :attr:`specdec_hal.output.text.OutputStream.counts`."""
     prompt_logprobs: list[TokenLogprobs | None] = []
     drafts: list[Drafts] = []
     prompt_tail: list[int] = []

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdec_hal.errors import FrameError
+from specdec_hal.output.text import Detokenizer, OutputStream, detokenizer_for
+from specdec_hal.request import Drafts, Request, SamplingParams, StreamDelta
 from specdec_hal.runner.metrics import TimedStep
-from specdec_hal.runner.request import Drafts, Request, SamplingParams, StreamDelta
-from specdec_hal.runner.stream import Detokenizer, OutputStream, detokenizer_for
 from specdec_hal.serve.frame_codes import PREEMPTED, FrameKind
 from specdec_hal.serve.stream.frame import OutputFrame, PromptScores, StreamStart
 
@@ -20,7 +20,7 @@ class RequestSummary(NamedTuple):
     prompt_tokens: int
     error: str
     counts: tuple[int, int, int, int]
-    """See :attr:`~specdec_hal.runner.stream.OutputStream.counts`."""
+    """See :attr:`~specdec_hal.output.text.OutputStream.counts`."""
     queue_s: float | None
     num_cached_tokens: int = 0
 

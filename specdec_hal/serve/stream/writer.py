@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specdec_hal.output.text import PROMPT_TAIL
+from specdec_hal.request import TokenLogprobs
 from specdec_hal.runner import ModelRunner
 from specdec_hal.runner.report import StepReport
-from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints
-from specdec_hal.runner.stream import PROMPT_TAIL
 from specdec_hal.serve.frame_codes import PREEMPTED, RECOVERY, FrameKind
 from specdec_hal.serve.stream.frame import (
     NOTHING,

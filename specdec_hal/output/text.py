@@ -15,8 +15,8 @@ from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, Protocol
 
-from specdec_hal.runner.parsers import ContentFinder
-from specdec_hal.runner.request import (
+from specdec_hal.output.parsers import ContentFinder, make_parser
+from specdec_hal.request import (
     Drafts,
     FinishReason,
     Request,
@@ -444,7 +444,7 @@ class OutputStream:
         self.written: TokenText | TextStream = TokenText(detokenizer, self._token_ids)
         """Its text."""
         if detokenizer is not None and params.stop:
-            content = None if params.answer_parser is None else ContentFinder(params.answer_parser.parser())
+            content = None if params.answer_parser is None else ContentFinder(make_parser(**dict(params.answer_parser)))
             self.written = TextStream(detokenizer(), params.stop, params.include_stop_str_in_output, content)
 
     @property

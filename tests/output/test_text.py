@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.models.detokenizer import ByteDetokenizer, KnownTexts
+from specdec_hal.output.parsers import TOOLS, ContentFinder, make_parser
+from specdec_hal.output.text import TextStream
 from specdec_hal.runner import Request, SamplingParams, StreamDelta, build_runner
-from specdec_hal.runner.parsers import TOOLS, ContentFinder, make_parser
-from specdec_hal.runner.stream import TextStream
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
 
