@@ -214,12 +214,17 @@ class Drafts(NamedTuple):
     accepted: int
 
 
+NO_COUNTS = (0, 0, 0, 0)
+"""Of a request without a decode step."""
+
+
 class StreamDelta(NamedTuple):
     """One step's addition to a request. `spans`: pieces of text, each with whether it came from an accepted draft.
 
     `logprobs`: of each token, if the request asks for them. `prompt_logprobs`: in the first delta of a request that
     asks for them, None for the first token of the prompt and the log-probability of each other one. `drafts`: of each
-    step that had any, if the request asks for them.
+    step that had any, if the request asks for them. `counts`: the `steps`, `drafted`, `accepted` and `num_drafts` of
+    :class:`RequestOutput` so far, if the request has stop strings.
     """
 
     request_id: str
@@ -230,6 +235,7 @@ class StreamDelta(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     drafts: tuple[Drafts, ...] = ()
+    counts: tuple[int, int, int, int] = NO_COUNTS
 
     @classmethod
     def joined(cls, deltas: Sequence[StreamDelta]) -> StreamDelta:
@@ -252,9 +258,9 @@ class Request:
 
     `callback` is called after every step with new output, and at the end. In seconds from its arrival: `timeout_s` for
     the whole request, `ttft_timeout_s` to its first token. A late request ends with its output so far and the reason
-    "timeout". `detokenize` False: the reader of the deltas makes the text; stop strings still need the runner's
-    tokenizer. `arrived_s`: ``time.monotonic()`` of its arrival, if it has waited before
-    :meth:`ModelRunner.add_request`.
+    "timeout". `detokenize` False: the reader of the deltas makes the text, finds stop strings in it, and cancels the
+    request then (:class:`~specdec_hal.output.processor.TextProcessor`). `arrived_s`: ``time.monotonic()`` of its
+    arrival, if it has waited before :meth:`ModelRunner.add_request`.
     """
 
     request_id: str

@@ -12,14 +12,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specdec_hal.config import Config
-from specdec_hal.config.schema import INT32_MAX
 from specdec_hal.engine.llm import Prompt, encoded, make_runner, requests_of, warm_up
 from specdec_hal.errors import EngineDeadError, RequestError
-from specdec_hal.output.text import PROMPT_TAIL, OutputStream, detokenizer_for
+from specdec_hal.output.processor import TextProcessor
+from specdec_hal.request import FinishReason
 from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 
 if TYPE_CHECKING:
@@ -69,28 +70,6 @@ Item = StreamDelta | RequestOutput | BaseException | None
 """Events of a stream: tokens, an end, the engine's failure, or None once all requests are queued."""
 
 
-class TextMaker:
-    """Detokenizes a request on the reader's thread, if the runner does not."""
-
-    def __init__(self, request: Request, tokenizer: Tokenizer, end_tokens: frozenset[int]) -> None:
-        tail = [int(token) for token in request.prompt_token_ids[-PROMPT_TAIL:]]
-        detokenizer = detokenizer_for(tokenizer.detokenizer, request.params, tail)
-        self._output, self._end_tokens = OutputStream(request, 0, INT32_MAX, detokenizer), end_tokens
-
-    def delta(self, delta: StreamDelta) -> StreamDelta:
-        """The delta with its text."""
-        output = self._output
-        output.extend(list(delta.token_ids), list(delta.accepted_draft), [], self._end_tokens)
-        if delta.finish_reason is not None and output.finish_reason is None:
-            output.finish(delta.finish_reason)
-        made = output.delta()
-        return delta if made is None else delta._replace(spans=made.spans)
-
-    def output(self, output: RequestOutput) -> RequestOutput:
-        """The output with its text."""
-        return replace(output, text=self._output.text)
-
-
 class RequestStream:
     """The deltas of requests that were submitted together.
 
@@ -106,8 +85,10 @@ class RequestStream:
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
         """Resolved by the next event."""
-        self.texts: dict[str, TextMaker] = {}
-        """For requests without text."""
+        self.texts: TextProcessor | None = None
+        """Makes their text here, if the engine does not, and ends them at stop strings."""
+        self.stop: Callable[[str], None] = engine.abort
+        """Called with the id of a request that it ends."""
 
     async def read(self) -> list[StreamDelta]:
         """New deltas since the last call, one per request; empty once every request has ended.
@@ -124,12 +105,12 @@ class RequestStream:
     def take(self, item: Item) -> None:
         """Handle an event, on the thread of the event loop."""
         if isinstance(item, StreamDelta):
-            if (text := self.texts.get(item.request_id)) is not None:
-                item = text.delta(item)
-            self._gained.setdefault(item.request_id, []).append(item)
+            for delta in [item] if self.texts is None else self.texts.take([item]):
+                self._gained.setdefault(item.request_id, []).append(delta)
+                if delta.finish_reason is not None and item.finish_reason is None:
+                    self.stop(item.request_id)
         elif isinstance(item, RequestOutput):
-            text = self.texts.get(item.request_id)
-            self.outputs[item.request_id] = item if text is None else text.output(item)
+            self.outputs[item.request_id] = item if self.texts is None else self.texts.output(item)
         elif item is None:
             self._submitted = True
         else:
@@ -335,14 +316,14 @@ class AsyncEngine:
             for name in names:
                 if name in self._streams:
                     raise RequestError(f"request '{name}': the id is in use; choose another")
-            mail, tokenizer = self._mail, runner.tokenizer
+            mail, make = self._mail, None if runner.tokenizer is None else runner.tokenizer.detokenizer
             runner.add_requests(
                 replace(request, callback=lambda delta: mail.append((stream, delta)), detokenize=False)
                 for request in arrived
             )
+            stream.texts, stream.stop = TextProcessor(make, runner.end_tokens), partial(self.abort, reason="stop")
             for request in requests:
-                if tokenizer is not None and not request.params.stop:  # known to the runner
-                    stream.texts[request.request_id] = TextMaker(request, tokenizer, runner.end_tokens)
+                stream.texts.begin(request.request_id, request.params, request.prompt_token_ids)
             self._streams.update(dict.fromkeys(names, stream))
             self._mail.append((stream, None))
 
@@ -356,11 +337,11 @@ class AsyncEngine:
             del grammars
         return stream
 
-    def abort(self, request_id: str) -> None:
-        """Cancel a request; its stream ends with a delta that says so. Unknown ids are ignored."""
+    def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
+        """End a request; its stream ends with a delta that gives the reason. Unknown ids are ignored."""
 
         def cancel(runner: ModelRunner) -> None:
-            runner.cancel(request_id)
+            runner.cancel(request_id, reason)
 
         self._send(cancel, lambda error: None)
 

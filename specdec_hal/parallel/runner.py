@@ -82,15 +82,6 @@ class RankHook(RunnerHook):
         )
 
 
-class Unread:
-    """A StepSink that drops what only rank 0 sends on."""
-
-    def gained(self, *args: Any, **more: Any) -> None:
-        """See StepSink."""
-
-    scored = resumes = ended = stepped = gained
-
-
 class Others(Protocol):
     """Rank 0's view of the others."""
 
@@ -137,7 +128,7 @@ class LeadingRunner(ModelRunner):
     def attach(self, sink: StepSink) -> None:
         """See ModelRunner.attach. The other ranks leave stop strings to it too."""
         super().attach(sink)
-        self._send("attach", Unread())
+        self._send("attach", StepSink())
 
     def _send(self, name: str, *args: Any) -> None:
         """The other ranks only hold the newest runner."""

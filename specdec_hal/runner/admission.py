@@ -45,8 +45,9 @@ class RequestRules:
     model: ModelSettings = field(default_factory=ModelSettings)
     end_tokens: tuple[int, ...] = ()
 
-    def check(self, request: Request, tokenizer: object | None) -> tuple[Request, NDArray[np.int64], int]:
-        """A private copy, its prompt as an array, and the most tokens that it can generate.
+    def check(self, request: Request, reads_text: bool) -> tuple[Request, NDArray[np.int64], int]:
+        """A private copy, its prompt as an array, and the most tokens that it can generate. `reads_text`: stop strings
+        are found, here or by who reads its deltas.
 
         RequestError if it cannot be served.
         """
@@ -70,7 +71,7 @@ class RequestRules:
                     f"{name}: allowed_token_ids: bad_token_ids, bad_sequences or min_new_tokens forbid all of them; "
                     "allow others"
                 )
-        if params.stop and tokenizer is None:
+        if params.stop and not reads_text:
             raise RequestError(f"{name}: stop strings need a tokenizer; give the runner one, or use stop_token_ids")
         if params.temperature > 0 and self.speculative.verify_strategy is Strategy.GREEDY:
             raise RequestError(
@@ -120,7 +121,7 @@ class RequestRules:
             request.callback,
             request.timeout_s,
             request.ttft_timeout_s,
-            request.detokenize or bool(params.stop),
+            request.detokenize,
             request.arrived_s,
         )
         return copy, tokens, limit

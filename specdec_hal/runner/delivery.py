@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from specdec_hal.output.text import LazyDelta, Step
-from specdec_hal.request import StreamDelta
+import numpy as np
+
+from specdec_hal.output.processor import TextProcessor
+from specdec_hal.output.text import LazyDelta, StepTexts
+from specdec_hal.request import NO_COUNTS, RequestOutput, StreamDelta
+from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.slot_table import Ints, SlotTable
 
 _log = logging.getLogger("specdec_hal")
 
 
-class Delivery:
-    """Queued deltas.
+class Delivery(StepSink):
+    """Queued deltas, with their texts.
 
     If an exception such as KeyboardInterrupt escapes a callback, the remaining deltas stay queued for the next
-    :meth:`run`. `fail(sequence, error)` ends the request of a callback that raises.
+    :meth:`deliver`. `fail(sequence, error)` ends the request of a callback that raises.
     """
 
-    def __init__(self, fail: Callable[[Sequence, str], None]) -> None:
-        self._fail = fail
+    def __init__(self, texts: TextProcessor, slots: int, fail: Callable[[Sequence, str], None]) -> None:
+        self._texts, self._fail = texts, fail
+        self._joint, self._stops = np.zeros((2, slots), np.bool_)
+        """Of each slot's request: whether its text can be made with others'; whether it has stop strings."""
         self._waiting: deque[tuple[Sequence, StreamDelta]] = deque()
         self._delivered: list[StreamDelta] = []
         self._running = False
@@ -29,23 +36,69 @@ class Delivery:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def extend(self, sequences: list[Sequence], step: Step, slots: list[int], lengths: list[int]) -> None:
-        """Queue what requests gained by a step in these slots, after contexts of so many tokens."""
-        self._waiting.extend(zip(sequences, LazyDelta.of_step(step, slots, sequences, lengths), strict=True))
+    def begun(self, sequence: Sequence) -> None:
+        """See :class:`StepSink`."""
+        request = sequence.request
+        self._texts.begin(
+            request.request_id,
+            request.params,
+            request.prompt_token_ids,
+            detokenize=request.detokenize,
+            tokens=lambda: sequence.token_ids,
+        )
 
-    def add(self, sequence: Sequence) -> None:
+    def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
+        """See :class:`StepSink`."""
+        text = self._texts.texts[sequence.request.request_id]
+        self._joint[slot], self._stops[slot] = text.joint, bool(sequence.request.params.stop)
+
+    def stepped(
+        self, report: StepReport, slots: Ints, table: SlotTable, running: Mapping[int, Sequence]
+    ) -> list[Sequence]:
+        """See :class:`StepSink`."""
+        if not slots.size:
+            return []
+        starts, joint = table.reported[slots].tolist(), slots[self._joint[slots]]
+        table.reported[slots] += report.counts[slots]
+        before = table.tokens[joint, table.length[joint] - report.counts[joint] - 1]
+        step, where = StepTexts(report, self._texts.known, joint, before), slots.tolist()
+        sequences = list(map(running.__getitem__, where))
+        names = [sequence.request.request_id for sequence in sequences]
+        texts = list(map(self._texts.texts.__getitem__, names))
+        stopping, counts = self._stops[slots].nonzero()[0].tolist(), [NO_COUNTS] * len(where)
+        for at in stopping:
+            if not texts[at].finds:  # who reads them does
+                counts[at] = sequences[at].counts
+        deltas, ended = list(LazyDelta.of_step(step, where, names, texts, starts, counts)), list[Sequence]()
+        for at in stopping:
+            slot = where[at]
+            if texts[at].finds and not texts[at].passes(step.pieces(slot)):
+                tokens, flags = tuple(report.tokens(slot)), tuple(report.flags(slot))
+                gained = StreamDelta(names[at], tokens, flags, (), None, counts=sequences[at].counts)
+                made = texts[at].take(gained, starts[at])
+                assert made is not None
+                deltas[at] = made
+                if texts[at].stopped:
+                    ended.append(sequences[at])
+        self._waiting.extend(zip(sequences, deltas, strict=True))
+        return ended
+
+    def took(self, sequence: Sequence) -> bool:
         """Queue a request's new delta, if any, merged with queued ones after its end."""
-        delta = sequence.delta()
+        name, start = sequence.request.request_id, sequence.reported
+        made = sequence.delta()
+        delta = None if made is None else self._texts.texts[name].take(made, start)
         if delta is None:
-            return
+            return self._texts.stopped(name)
         if delta.finish_reason is not None:
             earlier = [waiting for other, waiting in self._waiting if other is sequence]
-            if earlier:  # else its text need not be made
+            if earlier:
                 self._waiting = deque(item for item in self._waiting if item[0] is not sequence)
                 delta = StreamDelta.joined([*earlier, delta])
         self._waiting.append((sequence, delta))
+        return self._texts.stopped(name)
 
-    def run(self) -> None:
+    def deliver(self) -> None:
         """Call the callbacks; nested calls from a callback return at once."""
         if self._running:
             return
@@ -65,9 +118,13 @@ class Delivery:
             self._running = False
 
     def take(self) -> list[StreamDelta]:
-        """Everything delivered since the last call."""
+        """See :class:`StepSink`."""
         delivered, self._delivered = self._delivered, []
         return delivered
+
+    def finished(self, sequence: Sequence) -> RequestOutput:
+        """See :class:`StepSink`."""
+        return self._texts.output(sequence.output())
 
     def _failed(self, sequence: Sequence, error: Exception) -> None:
         _log.exception("request '%s': its callback failed; the request is ended", sequence.request.request_id)

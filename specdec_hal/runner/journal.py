@@ -157,7 +157,9 @@ def _sequence(
     request = Request(saved.request_id, saved.prompt_token_ids, params, None, saved.timeout_s, saved.ttft_timeout_s)
     sequence = make(request)
     entries = [entry.entry() for entry in saved.logprobs]
-    sequence.extend(list(saved.token_ids), list(saved.accepted_draft), entries, end_tokens)
+    kept = sequence.until_end(saved.token_ids, end_tokens)
+    sequence.extend(saved.token_ids[:kept], saved.accepted_draft[:kept])
+    sequence.logprobs += entries[:kept]
     sequence.drafts += [Drafts(one.start, tuple(one.token_ids), one.accepted) for one in saved.drafts]
     sequence.limit_status = saved.limit_status
     if sequence.prompt_logprobs:

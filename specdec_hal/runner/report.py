@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.models.detokenizer import KnownTexts
-from specdec_hal.output.text import Span
-from specdec_hal.request import TokenLogprobs
+from specdec_hal.request import RequestOutput, StreamDelta, TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints, SlotTable
 from specdec_hal.tensors.transfer import Arrays
@@ -42,8 +41,6 @@ class StepReport:
         self._first_row: list[int] = []  # start of each slot's log-probabilities
         self._columns: list[list[Any]] = []
         self._entries: list[TokenLogprobs] | None = None  # for all rows at once, without alternatives
-        self._speaking: tuple[KnownTexts, Ints, Array] | None = None
-        self._shown = dict[int, tuple[Span, ...]]()
         if "ids" in values:
             self._keep(values["cu_batch_token_offset"], values["ids"], values["logprobs"], values["ranks"])
         elif "row_logprobs" in values:
@@ -87,28 +84,18 @@ class StepReport:
         ids, values, ranks = self._columns
         return TokenLogprobs.rows(ids[start:end], values[start:end], ranks[start:end], top)
 
-    def speak(self, known: KnownTexts, slots: Ints, before: Array) -> None:
-        """Make these slots' texts together, if any is read. `before`: the last token of each until then [n]."""
-        self._speaking = known, slots, before
+    def cut(self, kept: dict[int, int]) -> None:
+        """Forget what these slots emitted after so many tokens."""
+        if all(self._lengths[slot] == count for slot, count in kept.items()):
+            return
+        self.accepted = self.matched
+        self.counts[list(kept)] = list(kept.values())
+        for name in ("counted", "matched", "_lengths"):
+            vars(self).pop(name, None)
+        self.matches &= self.counted
 
-    def pieces(self, slot: int) -> list[str] | None:
-        """The text of each of the slot's tokens, and "" for others; None if it must be decoded token by token, or
-        others are shown.
-        """
-        return self._pieces.get(slot)
-
-    def show(self, slot: int, spans: tuple[Span, ...]) -> None:
-        """Show these instead."""
-        self._shown[slot], self._pieces[slot] = spans, None
-
-    def spans(self, slot: int) -> tuple[Span, ...] | None:
-        """The slot's text to show; None if it must be decoded token by token."""
-        if (pieces := self._pieces.get(slot)) is None:
-            return self._shown.get(slot)
-        return tuple([span for span in zip(pieces, self.flags(slot), strict=False) if span[0]])
-
-    def append_to(self, table: SlotTable, slots: Ints | slice) -> None:
-        """Have a table take over the tokens of these slots, whose requests go on.
+    def append_to(self, table: SlotTable, slots: Ints | slice, decoding: Ints | slice) -> None:
+        """Have a table take over the tokens of these slots, and count the steps of those that decode.
 
         A row's places after its tokens hold anything.
         """
@@ -117,11 +104,11 @@ class StepReport:
         if at.shape[1] > 1:
             table.from_draft.reshape(-1)[at] = self.matches[slots]
         table.length[slots] += self.counts[slots]  # after both: another thread may read as far
-        table.counts[0, slots] += 1
+        table.counts[0, decoding] += 1
         if at.shape[1] > 1:
-            table.counts[1, slots] += self.drafted[slots]
-            table.counts[2, slots] += self.matched[slots]
-            table.counts[3, slots] += self.drafted[slots] > 0
+            table.counts[1, decoding] += self.drafted[decoding]
+            table.counts[2, decoding] += self.matched[decoding]
+            table.counts[3, decoding] += self.drafted[decoding] > 0
 
     def goes_on(self, ordinary: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """[B]: whether a slot emitted tokens, and only `ordinary` ones: by token, with an entry for all other ids."""
@@ -140,14 +127,6 @@ class StepReport:
         """[B, S]: which of `emitted` were emitted."""
         counted: NDArray[np.bool_] = np.arange(self.emitted.shape[1]) < self.counts[:, None]
         return counted
-
-    @cached_property
-    def _pieces(self) -> dict[int, list[str] | None]:
-        if self._speaking is None:
-            return {}
-        known, slots, before = self._speaking
-        pieces = known.pieces(before, self.emitted[slots], self.counted[slots])
-        return dict(zip(slots.tolist(), pieces, strict=True))
 
     @cached_property
     def _rows(self) -> list[list[int]]:
@@ -170,6 +149,11 @@ class StepReport:
         if "row_logprobs" in self._values:
             return _by_token(self._values)
         return self._values if "ids" in self._values else None
+
+    @cached_property
+    def accepted(self) -> NDArray[np.int64]:
+        """[B]: how many drafts the model accepted in each slot, also after the end of its request."""
+        return self.matched
 
     @cached_property
     def matched(self) -> NDArray[np.int64]:
@@ -215,14 +199,21 @@ def _by_token(values: Arrays) -> Arrays:
     }
 
 
-class StepSink(Protocol):
-    """Receives steps' results, for detokenization elsewhere (:mod:`specdec_hal.serve.stream`)."""
+class StepSink:
+    """Receives the results of steps. Those of this class do nothing with them."""
+
+    def begun(self, sequence: Sequence) -> None:
+        """A request was queued."""
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
-        """A step emitted ``len(from_draft)`` tokens after ``sequence.token_ids``, which are looked at one by one.
+        """A step added ``len(from_draft)`` tokens to a request that is looked at alone; :meth:`took` follows.
 
         `drafted`: how many drafts it had; None after a chunk of its prompt.
         """
+
+    def took(self, sequence: Sequence) -> bool:
+        """A request has new tokens from :meth:`gained`, or has ended; returns whether its text ends it."""
+        return False
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
         """The next of the request's prompt tokens got these log-probabilities, after `sequence.prompt_logprobs`."""
@@ -230,11 +221,21 @@ class StepSink(Protocol):
     def resumes(self, sequence: Sequence, *, failed: bool) -> None:
         """A request lost its slot, to an older one or by a failed step, and resumes later."""
 
-    def ended(self, sequence: Sequence) -> None:
-        """A request has ended, after its tokens from :meth:`gained`, if any."""
-
-    def stepped(self, report: StepReport, slots: Array, lengths: Array) -> None:
-        """End of the step. `slots` decoded besides those of :meth:`gained`; `lengths`: of their contexts now.
-
-        Tokens and log-probabilities are in `report`.
+    def stepped(
+        self, report: StepReport, slots: Ints, table: SlotTable, running: Mapping[int, Sequence]
+    ) -> list[Sequence]:
+        """End of the step. Those `running` in `slots` got tokens and nothing else; `report` has these and `table`
+        contexts with them. Returns those whose text ends.
         """
+        return []
+
+    def deliver(self) -> None:
+        """Call the callbacks of what is queued."""
+
+    def take(self) -> list[StreamDelta]:
+        """Everything delivered since the last call."""
+        return []
+
+    def finished(self, sequence: Sequence) -> RequestOutput:
+        """An ended request, which is forgotten."""
+        return sequence.output()

@@ -15,8 +15,7 @@ import numpy as np
 from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, JournalError, PluginError, RequestError
 from specdec_hal.models import Tokenizer
-from specdec_hal.models.detokenizer import KnownTexts
-from specdec_hal.output.text import PROMPT_TAIL, TextStream, detokenizer_for
+from specdec_hal.output.processor import TextProcessor
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.registry import Registry
@@ -27,7 +26,6 @@ from specdec_hal.request import (
     RequestOutput,
     SamplingParams,
     StreamDelta,
-    TokenLogprobs,
 )
 from specdec_hal.runner import bad_words
 from specdec_hal.runner.build import RunnerHook, RunnerParts, build_parts
@@ -46,7 +44,7 @@ from specdec_hal.runner.recovery import Bisection
 from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.scheduler import Schedule, Work
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.runner.slot_table import Bools, Ints
+from specdec_hal.runner.slot_table import Ints
 from specdec_hal.runner.structured import MaskedStep
 from specdec_hal.runner.watchdog import Activity
 from specdec_hal.structured.backend import Grammar
@@ -98,7 +96,6 @@ class ModelRunner:
         if (ratio := settings.mixed_step_ratio) is not None:
             self.prefill_budget = PrefillBudget(ratio, parts.compiler.padded, parts.state.symbols["S"])
             self.scheduler.prompt_limit = self.prefill_budget.limit
-        self._known_texts: KnownTexts | None = getattr(parts.tokenizer, "known_texts", None)
         self._gap_from: float | None = None
         """When the last call of :meth:`step` ended, if requests ran."""
         self._features: Features | None = None
@@ -108,9 +105,11 @@ class ModelRunner:
         self._guard = Guard()
         self.resources = ExitStack()
         """Resources released by :meth:`close`."""
-        self._delivery = Delivery(partial(self._end, "error"))
-        self.sink: StepSink | None = None
-        """Receiver of steps that makes text and checks stop strings elsewhere; the runner then needs no tokenizer."""
+        make, known = getattr(parts.tokenizer, "detokenizer", None), getattr(parts.tokenizer, "known_texts", None)
+        texts = TextProcessor(make, self.end_tokens, known)
+        self._delivery = Delivery(texts, parts.state.symbols["M"], partial(self._end, "error"))
+        self.sink: StepSink = self._delivery
+        """Receiver of steps. Another one makes texts and finds stop strings elsewhere, and deltas are its own."""
         self._journal = None if settings.journal is None else Journal(settings.journal, settings.journal_interval)
         self._deadlines = Deadlines(settings, time.monotonic)
         names = {"forward": "model", "logits": "model", "propose": f"proposer '{config.speculative.method}'"}
@@ -155,18 +154,17 @@ class ModelRunner:
 
     def _admit(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
+        self.sink.begun(sequence)
         self._deadlines.watch(sequence)
         self._masked += sequence.wants.masked
 
     def _sequence(self, request: Request) -> Sequence:
-        copy, prompt, limit = self._rules.check(request, self.tokenizer or self.sink)
+        reads = self.tokenizer is not None or self.sink is not self._delivery
+        copy, prompt, limit = self._rules.check(request, reads)
         copy = bad_words.spelled(copy, self.tokenizer, self._vocab_size)
         if self.find(copy.request_id) is not None:
             raise _in_use(copy)
-        tokenizer = self.tokenizer if self.sink is None and copy.detokenize else None
-        tail = copy.prompt_token_ids[-PROMPT_TAIL:]
-        detokenizer = None if tokenizer is None else detokenizer_for(tokenizer.detokenizer, copy.params, tail)
-        sequence = Sequence(copy, limit, detokenizer, prompt)
+        sequence = Sequence(copy, limit, prompt)
         sequence.grammar = self._structured.begin(copy.params, f"request {short(copy.request_id)}")
         return sequence
 
@@ -180,7 +178,7 @@ class ModelRunner:
         if sequence is None:
             return False
         self._end(reason, sequence, error)
-        self._delivery.run()
+        self.sink.deliver()
         return True
 
     @property
@@ -198,7 +196,7 @@ class ModelRunner:
     def take_finished(self, request_ids: Collection[str] | None = None) -> dict[str, RequestOutput]:
         """Take finished outputs, all or the named ones; their ids become free."""
         names = list(self._finished) if request_ids is None else [n for n in request_ids if n in self._finished]
-        return {name: self._finished.pop(name).output() for name in names}
+        return {name: self.sink.finished(self._finished.pop(name)) for name in names}
 
     def find(self, request_id: str) -> Sequence | None:
         """The live or finished request of that id, if its output was not taken."""
@@ -226,7 +224,7 @@ class ModelRunner:
         for sequence in sequences:
             self._admit(sequence)
             if sequence.finish_reason is not None:
-                self._retire(sequence)
+                self._took(sequence)
 
     def load(self) -> Load:
         """Its current load. Thread-safe."""
@@ -296,7 +294,7 @@ class ModelRunner:
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
             masked = (False, True) if self.tokenizer is not None and self.grammars.names else (False,)
             features = [
-                self.compiler.features([Sequence(Request("", [0], one), 1, None)], with_masks)
+                self.compiler.features([Sequence(Request("", [0], one), 1)], with_masks)
                 for with_masks in masked
                 for one in asked
             ]
@@ -340,7 +338,7 @@ class ModelRunner:
         """Launch a step and read the due one; returns deltas since the last call.
 
         Callbacks have been called. Without overlap the two are the same step. A failed step is handled by
-        :mod:`.recovery` and does not raise. With a :attr:`sink`, only requests with a callback have deltas.
+        :mod:`.recovery` and does not raise. With another :attr:`sink` there are no deltas.
         """
         with self._guard.driving("step"), self._activity.step():
             for sequence, late in self._deadlines.passed():
@@ -351,13 +349,13 @@ class ModelRunner:
                 scheduled = self._launch()
                 due = self._launched[0].schedule if len(self._launched) == 1 + self.overlap else None
                 self._read_down_to(int(self.overlap and scheduled and not self._masked))
-            self._delivery.run()
+            self.sink.deliver()
             if self.prefill_budget is not None:
                 self._time_gap(self.prefill_budget, due)
             if self._journal is not None:
                 self._journal.step(self.snapshot, idle=not self.has_requests)
             self._hook.stepped(self.metrics.steps)
-            return self._delivery.take()
+            return self.sink.take()
 
     def _time_gap(self, budget: PrefillBudget, read: Schedule | None) -> None:
         """Count the time between the tokens of the step that this call has read and those of the last call."""
@@ -374,7 +372,6 @@ class ModelRunner:
     def _launch(self) -> bool:
         """Schedule and launch the next step; False if there is nothing to do before older ones are read."""
         self.bisection.passed()
-        self.scheduler.shows_steps = self.sink is None
         check_cache(self.model, self.state)
         schedule = self.scheduler.schedule(self.bisection.on_trial)
         if schedule is None:
@@ -454,35 +451,15 @@ class ModelRunner:
             values = step.report()
         with record.stage("host"):
             if step.prompts is not None:
-                step.prompts.read(self._send_scored)
+                step.prompts.read(self.sink.scored)
             report = StepReport(values, schedule.slots)
             self._hook.took(self.metrics.steps, schedule.work, report)
-            usual, fresh = self._usual(schedule, report)
-            slots, others = np.flatnonzero(usual), list[_Verified]()
-            if len(slots) < len(schedule.work):
-                taken = list[_Taken]()
-                for slot in np.flatnonzero(schedule.takes_part[: schedule.slots] & ~usual).tolist():
-                    work = schedule.work[slot]
-                    work.sequence.in_flight -= not fresh[slot]
-                    if (one := self._take(slot, work, report)) is not None:
-                        taken.append(one)
-                self._commit([one.sequence for one in taken])
-                others = [verified for one in taken if (verified := self._verify(one, report, record)) is not None]
-            if slots.size:
-                self._take_usual(slots, report, record)
-            fed = report.fed * schedule.takes_part[: schedule.slots]
-            record.input_tokens = record.output_rows = int(fed.sum())
-            if schedule.chunked:
-                record.prefill_slots = len(schedule.chunks)
-                record.output_rows -= int(np.maximum(fed[schedule.chunks] - 1, 0).sum())
-            if self.state.symbols["S"] > 1:
-                self._count_drafts(step, report, slots, others)
-        preempted = self.scheduler.take_preempted()
-        if self.sink is not None:
-            with record.stage("output"):
-                for sequence in preempted:
-                    self.sink.resumes(sequence, failed=False)
-                self.sink.stepped(report, slots, self.scheduler.table.length[slots])
+            together = self._take(step, report)
+            for sequence in self.scheduler.take_preempted():
+                self.sink.resumes(sequence, failed=False)
+            for sequence in self.sink.stepped(report, together, self.scheduler.table, self.scheduler.running):
+                sequence.finish("stop")
+                self._retire(sequence)
         if self.proposer.runs_on == "host":
             with record.stage("propose"):
                 longest = self._draft(step.plan, report, record)
@@ -491,98 +468,84 @@ class ModelRunner:
         self.metrics.add(record)
         self._registry.step_finished(record)
 
-    def _send_scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
-        if self.sink is not None:
-            self.sink.scored(sequence, entries)
+    def _take(self, step: LaunchedStep, report: StepReport) -> Ints:
+        """Take over a step's tokens, of all slots at once; returns the slots that got tokens and nothing else.
 
-    def _usual(self, schedule: Schedule, report: StepReport) -> tuple[Bools, Bools]:
-        """[B]: of which slots the host needs nothing but tokens, which end no request; whose request is still there."""
-        table, own = self.scheduler.table, slice(schedule.slots)
-        fresh = table.owner[own] == schedule.owner[own]
-        table.in_flight[own] -= schedule.takes_part[own] & fresh
-        usual = schedule.decodes[own] & fresh & table.plain[own] & ~report.stopped & report.goes_on(self._ordinary)
-        usual &= table.length[own] + report.counts < table.end[own]
-        if self._known_texts is not None and self.sink is None:
-            self._speak(usual, report, self._known_texts)
+        The others are looked at alone: where a request ends or has left its slot, prompts, and what needs more of a
+        step than tokens.
+        """
+        schedule, table, own = step.schedule, self.scheduler.table, slice(step.schedule.slots)
+        part, fresh = schedule.takes_part[own], table.owner[own] == schedule.owner[own]
+        table.in_flight[own] -= part & fresh
+        takes = decodes = schedule.decodes[own] & fresh
+        if schedule.chunked:
+            report.matches[schedule.chunks] = False
+            takes = takes.copy()
+            takes[schedule.chunks] = fresh[schedule.chunks] & [schedule.work[slot].emits for slot in schedule.chunks]
+        goes_on = takes & ~report.stopped & ~table.stops[own] & report.goes_on(self._ordinary)
+        goes_on &= table.length[own] + report.counts < table.end[own]
+        together, verified = goes_on & decodes & ~table.alone[own], np.flatnonzero(decodes & (report.counts > 0))
+        taken, kept = list[_Taken](), dict[int, int]()
+        for slot in np.flatnonzero(part & ~together).tolist():
+            work = schedule.work[slot]
+            work.sequence.in_flight -= not fresh[slot]
+            if work.sequence.finish_reason is None and (one := self._gained(slot, work, report, goes_on[slot])):
+                taken.append(one)
+                kept[slot] = len(one.flags)
+        if taken:
+            report.cut(kept)
+        slots, decoding = np.flatnonzero(takes), np.flatnonzero(decodes)
+        if len(decoding) == schedule.slots:
+            report.append_to(table, own, own)  # slices are faster
         else:
-            usual &= ~table.stops[own]
-        return usual, fresh
+            report.append_to(table, slots, decoding)
+        self.scheduler.computed(slots, table.length[slots] - 1)
+        for one in taken:
+            self._look_at(one, report, stays=bool(fresh[one.slot]))
+        self._commit([one.sequence for one in taken])
+        for one in taken:
+            self._took(one.sequence)
+        gone = [one for one in taken if not fresh[one.slot]]
+        self._count(step, report, slots, decoding, verified, gone)
+        return np.flatnonzero(together)
 
-    def _speak(self, usual: Bools, report: StepReport, known: KnownTexts) -> None:
-        """Have the texts of these slots made together, and take out those where a stop string may end."""
-        table = self.scheduler.table
-        slots = np.flatnonzero(usual & table.speaks[: len(usual)])
-        if not slots.size:
-            return
-        report.speak(known, slots, table.tokens[slots, table.length[slots] - 1])
-        texts = [(slot, self.scheduler.running[slot].written) for slot in slots[table.stops[slots]].tolist()]
-        usual[[slot for slot, text in texts if isinstance(text, TextStream) and not text.passes(report, slot)]] = False
-
-    def _take_usual(self, slots: Ints, report: StepReport, record: TimedStep) -> None:
-        """Process the tokens of such slots."""
-        table = self.scheduler.table
-        where = slice(len(slots)) if len(slots) == len(report.counts) else slots
-        report.append_to(table, where)
-        self.scheduler.computed(slots, table.length[where] - 1)
-        gained = int(report.counts[where].sum())
-        record.emitted += gained
-        record.decode_slots += len(slots)
-        record.decode_tokens += gained
-        heard = slots if self.sink is None else slots[table.heard[slots]]
-        if heard.size:
-            before = table.length[heard] - report.counts[heard]
-            self._delivery.extend(self._sequences(heard), report, heard.tolist(), before.tolist())
-
-    def _count_drafts(self, step: LaunchedStep, report: StepReport, slots: Ints, others: list[_Verified]) -> None:
-        """Count the drafts of a step, and adapt lengths to them: of `slots` with usual results, and of others."""
-        record, drafted, accepted = step.record, report.drafted[slots], report.matched[slots]
-        if others:
-            drafted = np.append(drafted, [one.drafted for one in others])
-            accepted = np.append(accepted, [one.kept for one in others])
-        record.count_drafts(drafted, accepted)
-        if self.lengths is not None and not record.prefill_slots:
-            self._adapt(report, slots, [one for one in others if one.slot not in step.forced], record)
-
-    def _adapt(self, report: StepReport, slots: Ints, others: list[_Verified], record: TimedStep) -> None:
-        """Update every request's draft length after a pure decode step."""
-        assert self.lengths is not None
-        rows, drafted, accepted = self._length_rows[slots], report.drafted[slots], report.matched[slots]
-        if others:
-            rows = np.append(rows, self.lengths.rows(one.sequence for one in others))
-            drafted = np.append(drafted, [one.drafted for one in others])
-            accepted = np.append(accepted, [one.accepted for one in others])
-        self.lengths.stepped(rows, drafted, accepted, float(record.seconds.total()))
-        self._set_limits()
-
-    def _sequences(self, slots: Ints) -> list[Sequence]:
-        return list(map(self.scheduler.running.__getitem__, slots.tolist()))
-
-    def _take(self, slot: int, work: Work, report: StepReport) -> _Taken | None:
-        """Take over one slot's tokens; None after prefill, or if the request has ended."""
+    def _gained(self, slot: int, work: Work, report: StepReport, goes_on: bool) -> _Taken | None:
+        """What a slot got, up to its request's end; None inside a prompt."""
         sequence = work.sequence
-        if sequence.finish_reason is not None:
-            return None
         if not work.emits:
-            self._computed(sequence, work.end)
+            if sequence.slot is not None:
+                self.scheduler.computed(np.array([slot]), np.array([work.end]))
             return None
         tokens, drafted = report.tokens(slot), None if work.chunk else report.drafted_of(slot)
-        known, wants = sequence.token_ids, sequence.wants
-        before = len(known)
+        kept = len(tokens)
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"
             sequence.finish("error", f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
-            return _Taken(slot, sequence, before, drafted, [])
-        flags = [False] * len(tokens) if work.chunk else report.flags(slot)
-        logprobs = [] if wants.top < 0 else report.logprobs(slot, len(tokens), wants.top)
-        if self.sink is not None:
-            self.sink.gained(sequence, slot, flags, drafted)
-        sequence.extend(tokens, flags, logprobs, self.end_tokens)
-        self._computed(sequence, sequence.prompt_len + len(known) - 1)
+            kept = 0
+        elif not goes_on:
+            kept = sequence.until_end(tokens, self.end_tokens)
+        flags = report.flags(slot)[:kept]
+        self.sink.gained(sequence, slot, flags, drafted)
+        return _Taken(slot, sequence, sequence.generated, drafted, flags)
+
+    def _look_at(self, taken: _Taken, report: StepReport, *, stays: bool) -> None:
+        """Take over what a slot has besides tokens; and these, if its request has left it."""
+        slot, sequence, before, drafted, flags = taken
+        wants = sequence.wants
+        if not stays:
+            sequence.extend(report.tokens(slot), flags)
+            if drafted is not None:
+                more = 1, drafted, sum(flags), int(drafted > 0)
+                steps, *others = map(sum, zip(sequence.counts, more, strict=True))
+                sequence.counts = steps, others[0], others[1], others[2]
+        if wants.top >= 0:
+            sequence.logprobs += report.logprobs(slot, len(flags), wants.top)
+        if drafted and sequence.request.params.return_drafts:
+            sequence.drafts.append(Drafts(before, report.drafts(slot), sum(flags)))
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
-        if sequence.finish_reason == "error" and min(tokens, default=0) < 0:
+        if sequence.finish_reason == "error" and report.emitted[slot].min(initial=0) < 0:
             sequence.error = self._structured.nothing_left(sequence) or sequence.error
-        return _Taken(slot, sequence, before, drafted, flags)
 
     def _commit(self, sequences: list[Sequence]) -> None:
         """Advance the grammars of these requests by their new tokens, which may end them."""
@@ -591,36 +554,42 @@ class ModelRunner:
             for sequence in self._structured.commit(live, lambda one, error: one.finish("error", error)):
                 sequence.finish("stop")
 
-    def _verify(self, taken: _Taken, report: StepReport, record: TimedStep) -> _Verified | None:
-        """Count a slot's tokens, and show them; None after prefill, or if the request has nothing to show."""
-        slot, sequence, before, drafted, flags = taken
-        gained = len(sequence.token_ids) - before
-        record.emitted += gained
-        verified = None
-        if drafted is not None:
-            accepted = sequence.count(before, drafted)
-            if drafted and sequence.request.params.return_drafts:
-                sequence.drafts.append(Drafts(before, report.drafts(slot), accepted))
-            record.decode_slots += 1
-            record.decode_tokens += gained
-            if gained or sequence.finish_reason is not None:
-                verified = _Verified(slot, sequence, drafted, flags.count(True), accepted)
+    def _count(
+        self, step: LaunchedStep, report: StepReport, slots: Ints, decoding: Ints, verified: Ints, gone: list[_Taken]
+    ) -> None:
+        """Count a step's tokens and drafts, and adapt the lengths of drafts.
+
+        `slots` got tokens, those `decoding` not from a prompt; drafts were `verified`. `gone`: from slots that their
+        requests have left.
+        """
+        record, schedule = step.record, step.schedule
+        lost = [one for one in gone if one.drafted is not None]
+        record.emitted += int(report.counts[slots].sum()) + sum(len(one.flags) for one in gone)
+        record.decode_slots += len(decoding) + len(lost)
+        record.decode_tokens += int(report.counts[decoding].sum()) + sum(len(one.flags) for one in lost)
+        fed = report.fed * schedule.takes_part[: schedule.slots]
+        record.input_tokens = record.output_rows = int(fed.sum())
+        if schedule.chunked:
+            record.prefill_slots = len(schedule.chunks)
+            record.output_rows -= int(np.maximum(fed[schedule.chunks] - 1, 0).sum())
+        if self.state.symbols["S"] == 1:
+            return
+        record.count_drafts(
+            [*report.drafted[verified].tolist(), *(one.drafted or 0 for one in lost)],
+            [*report.matched[verified].tolist(), *(sum(one.flags) for one in lost)],
+        )
+        if self.lengths is not None and not schedule.chunked:  # after a pure decode step
+            own = verified if not step.forced else np.setdiff1d(verified, list(step.forced))
+            rows, accepted = self._length_rows[own], report.accepted[own]
+            self.lengths.stepped(rows, report.drafted[own], accepted, float(record.seconds.total()))
+            self._set_limits()
+
+    def _took(self, sequence: Sequence) -> None:
+        """Have the sink show what a request got; retire it if it has ended, also by its text."""
+        if self.sink.took(sequence):
+            sequence.finish("stop")
         if sequence.finish_reason is not None:
             self._retire(sequence)
-        else:
-            self._show(sequence)
-        return verified
-
-    def _computed(self, sequence: Sequence, positions: int) -> None:
-        """So many positions of a request's context are in the caches."""
-        slot = sequence.slot
-        if slot is not None and sequence.finish_reason != "error" and positions >= self.scheduler.table.shares_at[slot]:
-            self.scheduler.computed(np.array([slot]), np.array([positions]))
-
-    def _show(self, sequence: Sequence) -> None:
-        """Queue a request's delta if it has a reader; a sink already has it."""
-        if self.sink is None or sequence.request.callback is not None:
-            self._delivery.add(sequence)
 
     def _failed(self, schedule: Schedule, error: Exception) -> None:
         """After a failed launch: read pending steps, requeue all requests, and find the faulty one."""
@@ -630,8 +599,7 @@ class ModelRunner:
         self.scheduler.forget_prefixes()  # its writes are unknown
         for sequence in reversed(list(self.scheduler.running.values())):
             self.scheduler.preempt(sequence)
-            if self.sink is not None:
-                self.sink.resumes(sequence, failed=True)
+            self.sink.resumes(sequence, failed=True)
         suspects = [work.sequence for work in schedule.work.values() if work.sequence.finish_reason is None]
         suspect = self.bisection.failed(suspects) if suspects else None
         if suspect is not None:
@@ -667,39 +635,28 @@ class ModelRunner:
 
     def _end(self, reason: FinishReason, sequence: Sequence, error: str = "") -> None:
         sequence.finish(reason, error)
-        self._retire(sequence)
+        self._took(sequence)
 
     def _retire(self, sequence: Sequence) -> None:
-        """End a request: free its slot, keep its output, and send the last delta."""
+        """An ended request frees its slot; its output is kept."""
         assert sequence.finish_reason is not None
         self.scheduler.release(sequence)
         self._masked -= sequence.wants.masked
         self._finished[sequence.request.request_id] = sequence
         self.metrics.requests[sequence.finish_reason] += 1
         self._deadlines.ended()
-        if self.sink is not None:
-            self.sink.ended(sequence)
-        self._show(sequence)
 
 
 class _Taken(NamedTuple):
-    """A slot's new tokens, from token `before` of its request, with what was drafted; None for a prompt."""
+    """What a slot got: which tokens are accepted drafts, of those until its request's end. `before`: generated tokens
+    before; `drafted`: how many drafts there were, None for a prompt.
+    """
 
     slot: int
     sequence: Sequence
     before: int
     drafted: int | None
     flags: list[bool]
-
-
-class _Verified(NamedTuple):
-    """A slot's drafts in a step: all, those accepted by the model, and those of them before the request's end."""
-
-    slot: int
-    sequence: Sequence
-    drafted: int
-    accepted: int
-    kept: int
 
 
 def _in_use(request: Request) -> RequestError:

@@ -97,8 +97,6 @@ class Scheduler:
     ) -> None:
         size = state.symbols
         self.table = SlotTable(size["M"], size["L"], size["S"])
-        self.shows_steps = True
-        """Whether steps' deltas are made for requests without callbacks too."""
         self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
         self._slots, self._prefixes = SlotWriter(state), prefixes
         self._feeds = True
@@ -289,7 +287,7 @@ class Scheduler:
                 return
             self.waiting.remove(sequence)
             slot = heapq.heappop(self._free_slots)
-            sequence.take(slot, self.table, self.shows_steps or sequence.request.callback is not None)
+            sequence.take(slot, self.table)
             self._share(slot, sequence)
             if sequence.queue_s is None:
                 sequence.queue_s = time.monotonic() - sequence.arrived_s

@@ -1,10 +1,12 @@
-"""A running request: output, slot and scheduled work.
+"""A running request: tokens, slot and scheduled work.
 
-The device ends a request at an end token, a stop sequence or its length limit; other stop rules are in :mod:`.stream`.
+The device ends a request at an end token, a stop sequence or its length limit, and the host finds the same end in the
+tokens that it reads. Stop strings are no business of a runner: who makes its text ends it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -13,10 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.config.schema import INT32_MAX
-from specdec_hal.output.text import READING, MakeDetokenizer, OutputStream, TokenText
-from specdec_hal.request import Request, TokenLogprobs
+from specdec_hal.request import (
+    NO_COUNTS,
+    Drafts,
+    FinishReason,
+    Request,
+    RequestOutput,
+    StreamDelta,
+    TokenLogprobs,
+)
 from specdec_hal.runner.slot_table import SlotTable
 from specdec_hal.structured.state import GrammarState
+
+_READING = threading.RLock()
+"""Held while tokens are taken out of a slot: any thread may read a request's."""
 
 
 class Wants(NamedTuple):
@@ -40,22 +52,32 @@ _WANTS: dict[Wants, Wants] = {}
 """One object for equal ones, of which there are few."""
 
 
-class Sequence(OutputStream):
-    """A running request. In a slot, its newest tokens and its counts are in the runner's :class:`.SlotTable`."""
+class Sequence:
+    """A running request. In a slot, its tokens and its counts are in the runner's :class:`.SlotTable`."""
 
-    lazy = True
-
-    def __init__(
-        self,
-        request: Request,
-        max_new_tokens: int,
-        detokenizer: MakeDetokenizer | None,
-        prompt: NDArray[np.int64] | None = None,
-    ) -> None:
-        super().__init__(request, len(request.prompt_token_ids), max_new_tokens, detokenizer)
+    def __init__(self, request: Request, max_new_tokens: int, prompt: NDArray[np.int64] | None = None) -> None:
         params = request.params
+        self.request, self.max_new_tokens = request, max_new_tokens
+        self.prompt_len = len(request.prompt_token_ids)
         self.prompt = np.array(request.prompt_token_ids, np.int64) if prompt is None else prompt
         """A copy of the prompt's tokens for the device."""
+        self.stop_sequences = params.stop_token_sequences
+        self.queue_s: float | None = None
+        """Seconds until its first slot, or None."""
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the KV cache at its first slot."""
+        self._token_ids: list[int] = []
+        self._accepted_draft: list[bool] = []
+        """Both as far as they have been read from its slot."""
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]
+        """Of the prompt's tokens so far, None for the first; empty unless requested."""
+        self.drafts: list[Drafts] = []
+        """Verified drafts, if requested."""
+        self.finish_reason: FinishReason | None = None
+        self.error = ""
+        self._counts = NO_COUNTS
+        self._reported = 0
         top = -1 if params.logprobs is None else params.logprobs
         stops, bias = bool(self.stop_sequences), len(params.logit_bias)
         thinks, allowed = params.limits_thinking, params.limits_tokens
@@ -64,25 +86,13 @@ class Sequence(OutputStream):
         self.wants = _WANTS.setdefault(wants, wants)
         self.grammar: GrammarState | None = None
         """Its state in its grammar, if any."""
-        looked_at = thinks or params.return_drafts or params.structured is not None
-        self._stops = not isinstance(self.written, TokenText)
-        self._speaks = (
-            detokenizer is not None and params.skip_special_tokens and (self._stops or bool(request.callback))
-        )
-        """Whether its texts are made with those of other requests, if the tokenizer allows that."""
-        self._plain = top < 0 and not looked_at and self._speaks >= self._stops
-        """Whether the host needs nothing of a step but its tokens, and their text."""
+        self.alone = top >= 0 or thinks or params.return_drafts or params.structured is not None
+        """Whether a step has more for it than tokens, or its deltas are made one by one for another reason."""
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, after the tokens that the host knows."""
         self.slot: int | None = None
         self._table: SlotTable | None = None
         """Where it is in a slot."""
-        self._ahead: SlotTable | None = None
-        """The same, if it has tokens there that `_token_ids` lacks."""
-        self._copied = 0
-        """How many of `_token_ids` are there."""
-        self.shown = False
-        """Whether a step's deltas are made where its tokens are taken over."""
         self.blocks: list[int] = []
         self.block_keys: list[bytes] = []
         """Keys of its full blocks, see :func:`specdec_hal.runner.blocks.block_keys`."""
@@ -104,62 +114,35 @@ class Sequence(OutputStream):
 
     # ---- in a slot
 
-    def take(self, slot: int, table: SlotTable, shown: bool) -> None:
-        """It gets a slot. `shown`: a step's tokens are reported where they are taken over."""
-        table.tokens[slot, : self.prompt_len], self._copied = self.prompt, 0
-        table.length[slot], table.end[slot] = self.length, self.prompt_len + self.max_new_tokens
+    def take(self, slot: int, table: SlotTable) -> None:
+        """It gets a slot."""
+        length = table.length[slot] = self.length
+        table.tokens[slot, : self.prompt_len] = self.prompt
+        table.tokens[slot, self.prompt_len : length] = self._token_ids
+        table.end[slot] = self.prompt_len + self.max_new_tokens
         table.used[slot] = table.prefilling[slot] = True
-        table.plain[slot], table.heard[slot] = self._plain, self.request.callback is not None
-        table.speaks[slot], table.stops[slot] = self._speaks, self._stops
-        table.shares_at[slot], table.counts[:, slot] = INT32_MAX, 0
-        self.slot, self._table, self._ahead, self.shown = slot, table, table if self._plain else None, shown
-        self._fill_slot()
+        table.alone[slot], table.stops[slot] = self.alone, bool(self.stop_sequences)
+        table.shares_at[slot], table.counts[:, slot], table.reported[slot] = INT32_MAX, 0, self._reported
+        self.slot, self._table = slot, table
 
     def leave(self) -> None:
         """It loses its slot."""
         table, slot = self._table, self.slot
         assert table is not None and slot is not None
-        with READING:
+        with _READING:
             self._catch_up()
-            self.in_flight, self.counts = int(table.in_flight[slot]), self.counts
-            self.slot = self._table = self._ahead = None
-        table.used[slot] = table.plain[slot] = table.prefilling[slot] = False
+            self.in_flight, self._counts = int(table.in_flight[slot]), self.counts
+            self._reported = self.reported
+            self.slot = self._table = None
+        table.used[slot] = table.alone[slot] = table.prefilling[slot] = False
         table.room[slot] = table.in_flight[slot] = 0
         table.owner[slot] += 1
 
     @property
-    def generated(self) -> int:
-        """Number of generated tokens."""
-        return self.length - self.prompt_len
-
-    @property
     def token_ids(self) -> list[int]:
-        """All generated tokens, with the newest of its slot."""
+        """All generated tokens."""
         self._catch_up()
         return self._token_ids
-
-    def _catch_up(self) -> None:
-        """Take over the newest tokens of its slot."""
-        table, slot = self._ahead, self.slot
-        if table is not None and slot is not None and self.prompt_len + len(self._token_ids) < table.length[slot]:
-            with READING:
-                self._take_over()
-
-    def _take_over(self) -> None:
-        table = self._ahead
-        if table is None:
-            return
-        known, end = self.prompt_len + len(self._token_ids), int(table.length[self.slot])
-        if known >= end:  # the runner's thread was here first
-            return
-        if isinstance(self.written, TokenText):
-            self.written.extend(end - known)
-        self._copied = end - self.prompt_len
-        if self.shown:
-            self.reported = self._copied
-        self._accepted_draft += table.from_draft[self.slot, known:end].tolist()
-        # At last, as who finds them here needs no lock.
-        self._token_ids += table.tokens[self.slot, known:end].tolist()
 
     @property
     def accepted_draft(self) -> list[bool]:
@@ -167,56 +150,138 @@ class Sequence(OutputStream):
         self._catch_up()
         return self._accepted_draft
 
-    def extend(
-        self,
-        token_ids: list[int],
-        from_draft: list[bool],
-        logprobs: list[TokenLogprobs],
-        end_tokens: AbstractSet[int],
-    ) -> None:
-        """Append a step's tokens up to the request's end."""
-        super().extend(token_ids, from_draft, logprobs, end_tokens)
-        if self._table is not None:
-            self._table.length[self.slot] = self.prompt_len + len(self._token_ids)
-            if self._ahead is not None:
-                self._fill_slot()
-
-    # ----
+    def _catch_up(self) -> None:
+        """Read the newest tokens from its slot."""
+        table, slot = self._table, self.slot
+        if table is None or slot is None or self.prompt_len + len(self._token_ids) >= table.length[slot]:
+            return
+        with _READING:
+            known = self.prompt_len + len(self._token_ids)
+            if self._table is not None and known < (end := int(table.length[slot])):  # else another thread has
+                self._accepted_draft += table.from_draft[slot, known:end].tolist()
+                # At last, as who finds them here needs no lock.
+                self._token_ids += table.tokens[slot, known:end].tolist()
 
     @property
     def length(self) -> int:
         """Number of tokens of prompt and output known to the host."""
-        if self._ahead is not None:
-            return int(self._ahead.length[self.slot])
+        if self._table is not None:
+            return int(self._table.length[self.slot])
         return self.prompt_len + len(self._token_ids)
 
     @property
+    def generated(self) -> int:
+        """Number of generated tokens."""
+        return self.length - self.prompt_len
+
+    @property
     def counts(self) -> tuple[int, int, int, int]:
-        """See OutputStream.counts."""
-        own = super().counts
-        if self._table is None:
-            return own
-        steps, drafted, accepted, num_drafts = self._table.counts[:, self.slot].tolist()
-        return own[0] + steps, own[1] + drafted, own[2] + accepted, own[3] + num_drafts
+        """Decode steps, drafted and accepted tokens, and the steps that had drafts."""
+        steps, drafted, accepted, num_drafts = self._counts
+        if self._table is not None:
+            more = self._table.counts[:, self.slot].tolist()
+            return steps + more[0], drafted + more[1], accepted + more[2], num_drafts + more[3]
+        return steps, drafted, accepted, num_drafts
 
     @counts.setter
     def counts(self, counts: tuple[int, int, int, int]) -> None:
-        self._counts = list(counts)
+        self._counts = counts
+
+    @property
+    def reported(self) -> int:
+        """How many of its tokens deltas have had."""
+        return self._reported if self._table is None else int(self._table.reported[self.slot])
 
     @property
     def context(self) -> NDArray[np.int64]:
         """Prompt and generated tokens; in a slot, with more after them."""
         if self._table is not None:
-            self._fill_slot()
             return self._table.tokens[self.slot]
         return np.concatenate([self.prompt, np.array(self._token_ids, np.int64)]) if self._token_ids else self.prompt
 
-    def _fill_slot(self) -> None:
-        """Write its newest tokens into its slot."""
-        table, start, new = self._table, self._copied, self._token_ids
-        if table is not None and start < len(new):
-            table.tokens[self.slot, self.prompt_len + start : self.prompt_len + len(new)] = new[start:]
-            self._copied = len(new)
+    # ---- its tokens
+
+    def until_end(self, token_ids: list[int], end_tokens: AbstractSet[int]) -> int:
+        """How many of a step's tokens it takes, and its end if it ends with them; with `ignore_eos` no token of
+        `end_tokens` ends it.
+        """
+        known, params = self.token_ids, self.request.params
+        for at, token in enumerate(token_ids, 1):
+            if token < 0:
+                self.finish("error", "the model gave no distribution for the next token (NaN, or all logits -inf)")
+                return at - 1
+            if token in end_tokens and not params.ignore_eos:
+                self.finish("stop")
+            elif self.stop_sequences and len(known) + at >= params.min_new_tokens:
+                longest = max(map(len, self.stop_sequences))
+                text = [*known[-longest:], *token_ids[:at]]
+                if any(text[-len(tokens) :] == tokens for tokens in self.stop_sequences):
+                    self.finish("stop")
+            if self.finish_reason is None and len(known) + at >= self.max_new_tokens:
+                self.finish("length")
+            if self.finish_reason is not None:
+                return at
+        return len(token_ids)
+
+    def extend(self, token_ids: list[int], from_draft: list[bool]) -> None:
+        """Append a step's tokens, out of a slot."""
+        assert self._table is None
+        self._accepted_draft += from_draft
+        self._token_ids += token_ids
+
+    def finish(self, reason: FinishReason, error: str = "") -> None:
+        """End the request."""
+        self.finish_reason, self.error = reason, error
+
+    def _scored_prompt(self) -> tuple[TokenLogprobs | None, ...]:
+        """After the whole prompt was processed."""
+        return tuple(self.prompt_logprobs) if len(self.prompt_logprobs) == self.prompt_len else ()
+
+    def delta(self) -> StreamDelta | None:
+        """The tokens since the last call, and its end; or None."""
+        tokens, start = self.token_ids, self.reported
+        self._reported = len(tokens)
+        if self._table is not None:
+            self._table.reported[self.slot] = len(tokens)
+        if start == len(tokens) and self.finish_reason is None:
+            return None
+        return StreamDelta(
+            self.request.request_id,
+            tuple(tokens[start:]),
+            tuple(self._accepted_draft[start:]),
+            (),
+            self.finish_reason,
+            tuple(self.logprobs[start:]) if self.logprobs else (),
+            () if start else self._scored_prompt(),
+            tuple([one for one in self.drafts if one.start >= start]) if self.drafts else (),
+            self.counts if self.request.params.stop else NO_COUNTS,
+        )
+
+    def output(self) -> RequestOutput:
+        """The finished request, without text."""
+        assert self.finish_reason is not None
+        steps, drafted, accepted, num_drafts = self.counts
+        return RequestOutput(
+            self.request.request_id,
+            self.prompt_len,
+            tuple(self.token_ids),
+            tuple(self.accepted_draft),
+            "",
+            self.finish_reason,
+            self.error,
+            tuple(self.logprobs),
+            steps,
+            drafted,
+            accepted,
+            self.queue_s,
+            self._scored_prompt(),
+            tuple(self.drafts),
+            self.request.params.seed,
+            num_drafts,
+            self.num_cached_tokens,
+        )
+
+    # ----
 
     @property
     def prefilling(self) -> bool:

@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse
 
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.models import Tokenizer
+from specdec_hal.output.detokenizing import PROMPT_TAIL, Detokenizer, detokenizer_for
 from specdec_hal.output.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, make_parser, thinks
-from specdec_hal.output.text import PROMPT_TAIL, Detokenizer, detokenizer_for
 from specdec_hal.request import AnswerParser, TokenLogprobs
 from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.runner import RequestOutput, SamplingParams, StreamDelta

@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,9 +24,10 @@ from specdec_hal.engine.llm import requests_of
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.plugin.model import ForwardBatch
-from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from tests.support.decoding import plain_decoding, scored_prompt
-from tests.support.history_model import HistoryModel, LetterTokenizer
+from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
+from tests.support.random_requests import check_drafts, random_request
 
 pytestmark = pytest.mark.anyio
 CONFIG = {
@@ -645,7 +648,7 @@ class WatchedTokenizer(LetterTokenizer):
     ],
 )
 async def test_text_is_made_where_it_is_read(more: dict[str, Any]) -> None:
-    """Off the engine's thread, unless a stop string has to be found; the same text."""
+    """Off the engine's thread, stop strings too; the same text."""
     params = SamplingParams(max_new_tokens=20, temperature=0.9, seed=5, **more)
     tokenizer = WatchedTokenizer()
     with llm() as offline:
@@ -663,4 +666,43 @@ async def test_text_is_made_where_it_is_read(more: dict[str, Any]) -> None:
                 one: text for one, text in texts.items() if one.startswith(name)
             }
         assert set(texts.values()) == wanted and any(texts.values())
-    assert tokenizer.threads == {"specdec-engine" if "stop" in more else threading.current_thread().name}
+    assert tokenizer.threads == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_an_engine_adds_after_a_stop_string_is_cut(late: bool) -> None:
+    """To the last count. `late`: the reader finds them when the engine is through with all requests."""
+    config = {**CONFIG, "runner": {"max_num_seqs": 3, "overlap": True}}
+    tokenizer: Any = LetterTokenizer()
+    requests = [random_request(number) for number in range(40)]
+    runner = Runtime(parse(config)).runner(model=DeviceHistoryModel(), tokenizer=tokenizer)
+    runner.add_requests(requests)
+    texts = {name: output.text for name, output in runner.run().items()}
+    stops = {name: [text[len(text) // 3 :][:2]] if len(text) > 5 else [] for name, text in texts.items()}
+    requests = [replace(one, params=one.params.updated(stop=stops[one.request_id])) for one in requests]
+    runner.add_requests(requests)
+    wanted, unstopped = runner.run(), dict[str, RequestOutput]()
+    async with AsyncEngine(DeviceHistoryModel(), parse(config), tokenizer=tokenizer) as streaming:
+        hand_out = streaming.runner.take_finished
+
+        def watched(*names: Any) -> dict[str, RequestOutput]:
+            unstopped.update(found := hand_out(*names))
+            return found
+
+        streaming.runner.take_finished = watched  # type: ignore[method-assign]
+        stream, deltas = await streaming.submit(requests), list[StreamDelta]()
+        while late and len(unstopped) < len(requests):
+            time.sleep(0.01)  # holds this event loop
+        while found := await stream.read():
+            deltas += found
+        for request in requests:
+            name = request.request_id
+            output, whole = stream.outputs[name], StreamDelta.joined([one for one in deltas if one.request_id == name])
+            assert output == wanted[name]
+            assert (whole.token_ids, whole.text, whole.finish_reason) == (
+                output.token_ids, output.text, output.finish_reason,
+            )  # fmt: skip
+            assert (whole.logprobs, whole.drafts) == (output.logprobs, output.drafts)
+            check_drafts(output, request)
+    longer = [name for name, output in unstopped.items() if len(output.token_ids) > len(wanted[name].token_ids)]
+    assert len(longer) > 5 or not late

@@ -13,7 +13,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.models.detokenizer import ByteDetokenizer, KnownTexts
 from specdec_hal.output.parsers import TOOLS, ContentFinder, make_parser
-from specdec_hal.output.text import TextStream
+from specdec_hal.output.stop_strings import TextStream
 from specdec_hal.runner import Request, SamplingParams, StreamDelta, build_runner
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 

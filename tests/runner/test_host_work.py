@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from specdec_hal import runner as package
+from specdec_hal import output
+from specdec_hal import runner as runner_package
 from specdec_hal.output.text import LazyDelta
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
 from specdec_hal.serve.stream import FrameWriter
 from tests.runner.conftest import make_runner
 from tests.support.history_model import DeviceHistoryModel, LetterDetokenizer
 
-OURS = str(Path(package.__file__).parent)
+OURS = tuple(str(Path(one.__file__).parent) for one in (runner_package, output))
 PARAMS = SamplingParams(max_new_tokens=50, bad_token_ids=[0])
 
 
@@ -39,7 +40,7 @@ def decoding(requests: int, drafts: int, sink: bool = False, callback: Any = Non
 
 
 def bytecodes(runner: ModelRunner) -> int:
-    """Bytecodes of the runner's package in a step."""
+    """Bytecodes of runner and output in a step."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -73,7 +74,7 @@ def test_text_is_made_by_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = decoding(1, 4, callback=deltas.append)
     while len(deltas) < 8:
         runner.step()
-    assert not pushed
+    assert len(pushed) == 1, "what a prompt gives is looked at alone"
     late = deltas[3]
     assert late.text == "".join(chr(ord("a") + token) for token in late.token_ids)
     assert pushed == [token for delta in deltas[:4] for token in delta.token_ids]
@@ -82,7 +83,7 @@ def test_text_is_made_by_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outputs["0"].accepted_draft == sum((delta.accepted_draft for delta in deltas), ())
 
 
-def test_a_request_ends_without_text_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pushed, push = list[int](), LetterDetokenizer.push
     monkeypatch.setattr(LetterDetokenizer, "push", lambda self, token: pushed.append(token) or push(self, token))
     deltas = list[StreamDelta]()
@@ -90,9 +91,12 @@ def test_a_request_ends_without_text_that_nobody_reads(monkeypatch: pytest.Monke
     assert runner.cancel("1")
     while runner.has_requests:
         runner.step()
-    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length", "cancelled"] and not pushed
-    text = "".join(delta.text for delta in deltas if delta.request_id == "0")
-    assert runner.take_finished()["0"].text == text and len(text) == 50
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length", "cancelled"]
+    tokens = sum(len(delta.token_ids) for delta in deltas)
+    for name, output in runner.take_finished().items():
+        text = "".join(delta.text for delta in deltas if delta.request_id == name)
+        assert output.text == text and len(text) == len(output.token_ids)
+    assert len(pushed) == tokens
 
 
 def test_deltas_are_read_on_other_threads_while_the_runner_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +116,12 @@ def test_deltas_are_read_on_other_threads_while_the_runner_goes_on(monkeypatch: 
 def test_a_lazy_delta_is_a_tuple_like_others() -> None:
     deltas = list[StreamDelta]()
     decoding(2, 4, callback=deltas.append).run()
+    seen = set[str]()
     assert len(deltas) > 8
     for delta in deltas:
-        assert isinstance(delta, LazyDelta) or delta.finish_reason is not None
+        first = delta.request_id not in seen
+        seen.add(delta.request_id)
+        assert isinstance(delta, LazyDelta) or delta.finish_reason is not None or first
         made = StreamDelta._make(delta)
         assert type(made.token_ids) is type(made.accepted_draft) is type(made.spans) is tuple and made.spans
         assert delta == made == delta and (delta != made) is False and hash(delta) == hash(made) and delta != ()

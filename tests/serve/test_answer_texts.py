@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.models import Tokenizer
-from specdec_hal.output.text import OutputStream, detokenizer_for
+from specdec_hal.output.processor import TextProcessor
 from specdec_hal.request import TokenLogprobs
 from specdec_hal.runner import Request, SamplingParams, StreamDelta
+from specdec_hal.runner.sequence import Sequence
 from specdec_hal.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest
 from tests.support.byte_level import FIRST_BYTE, SIZE, byte_level_library, decoder_of, make
@@ -44,17 +45,24 @@ def answered(
     answer.prompt_ids, answer.seeds = [PROMPT], [None]
     answer.end_tokens = [END]
     answer.params = SamplingParams(logprobs=3, max_new_tokens=len(tokens), **params)
-    detokenizer = detokenizer_for(answer.tokenizer.detokenizer, answer.params, PROMPT)
-    output = OutputStream(Request("r-0", PROMPT, answer.params), len(PROMPT), len(tokens), detokenizer)
+    sequence, texts = (
+        Sequence(Request("r-0", PROMPT, answer.params), len(tokens)),
+        TextProcessor(answer.tokenizer.detokenizer, {END}),
+    )
+    texts.begin("r-0", answer.params, PROMPT)
     deltas, at = list[StreamDelta](), 0
     for size in (*sizes, len(tokens)):
         step = tokens[at : at + size]
-        output.extend(step, [False] * len(step), [scores] * len(step), frozenset({END}))
+        kept = sequence.until_end(step, {END})
+        sequence.extend(step[:kept], [False] * kept)
+        sequence.logprobs += [scores] * kept
         at += size
-        deltas.append(output.delta())
-        if output.finish_reason is not None:
+        found = sequence.delta()
+        deltas += texts.take([] if found is None else [found])
+        if deltas[-1].finish_reason is not None:
             break
-    return deltas, output.output().text
+    sequence.finish("stop")
+    return deltas, texts.output(sequence.output()).text
 
 
 def top_logprobs(answer: CompletionAnswer, token: int, scores: TokenLogprobs) -> Any:

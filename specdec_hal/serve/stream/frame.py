@@ -35,7 +35,7 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     accepted_draft: list[bool] = []
     logprobs: list[TokenLogprobs] = []
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """See :attr:`specdec_hal.output.text.OutputStream.counts`."""
+    """See :class:`specdec_hal.request.StreamDelta`."""
     prompt_logprobs: list[TokenLogprobs | None] = []
     drafts: list[Drafts] = []
     prompt_tail: list[int] = []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specdec_hal.errors import FrameError
-from specdec_hal.output.text import Detokenizer, OutputStream, detokenizer_for
-from specdec_hal.request import Drafts, Request, SamplingParams, StreamDelta
+from specdec_hal.output.detokenizing import Detokenizer
+from specdec_hal.output.processor import TextProcessor
+from specdec_hal.output.text import RequestText
+from specdec_hal.request import Drafts, FinishReason, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.serve.frame_codes import PREEMPTED, FrameKind
 from specdec_hal.serve.stream.frame import OutputFrame, PromptScores, StreamStart
@@ -20,7 +22,7 @@ class RequestSummary(NamedTuple):
     prompt_tokens: int
     error: str
     counts: tuple[int, int, int, int]
-    """See :attr:`~specdec_hal.output.text.OutputStream.counts`."""
+    """See :class:`~specdec_hal.request.StreamDelta`."""
     queue_s: float | None
     num_cached_tokens: int = 0
 
@@ -36,10 +38,36 @@ class OutputDelta(NamedTuple):
 
 @dataclass
 class _Stream:
-    output: OutputStream
-    shown: int = 0
-    """Characters already sent in deltas."""
+    start: StreamStart
+    params: SamplingParams
+    text: RequestText
+    prompt_logprobs: list[TokenLogprobs | None]
+    """So far."""
+    error: str = ""
+    pending: list[StreamDelta] = field(default_factory=list)
+    """With text, not yet sent."""
+    tokens: int = 0
+    chars: int = 0
+    """Both as far as they are sent."""
     closed: bool = False
+
+    def add(
+        self,
+        tokens: Sequence[int] = (),
+        flags: Sequence[bool] = (),
+        reason: FinishReason | None = None,
+        logprobs: Sequence[TokenLogprobs] = (),
+        drafts: Sequence[Drafts] = (),
+        counts: tuple[int, int, int, int] | None = None,
+    ) -> int:
+        """Make the text of what the request gained; the number of these tokens until its end."""
+        before, scores = self.text.count, self.prompt_logprobs
+        scored = tuple(scores) if not before and len(scores) == self.start.prompt_tokens else ()
+        given = tuple(tokens), tuple(flags), (), reason, tuple(logprobs), scored, tuple(drafts)
+        made = self.text.take(StreamDelta(self.start.request_id, *given, counts or self.text.counts))
+        if made is not None:
+            self.pending.append(made)
+        return self.text.count - before
 
 
 class TokenProcessor:
@@ -58,7 +86,7 @@ class TokenProcessor:
         self._streams: dict[int, _Stream] = {}
         self._others: set[int] = set()
         """Numbers of skipped requests."""
-        self._end_tokens: frozenset[int] = frozenset()
+        self._texts = TextProcessor(detokenizer, frozenset())
         self._touched: dict[int, _Stream] = {}
         """Requests with output since the last :meth:`deltas`."""
         self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -85,7 +113,7 @@ class TokenProcessor:
             )
         if frame.sequence == 0:
             self._streams, self._others, self._unpaired, self._touched = {}, set(), {}, {}
-            self._end_tokens = frozenset(frame.end_tokens)
+            self._texts = TextProcessor(self._detokenizer, frozenset(frame.end_tokens))
         for start in frame.streams:
             self._begin(start)
         for scores in frame.prompts:
@@ -96,15 +124,15 @@ class TokenProcessor:
             if end.number in self._others:
                 continue
             stream = self._stream(end.number)
-            output = stream.output
-            if output.finish_reason is None:
-                output.finish(end.reason, end.error)
+            if stream.text.finish_reason is None:
+                stream.error = end.error
+                stream.add(reason=end.reason)
             self._touched[end.number] = stream
         for number in frame.released:
             if number in self._others:
                 self._others.remove(number)
                 continue
-            self._stream(number)
+            self._texts.forget(self._stream(number).start.request_id)
             del self._streams[number]
 
     def deltas(self) -> list[OutputDelta]:
@@ -124,22 +152,18 @@ class TokenProcessor:
         if not self._mine(start.request_id):
             self._others.add(start.number)
             return
-        request = Request(start.request_id, (), SamplingParams(**start.params))
-        detokenizer = detokenizer_for(self._detokenizer, request.params, start.prompt_tail)
-        output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, detokenizer)
-        output.queue_s, output.num_cached_tokens = start.queue_s, start.num_cached_tokens
-        output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
-        output.counts = start.counts
-        output.prompt_logprobs = list(start.prompt_logprobs)
-        output.drafts = list(start.drafts)
-        self._touched[start.number] = self._streams[start.number] = _Stream(output)
+        params = SamplingParams(**start.params)
+        text = self._texts.begin(start.request_id, params, start.prompt_tail)
+        stream = _Stream(start, params, text, list(start.prompt_logprobs))
+        stream.add(start.token_ids, start.accepted_draft, None, start.logprobs, start.drafts, start.counts)
+        self._touched[start.number] = self._streams[start.number] = stream
 
     def _score(self, scores: PromptScores) -> None:
-        output = self._stream(scores.number).output
-        if scores.first != len(output.prompt_logprobs):
-            had = f"expected {len(output.prompt_logprobs)} tokens before, got {scores.first}"
-            raise FrameError(f"prompts: request '{output.request.request_id}': {had}; some are missing")
-        output.prompt_logprobs += scores.entries
+        stream = self._stream(scores.number)
+        if scores.first != len(stream.prompt_logprobs):
+            had = f"expected {len(stream.prompt_logprobs)} tokens before, got {scores.first}"
+            raise FrameError(f"prompts: request '{stream.start.request_id}': {had}; some are missing")
+        stream.prompt_logprobs += scores.entries
 
     def _extend(self, frame: OutputFrame) -> None:
         """Add the tokens of all entries."""
@@ -150,30 +174,29 @@ class TokenProcessor:
                 end += max(count, 0)
                 continue
             stream = self._stream(number)
-            output = stream.output
             if count < 0:
                 self.preempted += count == PREEMPTED
                 self.recovered += count != PREEMPTED
                 continue
             rows = slice(end, end + count)
             end += count
-            gained, flags = tokens[rows], accepted_draft[rows]
-            wants = output.request.params
-            verified = self._pair(output, number, start, drafted, gained, flags) if wants.return_drafts else ()
-            if output.finish_reason is not None:
+            gained, flags, wants, text = tokens[rows], accepted_draft[rows], stream.params, stream.text
+            verified = self._pair(stream, number, start, drafted, gained, flags) if wants.return_drafts else ()
+            if text.finish_reason is not None:
                 continue  # by a stop string, which the engine does not know
-            if start != len(output.token_ids):
-                had = f"expected {len(output.token_ids)} tokens before, got {start}"
-                raise FrameError(f"starts: request '{output.request.request_id}': {had}; some are missing")
+            if start != text.count:
+                had = f"expected {text.count} tokens before, got {start}"
+                raise FrameError(f"starts: request '{stream.start.request_id}': {had}; some are missing")
             logprobs = [] if wants.logprobs is None else frame.logprobs(rows, wants.logprobs)
-            output.extend(gained, flags, logprobs, self._end_tokens)
-            self.totals.emitted += len(output.token_ids) - start
+            drafts = [Drafts(start, verified, sum(flags))] if verified else []
+            steps, *others = counts = text.counts
             if drafted >= 0:
-                accepted = output.count(start, drafted)
-                if verified:
-                    output.drafts.append(Drafts(start, verified, accepted))
+                counts = steps + 1, others[0] + drafted, others[1] + sum(flags), others[2] + (drafted > 0)
+            kept = stream.add(gained, flags, None, logprobs, drafts, counts)
+            self.totals.emitted += kept
+            if drafted >= 0:
                 drafted_counts.append(drafted)
-                accepted_drafts.append(accepted)
+                accepted_drafts.append(sum(flags[:kept]))
             self._touched[number] = stream
         self.totals.count_drafts(drafted_counts, accepted_drafts)
         # The reader was too slow for the tokens of those that end in an error.
@@ -184,7 +207,7 @@ class TokenProcessor:
         self._unpaired = {}
 
     def _pair(
-        self, output: OutputStream, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]
+        self, stream: _Stream, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]
     ) -> tuple[int, ...]:
         """The verified drafts of these tokens, for a request with return_drafts."""
         if drafted < 1:
@@ -192,25 +215,23 @@ class TokenProcessor:
         verified = self._unpaired.pop((number, start), ())
         found = [token == draft for token, draft in zip(tokens, verified, strict=False)]
         if len(verified) != drafted or found != from_draft[: len(found)]:
-            name = f"drafts: request '{output.request.request_id}'"
+            name = f"drafts: request '{stream.start.request_id}'"
             raise FrameError(f"{name}: expected {drafted} that give {tokens} after {start}, got {list(verified)}")
         return verified
 
     def _deltas_of(self, stream: _Stream) -> list[OutputDelta]:
-        output = stream.output
-        if stream.closed:
+        pending, stream.pending = stream.pending, []
+        if stream.closed or not pending:
             return []
-        tokens, chars = output.reported, stream.shown
-        delta = output.delta()
-        if delta is None:
-            return []
-        for text, _ in delta.spans:
-            stream.shown += len(text)
-        ended = None
-        if output.finish_reason is not None:
+        delta = pending[0] if len(pending) == 1 else StreamDelta.joined(pending)
+        start, tokens, chars, ended = stream.start, stream.tokens, stream.chars, None
+        stream.tokens += len(delta.token_ids)
+        stream.chars += sum(len(text) for text, _ in delta.spans)
+        if delta.finish_reason is not None:
             stream.closed = True
-            cached = output.num_cached_tokens
-            ended = RequestSummary(output.prompt_len, output.error, output.counts, output.queue_s, cached)
+            ended = RequestSummary(
+                start.prompt_tokens, stream.error, stream.text.counts, start.queue_s, start.num_cached_tokens
+            )
         return [OutputDelta(delta, tokens, chars, ended)]
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from specdec_hal.output.text import PROMPT_TAIL
+from specdec_hal.output.detokenizing import PROMPT_TAIL
 from specdec_hal.request import TokenLogprobs
 from specdec_hal.runner import ModelRunner
-from specdec_hal.runner.report import StepReport
+from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.runner.slot_table import Ints
+from specdec_hal.runner.slot_table import Ints, SlotTable
 from specdec_hal.serve.frame_codes import PREEMPTED, RECOVERY, FrameKind
 from specdec_hal.serve.stream.frame import (
     NOTHING,
@@ -53,8 +53,8 @@ class _Step:
     verified: list[_Verified] = field(default_factory=list)
 
 
-class FrameWriter:
-    """A runner's :class:`~specdec_hal.runner.report.StepSink` that sends a frame after every step.
+class FrameWriter(StepSink):
+    """Sends a frame after every step of a runner.
 
     `send` may wait for the reader, which blocks the engine, or refuse the frame: then its requests end with an error,
     which the next accepted frame reports.
@@ -83,8 +83,7 @@ class FrameWriter:
             number = self._number(sequence)
             if sequence.slot is not None:
                 self._by_slot[:, sequence.slot] = number, sequence.prompt_len
-            if sequence.finish_reason is not None:
-                self.ended(sequence)
+            self.took(sequence)
 
     # ---- calls of the runner
 
@@ -114,10 +113,11 @@ class FrameWriter:
         step.counts.append(RECOVERY if failed else PREEMPTED)
         step.drafted.append(-1)
 
-    def ended(self, sequence: Sequence) -> None:
+    def took(self, sequence: Sequence) -> bool:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
-        assert sequence.finish_reason is not None
-        self._ended.append(StreamEnd(self._number(sequence), sequence.finish_reason, sequence.error))
+        if sequence.finish_reason is not None:
+            self._ended.append(StreamEnd(self._number(sequence), sequence.finish_reason, sequence.error))
+        return False
 
     def released(self, sequence: Sequence) -> None:
         """Forget a request without readers."""
@@ -135,7 +135,9 @@ class FrameWriter:
 
     # ---- frames
 
-    def stepped(self, report: StepReport, slots: Ints, lengths: Ints) -> None:
+    def stepped(
+        self, report: StepReport, slots: Ints, table: SlotTable, running: Mapping[int, Sequence]
+    ) -> list[Sequence]:
         """Send collected entries with a step's tokens."""
         step = self._step
         where = np.concatenate([np.array(step.slots, np.int64), slots])
@@ -143,21 +145,22 @@ class FrameWriter:
         step.slots += slots.tolist()
         numbers, prompts = self._by_slot[:, slots]
         step.numbers += numbers.tolist()
-        step.starts += (lengths - report.counts[slots] - prompts).tolist()
+        step.starts += (table.length[slots] - report.counts[slots] - prompts).tolist()
         step.counts += report.counts[slots].tolist()
         step.drafted += report.drafted[slots].tolist()
         step.accepted_draft += report.matches[slots][report.counted[slots]].tobytes()
         if not self._send_drafts(report):
             step, self._step = self._step, _Step()
             self._lose(step)
-            return
+            return []
         if report.scores is None:
             self._send_frame(1, report.emitted[where][mask].data, NOTHING, NOTHING)
-            return
+            return []
         offsets = report.scores["cu_batch_token_offset"][where]
         rows = (offsets[:, None] + self._columns)[mask]
         ids, scores, ranks = (np.ascontiguousarray(report.scores[name][rows]) for name in ("ids", "logprobs", "ranks"))
         self._send_frame(ids.shape[1], ids.data, scores.data, ranks.data)
+        return []
 
     def _send_drafts(self, report: StepReport) -> bool:
         """Send drafts of requests with return_drafts; False if the reader refuses."""
