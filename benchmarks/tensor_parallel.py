@@ -35,6 +35,7 @@ from specdec_hal.parallel.runner import RankHook
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.plan import Features
+from specdec_hal.runner.slot_writer import SlotWriter
 from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.memory import freeze_heap
 
@@ -150,7 +151,7 @@ def compile_kernels(model: Any, backend: Any, ways: Any, requests: int, drafts: 
         with model.compiling():
             for k in drafts:
                 runner = runner_of(model, backend, requests, k, group, way)
-                runner.scheduler.idle()
+                SlotWriter(runner.state).apply(runner.scheduler.idle())
                 planner = runner.compiler
                 for bucket in planner._buckets(Features()):
                     planner._plan(bucket).run(planner.state.device.stream(), TimedStep())

@@ -45,6 +45,7 @@ from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.scheduler import Schedule, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints
+from specdec_hal.runner.slot_writer import SlotWriter
 from specdec_hal.runner.structured import MaskedStep
 from specdec_hal.runner.watchdog import Activity
 from specdec_hal.structured.backend import Grammar
@@ -73,6 +74,7 @@ class ModelRunner:
         self.kv_cache_bytes = parts.kv_cache_bytes
         """Bytes of the pool of KV blocks; 0 for a cache that grows with its contexts."""
         self.proposer, self.compiler, self.scheduler = parts.proposer, parts.compiler, parts.scheduler
+        self._slots = SlotWriter(parts.state)
         self._rules, self._structured, self._masks = parts.rules, parts.structured, parts.masks
         self.lengths, self._launches = parts.lengths, parts.launches
         self.methods = parts.lengths if isinstance(parts.lengths, DraftMethods) else None
@@ -290,7 +292,7 @@ class ModelRunner:
                 raise RequestError(f"warm_up(): expected no requests, got {self.scheduler.live}; call it before")
             if not self._launches:
                 return
-            self.scheduler.idle()
+            self._slots.apply(self.scheduler.idle())
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
             masked = (False, True) if self.tokenizer is not None and self.grammars.names else (False,)
             features = [
@@ -376,6 +378,7 @@ class ModelRunner:
         schedule = self.scheduler.schedule(self.bisection.on_trial)
         if schedule is None:
             return False
+        self._slots.apply(schedule)
         record = TimedStep(activity=self._activity, method=self.method)
         try:
             step = self._enqueue(schedule, record)
@@ -390,10 +393,10 @@ class ModelRunner:
 
     def _enqueue(self, schedule: Schedule, record: TimedStep) -> LaunchedStep:
         if schedule.filled:
-            failed = self._reset_proposer(schedule.filled)
+            failed = self._reset_proposer(list(schedule.filled))
             for slot in self._undrafted.intersection(schedule.filled):
                 schedule.work[slot].sequence.draft_rows = False
-            self._limit_new(schedule.filled, failed=failed)
+            self._limit_new(list(schedule.filled), failed=failed)
         masked = self._plan_masks(schedule)
         features = self._features
         if features is None or not schedule.steady or self._masked:

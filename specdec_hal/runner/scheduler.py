@@ -5,7 +5,8 @@ blocks are allocated as contexts grow; without free blocks, the youngest request
 context. A request that takes a slot starts after the blocks found for its context (prefix caching).
 
 A step is scheduled before the previous one is read. So the scheduler uses bounds (a decoding slot may gain S tokens in
-each pending step); slots that have already stopped on the device cost nothing.
+each pending step); slots that have already stopped on the device cost nothing. It only decides: a schedule is a value,
+which :class:`~specdec_hal.runner.slot_writer.SlotWriter` carries out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from specdec_hal.ops import SlotAction
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Bools, Ints, SlotTable
-from specdec_hal.runner.slot_writer import SlotWriter
 from specdec_hal.runner.state import DecodeState
 
 
@@ -42,17 +42,22 @@ class Work(NamedTuple):
 
 @dataclass
 class Schedule:
-    """One step. `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's
-    cache; `budget`: the most tokens. `chunks`: slots that take a part of their prompt. `stops`: ended slots to
-    report to the device. `steady`: the requests are those of the previous step. By slot [M]: `decodes`,
-    `takes_part` (also with a chunk), and SlotTable.owner of then.
+    """What one step does; :meth:`SlotWriter.apply <specdec_hal.runner.slot_writer.SlotWriter.apply>` carries it out.
+
+    `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's cache; `budget`:
+    the most tokens. `filled`: requests with a new slot; `chunks`: slots that take a part of their prompt; `grown`: the
+    blocks of slots with other ones than before. `stops`: ended slots to report to the device. `changes`: whether the
+    device must know of the decisions. `steady`: the requests are those of the previous step. By slot [M]: `actions`
+    (:class:`~specdec_hal.ops.SlotAction`), `decodes`, `takes_part` (also with a chunk), and SlotTable.owner of then.
     """
 
+    actions: Ints
     decodes: Bools
     takes_part: Bools
     owner: Ints
     work: dict[int, Work] = field(default_factory=dict)
-    filled: list[int] = field(default_factory=list)
+    filled: dict[int, Sequence] = field(default_factory=dict)
+    grown: dict[int, list[int]] = field(default_factory=dict)
     chunks: list[int] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
     slots: int = 0
@@ -60,6 +65,7 @@ class Schedule:
     budget: int = 0
     context: int = 0
     chunked: bool = False
+    changes: bool = True
     steady: bool = False
 
 
@@ -97,8 +103,8 @@ class Scheduler:
     ) -> None:
         size = state.symbols
         self.table = SlotTable(size["M"], size["L"], size["S"])
-        self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
-        self._slots, self._prefixes = SlotWriter(state), prefixes
+        self._symbols, self.pool, self.headroom, self.draft_positions = size, pool, headroom, draft_positions
+        self._prefixes = prefixes
         self._feeds = True
         """Whether the proposer is fed requests that begin."""
         self.prefix_queries = self.prefix_hits = 0
@@ -117,7 +123,9 @@ class Scheduler:
         self._free_slots = list(range(size["M"]))
         self._by_id: dict[str, Sequence] = {}
         self._stops: set[int] = set()
-        self._dirty = False  # whether `state.request` was sent
+        self._grown: dict[int, list[int]] = {}
+        """See :class:`Schedule`; since the last one."""
+        self._dirty = False  # whether the device has actions of the last step
         self._same = False
         """Whether the running requests are those of the last step."""
 
@@ -188,26 +196,25 @@ class Scheduler:
         heapq.heappush(self._free_slots, slot)
         self._stops.add(slot)  # the device may still run it
         sequence.cached = 0
+        self._grown.pop(slot, None)
         if self.pool is not None:
             self.pool.release(sequence.blocks)
 
     # ---- one step
 
     def schedule(self, only: Collection[Sequence] | None = None) -> Schedule | None:
-        """Schedule the next step and send it to the device; None if all slots are idle.
+        """Decide what the next step does; None if all slots are idle.
 
         `only`: allowed requests during recovery.
         """
         table = self.table
         decodes = table.used & ~table.prefilling
-        step = Schedule(decodes, decodes, table.owner)
-        host = self.state.schedule.host
-        host["slot_actions"][:] = SlotAction.KEEP
+        step = Schedule(np.full(len(table.used), SlotAction.KEEP, np.int64), decodes, decodes, table.owner)
         preempted = self.preemptions
         if only is not None:
             for slot, sequence in self.running.items():
                 if sequence not in only:
-                    host["slot_actions"][slot] = SlotAction.WAIT
+                    step.actions[slot] = SlotAction.WAIT
                     step.decodes[slot] = False
         self._decode(step)
         self._prefill(step, only)
@@ -219,15 +226,11 @@ class Scheduler:
         if not step.work:
             return None
         step.stops = frozenset(self._stops)
-        for slot in self._stops - self.running.keys():
-            host["slot_actions"][slot] = SlotAction.STOP
-        used = np.flatnonzero(host["slot_actions"])
+        step.actions[list(self._stops - self.running.keys())] = SlotAction.STOP
+        used = np.flatnonzero(step.actions)
         step.slots = 1 + max(max(self.running), int(used[-1]) if used.size else 0)
-        if used.size or self._dirty:
-            self.state.schedule.upload()
-        if step.filled:
-            self._slots.upload_requests()
-        self._dirty = bool(used.size)
+        step.grown, self._grown = self._grown, {}
+        step.changes, self._dirty = bool(used.size or self._dirty or step.grown), bool(used.size)
         step.owner = table.owner.copy()
         if step.chunked:
             step.takes_part = step.decodes.copy()
@@ -237,13 +240,13 @@ class Scheduler:
         self._same = len(step.work) == len(self.running)
         return step
 
-    def idle(self) -> None:
-        """Tell the device that no slot does anything."""
-        actions = self.state.schedule.host["slot_actions"]
-        actions[:] = SlotAction.KEEP
-        actions[list(self._stops)] = SlotAction.STOP
-        self.state.schedule.upload()
+    def idle(self) -> Schedule:
+        """A step in which no slot does anything."""
+        nothing = np.zeros(len(self.table.used), np.bool_)
+        step = Schedule(np.full(len(nothing), SlotAction.KEEP, np.int64), nothing, nothing, self.table.owner)
+        step.actions[list(self._stops)] = SlotAction.STOP
         self._dirty = True
+        return step
 
     def launched(self, step: Schedule) -> None:
         """Commit the decision of :meth:`schedule`; a failed step may not get here."""
@@ -252,7 +255,7 @@ class Scheduler:
 
     def _decode(self, step: Schedule) -> None:
         """Schedule decoding for complete contexts."""
-        table, width = self.table, self.state.symbols["S"]
+        table, width = self.table, self._symbols["S"]
         # As _reach of the length after all launched steps and this one.
         reach = table.length + (table.in_flight + 1) * width + (self.draft_positions - 1)
         np.minimum(reach, table.end + self.headroom, out=reach)
@@ -276,7 +279,7 @@ class Scheduler:
         for slot, sequence in list(self._prefilling.items()):
             prefills = sequence.slot == slot
             if prefills and (only is None or sequence in only) and not self._chunk(step, slot, sequence):
-                self.state.schedule.host["slot_actions"][slot] = SlotAction.WAIT
+                step.actions[slot] = SlotAction.WAIT
 
     def _admit(self, step: Schedule, only: Collection[Sequence] | None) -> None:
         while self.waiting and self._free_slots and step.tokens < step.budget:
@@ -294,9 +297,8 @@ class Scheduler:
                 self._count(sequence)
             self.running[slot], self._decoding[slot], self._prefilling[slot] = sequence, Work(sequence), sequence
             self._same = False
-            self._install(slot, sequence)
             self._chunk(step, slot, sequence)
-            step.filled.append(slot)
+            step.filled[slot] = sequence
 
     def _next(self, only: Collection[Sequence] | None) -> Sequence | None:
         """The next request; None if it must wait for KV blocks or its own results."""
@@ -307,7 +309,7 @@ class Scheduler:
         if self.pool is None:
             return first
         pool, found = self.pool, self._find(first)
-        wanted = pool.needed(self._reach(first, first.target + self.state.symbols["S"])) - len(found)
+        wanted = pool.needed(self._reach(first, first.target + self._symbols["S"])) - len(found)
 
         def short() -> bool:  # a spare block for everyone, or the youngest would be preempted at once
             return wanted + pool.idle(found) + len(self.running) > pool.free
@@ -320,15 +322,12 @@ class Scheduler:
 
     def _chunk(self, step: Schedule, slot: int, sequence: Sequence) -> bool:
         """Schedule the next chunk of a slot; False if the step is full."""
-        start, prompt = sequence.cached, sequence.prompt_len
-        count = min(sequence.target - start, self.state.symbols["I_cap"], step.budget - step.tokens)
-        end = start + count
+        count = min(sequence.target - sequence.cached, self._symbols["I_cap"], step.budget - step.tokens)
+        end = sequence.cached + count
         reach = self._reach(sequence, end)
         if count <= 0 or not self._reserve(sequence, reach):
             return False
-        self._slots.fill_chunk(slot, start, count, max(0, end - prompt))
-        if start and sequence.generated:  # a token drawn after the previous chunk is already counted
-            self._write_generated(slot, sequence)
+        step.actions[slot] = SlotAction.PREFILL
         sequence.cached, self.table.prefilling[slot] = end, end < sequence.target
         if end == sequence.target:
             del self._prefilling[slot]
@@ -350,17 +349,17 @@ class Scheduler:
         """Grow a request's cache to `positions`, preempting younger requests; False if it was preempted itself."""
         if self.pool is None:
             return True
-        slot, before = sequence.slot, len(sequence.blocks)
-        if positions <= before * self.pool.block_size:
+        slot = sequence.slot
+        assert slot is not None
+        if positions <= len(sequence.blocks) * self.pool.block_size:
             return True
         while not self.pool.extend(sequence.blocks, positions):
             youngest = next(reversed(self.running.values()))
             self._give_way(youngest)
             if youngest is sequence:
                 return False
-        self.state.schedule.host["block_tables"][slot, before : len(sequence.blocks)] = sequence.blocks[before:]
+        self._grown[slot] = sequence.blocks
         self.table.room[slot] = len(sequence.blocks) * self.pool.block_size
-        self._dirty = True
         return True
 
     # ---- blocks that hold a known text
@@ -388,8 +387,7 @@ class Scheduler:
             return
         found = self._find(sequence)
         self.pool.share(found)
-        self.state.schedule.host["block_tables"][slot, : len(found)] = sequence.blocks = found
-        self._dirty = True
+        self._grown[slot] = sequence.blocks = found
         size = self.pool.block_size
         sequence.registered = len(found)
         sequence.cached = self.table.room[slot] = len(found) * size
@@ -445,21 +443,3 @@ class Scheduler:
         ahead = self._prefixes.lookahead or 0
         block_keys(keys, sequence.context, min(positions + ahead, sequence.length), size, ahead, salt)
         return keys
-
-    # ---- a new owner
-
-    def _install(self, slot: int, sequence: Sequence) -> None:
-        """Set the device's state for a resumed request: context and limits of thinking."""
-        prompt = sequence.prompt
-        self._slots.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
-        self.state.write("token_ids_all", (slot, slice(len(prompt))), prompt)
-        self._write_generated(slot, sequence)
-        if self.state.symbols["H"]:  # else no answer is constrained: two launches less
-            self._slots.start_reasoning(slot, sequence.request.params)
-
-    def _write_generated(self, slot: int, sequence: Sequence) -> None:
-        if sequence.wants.thinking:
-            self.state.write("limit_status", slot, sequence.limit_status)
-        if sequence.token_ids:
-            where = slot, slice(sequence.prompt_len, sequence.length)
-            self.state.write("token_ids_all", where, np.array(sequence.token_ids, np.int64))

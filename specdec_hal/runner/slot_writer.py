@@ -17,6 +17,8 @@ from specdec_hal.text import one_line, short
 
 if TYPE_CHECKING:
     from specdec_hal.request import SamplingParams
+    from specdec_hal.runner import sequence as running
+    from specdec_hal.runner.scheduler import Schedule
 
 _REASONED = 3
 """The `reasoning_status` of an unconstrained request."""
@@ -69,6 +71,39 @@ class SlotWriter:
         """Make a slot idle in the next step."""
         self._decide()
         self.state.schedule.host["slot_actions"][slot] = SlotAction.STOP
+
+    def apply(self, step: Schedule) -> None:
+        """Carry out a scheduler's decisions, once."""
+        host = self.state.schedule.host
+        host["slot_actions"][:] = step.actions
+        for slot, blocks in step.grown.items():
+            host["block_tables"][slot, : len(blocks)] = blocks
+        for slot, sequence in step.filled.items():
+            self._install(slot, sequence)
+        for slot in step.chunks:
+            sequence, count, _, end = step.work[slot]
+            self.fill_chunk(slot, end - count, count, max(0, end - sequence.prompt_len))
+            if slot not in step.filled and sequence.generated:
+                self._write_generated(slot, sequence)  # a token drawn after the previous chunk is already counted
+        if step.changes:
+            self.state.schedule.upload()
+        if step.filled:
+            self.upload_requests()
+
+    def _install(self, slot: int, owner: running.Sequence) -> None:
+        """Set the device's state for a request with a new slot: context and limits of thinking."""
+        self.fill_request(slot, owner.prompt_len, owner.request.params, owner.max_new_tokens)
+        self.state.write("token_ids_all", (slot, slice(owner.prompt_len)), owner.prompt)
+        self._write_generated(slot, owner)
+        if self.state.symbols["H"]:  # else no answer is constrained: two launches less
+            self.start_reasoning(slot, owner.request.params)
+
+    def _write_generated(self, slot: int, owner: running.Sequence) -> None:
+        if owner.wants.thinking:
+            self.state.write("limit_status", slot, owner.limit_status)
+        if owner.token_ids:
+            where = slot, slice(owner.prompt_len, owner.length)
+            self.state.write("token_ids_all", where, np.array(owner.token_ids, np.int64))
 
     def _decide(self) -> None:
         """Reset the previous step's decisions."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specdec_hal import output
+from specdec_hal import output as output_package
 from specdec_hal import runner as runner_package
 from specdec_hal.output.text import LazyDelta
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
@@ -21,7 +21,7 @@ from specdec_hal.serve.stream import FrameWriter
 from tests.runner.conftest import make_runner
 from tests.support.history_model import DeviceHistoryModel, LetterDetokenizer
 
-OURS = tuple(str(Path(one.__file__).parent) for one in (runner_package, output))
+OURS = tuple(str(Path(one.__file__).parent) for one in (runner_package, output_package))
 PARAMS = SamplingParams(max_new_tokens=50, bad_token_ids=[0])
 
 

@@ -8,6 +8,7 @@ import pytest
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import SlotAction
 from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner.slot_writer import SlotWriter
 from tests.runner.conftest import make_runner
 from tests.support.decoding import plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
@@ -69,13 +70,17 @@ def test_a_slot_is_stopped_until_a_step_was_launched() -> None:
     for _ in range(4):
         runner.step()
     runner.cancel("1")
-    scheduler, actions = runner.scheduler, runner.state.schedule.host["slot_actions"]
+    scheduler, state = runner.scheduler, runner.state
+    before = {name: array.copy() for name, array in state.schedule.host.items()}
     for _ in range(3):  # steps that fail
         step = scheduler.schedule()
-        assert step is not None and actions.tolist() == [SlotAction.KEEP, SlotAction.STOP]
+        assert step is not None and step.actions.tolist() == [SlotAction.KEEP, SlotAction.STOP]
     scheduler.launched(step)
-    assert scheduler.schedule() is not None
-    assert actions.tolist() == [SlotAction.KEEP, SlotAction.KEEP]
+    after = scheduler.schedule()
+    assert after is not None and after.actions.tolist() == [SlotAction.KEEP, SlotAction.KEEP]
+    assert all((state.schedule.host[name] == array).all() for name, array in before.items()), "a schedule is a value"
+    SlotWriter(state).apply(step)
+    assert state.schedule.host["slot_actions"].tolist() == [SlotAction.KEEP, SlotAction.STOP]
 
 
 @pytest.mark.parametrize("seed", range(3))

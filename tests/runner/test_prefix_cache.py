@@ -55,7 +55,7 @@ class Blocks:
         used = Counter(block for sequence in scheduler.sequences for block in sequence.blocks)
         assert len(used) + pool.free == pool.num_blocks and not pool.idle(used)
         for slot, sequence in scheduler.running.items():
-            table = scheduler.state.schedule.host["block_tables"][slot]
+            table = self.runner.state.schedule.host["block_tables"][slot]
             assert table[: len(sequence.blocks)].tolist() == sequence.blocks
         for sequence in self.runner.streams:
             text = [*sequence.request.prompt_token_ids, *sequence.token_ids]
