@@ -8,12 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specdec_hal.models.detokenizer import KnownTexts
 from specdec_hal.output.detokenizing import Detokenizer, Span, detokenizer_for, push_all
 from specdec_hal.output.parsers import ContentFinder, make_parser
 from specdec_hal.output.stop_strings import TextStream
@@ -117,27 +113,20 @@ class RequestText:
         if self._make is None:
             return output
         if self._stream is None:
-            spoken = output.token_ids[: -1 if output.token_ids[-1:] and output.token_ids[-1] in self._silent else None]
+            tokens = output.token_ids
             with READING:
-                self._pieces += push_all(self._detokenizer, spoken[len(self._pieces) :])
+                end = len(tokens) - (tokens[-1:] != () and tokens[-1] in self._silent)
+                self._pieces += push_all(self._detokenizer, tokens[len(self._pieces) : end])
                 return replace(output, text="".join(self._pieces) + self._rest)
         if not self.stopped:
             return replace(output, text=self._stream.text)
-        count, (steps, drafted, accepted, num_drafts) = self.count, self.counts
+        kept, (steps, drafted, accepted, num_drafts) = slice(self.count), self.counts
+        flags = output.accepted_draft[kept]
         return replace(
-            output,
-            token_ids=output.token_ids[:count],
-            accepted_draft=output.accepted_draft[:count],
-            text=self._stream.text,
-            finish_reason="stop",
-            error="",
-            logprobs=output.logprobs[:count],
-            steps=steps,
-            drafted=drafted,
-            accepted=accepted,
-            drafts=_until(output.drafts, count, sum(output.accepted_draft[:count])),
-            num_drafts=num_drafts,
-        )
+            output, token_ids=output.token_ids[kept], accepted_draft=flags, logprobs=output.logprobs[kept],
+            drafts=_until(output.drafts, self.count, sum(flags)), text=self._stream.text, finish_reason="stop",
+            error="", steps=steps, drafted=drafted, accepted=accepted, num_drafts=num_drafts,
+        )  # fmt: skip
 
     @cached_property
     def _detokenizer(self) -> Detokenizer:
@@ -159,45 +148,28 @@ def _until(drafts: Sequence[Drafts], end: int, accepted: int) -> tuple[Drafts, .
     return tuple(kept)
 
 
-class Step(Protocol):
-    """A step's tokens by slot."""
-
-    emitted: NDArray[np.int64]
-    """[B, S]."""
-
-    @property
-    def counted(self) -> NDArray[np.bool_]:
-        """[B, S]: which of them are tokens."""
-
-    def tokens(self, slot: int) -> list[int]:
-        """The slot's new tokens."""
-
-    def flags(self, slot: int) -> list[bool]:
-        """Which of them are accepted drafts."""
-
-
 class StepTexts:
-    """A step's tokens by slot, with the texts of `slots`, which are made together when one is read.
+    """A step's tokens by slot and which are accepted drafts, with the texts of `slots`, made together if one is read.
 
-    `before`: the previous token of each [n].
+    `make`: returns these; None for one that must be decoded token by token.
     """
 
     def __init__(
-        self, step: Step, known: KnownTexts | None, slots: NDArray[np.int64], before: NDArray[np.int64]
+        self,
+        tokens: Callable[[int], list[int]],
+        flags: Callable[[int], list[bool]],
+        slots: Sequence[int],
+        make: Callable[[], list[list[str] | None]],
     ) -> None:
-        self.tokens, self.flags = step.tokens, step.flags
-        self._made = step, known, slots, before
+        self.tokens, self.flags, self._slots, self._make = tokens, flags, slots, make
 
     def pieces(self, slot: int) -> list[str] | None:
-        """The text of each token, and more empty ones; None if it must be decoded token by token."""
+        """The text of each token, and more empty ones; None if there are none."""
         return self._pieces.get(slot)
 
     @cached_property
     def _pieces(self) -> dict[int, list[str] | None]:
-        step, known, slots, before = self._made
-        if known is None:
-            return {}
-        return dict(zip(slots.tolist(), known.pieces(before, step.emitted[slots], step.counted[slots]), strict=True))
+        return dict(zip(self._slots, self._make(), strict=True)) if self._slots else {}
 
 
 _item: Any = tuple.__getitem__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -61,7 +62,11 @@ class Delivery(StepSink):
         starts, joint = table.reported[slots].tolist(), slots[self._joint[slots]]
         table.reported[slots] += report.counts[slots]
         before = table.tokens[joint, table.length[joint] - report.counts[joint] - 1]
-        step, where = StepTexts(report, self._texts.known, joint, before), slots.tolist()
+        known, where = self._texts.known, slots.tolist()
+        make = (
+            partial(known.pieces, before, report.emitted[joint], report.counted[joint]) if known is not None else list
+        )
+        step = StepTexts(report.tokens, report.flags, [] if known is None else joint.tolist(), make)
         sequences = list(map(running.__getitem__, where))
         names = [sequence.request.request_id for sequence in sequences]
         texts = list(map(self._texts.texts.__getitem__, names))

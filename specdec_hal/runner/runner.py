@@ -155,8 +155,8 @@ class ModelRunner:
         return [self._structured.compiled(one) for one in wanted if one is not None]
 
     def _admit(self, sequence: Sequence) -> None:
-        self.scheduler.add(sequence)
         self.sink.begun(sequence)
+        self.scheduler.add(sequence)
         self._deadlines.watch(sequence)
         self._masked += sequence.wants.masked
 

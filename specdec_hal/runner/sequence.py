@@ -87,7 +87,7 @@ class Sequence:
         self.grammar: GrammarState | None = None
         """Its state in its grammar, if any."""
         self.alone = top >= 0 or thinks or params.return_drafts or params.structured is not None
-        """Whether a step has more for it than tokens, or its deltas are made one by one for another reason."""
+        """Whether a step has more for it than tokens."""
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, after the tokens that the host knows."""
         self.slot: int | None = None
@@ -262,24 +262,10 @@ class Sequence:
         assert self.finish_reason is not None
         steps, drafted, accepted, num_drafts = self.counts
         return RequestOutput(
-            self.request.request_id,
-            self.prompt_len,
-            tuple(self.token_ids),
-            tuple(self.accepted_draft),
-            "",
-            self.finish_reason,
-            self.error,
-            tuple(self.logprobs),
-            steps,
-            drafted,
-            accepted,
-            self.queue_s,
-            self._scored_prompt(),
-            tuple(self.drafts),
-            self.request.params.seed,
-            num_drafts,
-            self.num_cached_tokens,
-        )
+            self.request.request_id, self.prompt_len, tuple(self.token_ids), tuple(self.accepted_draft), "",
+            self.finish_reason, self.error, tuple(self.logprobs), steps, drafted, accepted, self.queue_s,
+            self._scored_prompt(), tuple(self.drafts), self.request.params.seed, num_drafts, self.num_cached_tokens,
+        )  # fmt: skip
 
     # ----
 

@@ -11,7 +11,6 @@ from specdec_hal.output.detokenizing import Detokenizer
 from specdec_hal.output.processor import TextProcessor
 from specdec_hal.output.text import RequestText
 from specdec_hal.request import Drafts, FinishReason, SamplingParams, StreamDelta, TokenLogprobs
-from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.serve.frame_codes import PREEMPTED, FrameKind
 from specdec_hal.serve.stream.frame import OutputFrame, PromptScores, StreamStart
 
@@ -59,15 +58,14 @@ class _Stream:
         logprobs: Sequence[TokenLogprobs] = (),
         drafts: Sequence[Drafts] = (),
         counts: tuple[int, int, int, int] | None = None,
-    ) -> int:
-        """Make the text of what the request gained; the number of these tokens until its end."""
-        before, scores = self.text.count, self.prompt_logprobs
-        scored = tuple(scores) if not before and len(scores) == self.start.prompt_tokens else ()
+    ) -> None:
+        """Make the text of what the request gained."""
+        scores = self.prompt_logprobs
+        scored = tuple(scores) if not self.text.count and len(scores) == self.start.prompt_tokens else ()
         given = tuple(tokens), tuple(flags), (), reason, tuple(logprobs), scored, tuple(drafts)
         made = self.text.take(StreamDelta(self.start.request_id, *given, counts or self.text.counts))
         if made is not None:
             self.pending.append(made)
-        return self.text.count - before
 
 
 class TokenProcessor:
@@ -91,8 +89,6 @@ class TokenProcessor:
         """Requests with output since the last :meth:`deltas`."""
         self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
         """Drafts for the tokens of the next frame, by number and start."""
-        self.totals = TimedStep()
-        """`drafted` and `accepted` by position, and `emitted` tokens, over all requests."""
         self.preempted = self.recovered = 0
         """Counts of lost slots and repeated steps."""
 
@@ -168,7 +164,7 @@ class TokenProcessor:
     def _extend(self, frame: OutputFrame) -> None:
         """Add the tokens of all entries."""
         tokens, accepted_draft = frame.emitted, list(map(bool, frame.accepted_draft))
-        drafted_counts, accepted_drafts, end = list[int](), list[int](), 0
+        end = 0
         for number, start, count, drafted in zip(frame.numbers, frame.starts, frame.counts, frame.drafted, strict=True):
             if number in self._others:
                 end += max(count, 0)
@@ -192,13 +188,8 @@ class TokenProcessor:
             steps, *others = counts = text.counts
             if drafted >= 0:
                 counts = steps + 1, others[0] + drafted, others[1] + sum(flags), others[2] + (drafted > 0)
-            kept = stream.add(gained, flags, None, logprobs, drafts, counts)
-            self.totals.emitted += kept
-            if drafted >= 0:
-                drafted_counts.append(drafted)
-                accepted_drafts.append(sum(flags[:kept]))
+            stream.add(gained, flags, None, logprobs, drafts, counts)
             self._touched[number] = stream
-        self.totals.count_drafts(drafted_counts, accepted_drafts)
         # The reader was too slow for the tokens of those that end in an error.
         given_up = {end.number for end in frame.ended if end.reason == "error"}
         for number, start in self._unpaired:
