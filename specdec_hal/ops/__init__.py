@@ -10,14 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.ops import bitmask, draft_model, drafter, ngram, output, phases, sampling, schedule, step_index, verify
-from specdec_hal.ops.enums import AcceptPolicy, LogprobMode, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
+from specdec_hal.ops import (
+    bitmask,
+    draft_model,
+    drafter,
+    ngram,
+    output,
+    phases,
+    recurrent,
+    sampling,
+    schedule,
+    step_index,
+    verify,
+)
+from specdec_hal.ops.enums import AcceptPolicy, Activation, LogprobMode, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from specdec_hal.ops.spec import OpSpec
 from specdec_hal.text import did_you_mean
 
 OPS: Mapping[str, OpSpec] = {
     spec.name: spec
-    for module in (step_index, sampling, verify, ngram, output, schedule, phases, draft_model, bitmask, drafter)
+    for module in (step_index, sampling, verify, ngram, output, schedule, phases, draft_model, bitmask, drafter, recurrent)
     for spec in module.OPS
 }
 
@@ -34,6 +46,7 @@ def get_op(name: str) -> OpSpec:
 __all__ = [
     "OPS",
     "AcceptPolicy",
+    "Activation",
     "LogprobMode",
     "MatchPolicy",
     "OpSpec",

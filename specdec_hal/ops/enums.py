@@ -62,5 +62,12 @@ class SlotAction(IntEnum):
     STOP = 3
 
 
-ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose, LogprobMode)
+class Activation(IntEnum):
+    """What `causal_conv1d` applies to its sums: nothing, or SILU, x / (1 + exp(-x))."""
+
+    NONE = 0
+    SILU = 1
+
+
+ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose, LogprobMode, Activation)
 """All of them, for the contracts page and the C++ headers."""

@@ -27,6 +27,7 @@ SECTIONS = {
     9: "Draft models that read hidden states",
     10: "Masks of allowed tokens",
     11: "Trained drafters",
+    12: "Recurrent layers",
 }
 """Titles by the section numbers of OpSpecs."""
 

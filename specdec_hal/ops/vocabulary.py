@@ -28,6 +28,12 @@ SYMBOLS = {
     "U": "masks of allowed tokens",
     "Y": "32-bit words of a mask",
     "X": "bytes of one slot's n-gram index",
+    "R": "positions whose states (or inputs) a slot keeps",
+    "Taps": "taps of a convolution: the current row and the rows before it",
+    "H_k": "key heads (groups) of a recurrent layer",
+    "H_v": "value heads of a recurrent layer",
+    "D_k": "width of a key head: the state's size in Mamba-2",
+    "D_v": "width of a value head",
     "I_cap": "width of `input_ids`: the longest prefill chunk",
     "T_cap": "capacity for packed input tokens",
     "R_cap": "capacity for output (logit) rows",
@@ -37,7 +43,9 @@ SYMBOLS = {
 }
 """Meanings of the symbols."""
 
-MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "V_draft": 1, "D": 1, "C": 1, "N": 1, "Y": 1}
+MINIMUM = dict.fromkeys(
+    ("M", "S", "L", "V", "V_draft", "D", "C", "N", "Y", "R", "Taps", "H_k", "H_v", "D_k", "D_v"), 1
+)
 """Smallest extents of symbols that may not be 0."""
 
 MAXIMUM = {"V": 2**24 - 1}
@@ -185,6 +193,22 @@ _tensor("own_logits", FLOATS, "R_cap V_draft", "Logits of the draft model's own 
 _tensor("target_to_draft", I32, "V", "The draft model's id of each target token; -1: none.", between(-1, "V_draft-1"))
 _tensor("draft_confidence", F32, "M S-1", "Probability that the target accepts a draft after all earlier ones.")
 _tensor("min_confidence", F32, "M", "Least probability of kept drafts; 0: keep all.")
+
+# Recurrent layers
+_tensor("conv_x", FLOATS, "T_cap D", "Input of the convolution: one row per packed token.")
+_tensor("conv_weight", FLOATS, "D Taps", "Taps of each channel, the oldest row's first.", dtype_of="conv_x")
+_tensor("conv_bias", FLOATS, "D", "Bias of each channel.", dtype_of="conv_x")
+_tensor("conv_ring", FLOATS, "M R D", "Inputs by position: that of position p is entry p % R.", dtype_of="conv_x")
+_tensor("conv_out", FLOATS, "T_cap D", "Output of the convolution; 0 in rows without a slot.", dtype_of="conv_x")
+_tensor("q", FLOATS, "T_cap H_k D_k", "Queries of each packed token; C of Mamba-2.")
+_tensor("k", FLOATS, "T_cap H_k D_k", "Keys of each packed token; B of Mamba-2.", dtype_of="q")
+_tensor("v", FLOATS, "T_cap H_v D_v", "Values of each packed token; x of Mamba-2.", dtype_of="q")
+_tensor("decay", F32, "T_cap H_v", "Factor of the state before each token, such as exp(g) or exp(dt A).")
+_tensor("beta", F32, "T_cap H_v", "Share of the correction that each token writes, such as sigmoid(b).")
+_tensor("dt", F32, "T_cap H_v", "Step size of each token, after bias, softplus and limits.")
+_tensor("skip", F32, "H_v", "Weight of the value that is added to the output; D of Mamba-2.")
+_tensor("states", F32, "M R H_v D_k D_v", "States by position: that after position p is entry p % R.")
+_tensor("core_out", FLOATS, "T_cap H_v D_v", "Output of the recurrence; 0 in rows without a slot.", dtype_of="q")
 
 # Output
 _tensor("token_ids", I64, "A_cap", "Accepted tokens, packed in slot order; -1 in the tail.", between(-1, None))
