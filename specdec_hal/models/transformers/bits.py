@@ -28,6 +28,22 @@ class Silent:
         """See HostStore.attend_joined."""
         return qkv[:, : layer.heads * layer.head_dim].contiguous()
 
+    def convolve(self, layer: Recurrence, x: Any, weight: Any, bias: Any, silu: bool) -> Any:
+        """See States."""
+        return x.contiguous()
+
+    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
+        """See States. The result shows the bits of gates, which the library computes."""
+        g = g.float() if g.ndim == 3 else g.float()[..., None]
+        return value + beta[..., None].to(value.dtype) + _first(g, value)
+
+    def mamba2(
+        self, layer: Recurrence, x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, dt_bias: Any, limits: Any
+    ) -> Any:
+        """See States."""
+        decay, dt = mamba2_gates(dt, a, dt_bias, limits)
+        return x + (decay + dt)[..., None].to(x.dtype)
+
 
 def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
     """Agreeing row counts of passes and of logits: see :mod:`..rows`."""

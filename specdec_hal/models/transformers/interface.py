@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec_hal.models.paged import Layer
+from specdec_hal.models.states import Recurrence
 
 NAME = "specdec_hal"
 """Without a mask function of this name, so `transformers` builds no masks."""
@@ -15,7 +16,7 @@ TRIAL = "specdec_hal_trial"
 """The name during a trial, whose masks show what a layer attends to."""
 
 LAYER, STORE = "_specdec_layer", "_specdec_store"
-"""Where an attention layer keeps its own."""
+"""Where an attention layer, or a recurrent one, keeps its own."""
 
 
 class Store(Protocol):
@@ -28,6 +29,21 @@ class Store(Protocol):
         """
 
 
+class States(Protocol):
+    """The states of recurrent layers during a step (:class:`specdec_hal.models.states.StateStore`)."""
+
+    def convolve(self, layer: Recurrence, x: Any, weight: Any, bias: Any, silu: bool) -> Any:
+        """See StateStore.convolve."""
+
+    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
+        """See StateStore.delta_rule."""
+
+    def mamba2(
+        self, layer: Recurrence, x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, dt_bias: Any, limits: Any
+    ) -> Any:
+        """See StateStore.mamba2."""
+
+
 class Recorder(Protocol):
     """Serves the layers during a trial."""
 
@@ -36,6 +52,14 @@ class Recorder(Protocol):
 
     def mask(self, mask_function: Any) -> Any:
         """Represents a mask in the arguments of `record`."""
+
+    def convolution(self, module: Any, x: Any, weight: Any, activation: Any, arguments: dict[str, Any]) -> None:
+        """A recurrent layer convolves `x` [1, channels, T] by `weight` [channels, taps]."""
+
+    def recurrence(
+        self, module: Any, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]
+    ) -> None:
+        """A recurrent layer updates a state [heads, d_k, d_v]; `known`: the only values of some arguments."""
 
 
 class _Trial(threading.local):
@@ -48,8 +72,8 @@ trial = _Trial()
 """Of this thread: its recorder is set while a model is tried."""
 
 
-def bind(module: Any, layer: Layer, store: Store) -> None:
-    """Serve an attention layer."""
+def bind(module: Any, layer: Layer | Recurrence, store: Store | States) -> None:
+    """Serve an attention layer by a Store, or a recurrent one by States."""
     module.__dict__[LAYER], module.__dict__[STORE] = layer, store
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.paged import Layer, PagedStore
-from specdec_hal.models.transformers import interface
+from specdec_hal.models.states import Recurrence, StateStore, backend_of
+from specdec_hal.models.transformers import interface, recurrent
 from specdec_hal.models.transformers.interface import NAME, TRIAL
 from specdec_hal.models.weights import not_finite
 from specdec_hal.plugin.model import DeviceBatch
@@ -24,6 +25,7 @@ _HARMLESS = {
 }  # fmt: skip
 _HONOURED = {"scaling", "sliding_window", "softcap", "s_aux"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+_RECURRENT_TYPES = {"linear_attention", "conv", "mamba", "hybrid", "mlp", "moe"}  # beside recurrent layers
 _TRIED = 7  # tokens of the trial's text; the first _CHUNK are packed with another text
 _CHUNK = 4
 _OTHER, _FUTURE = -1, -2  # instead of a window: other masks
@@ -39,10 +41,11 @@ def check_class(config: Any, architecture: Any) -> None:
     """UnsupportedError for a class of `transformers` whose attributes exclude our cache."""
     name, text = architecture.__name__, config.get_text_config()
     types = {*(getattr(text, "layer_types", None) or ())}
-    kinds = sorted(types - _LAYER_TYPES)
+    served = recurrent.supports(architecture)
+    kinds = sorted(types - _LAYER_TYPES - (_RECURRENT_TYPES if served else set()))
     reasons = {
-        "it keeps a state besides keys and values, which cannot forget rejected drafts": (kinds or not types)
-        and getattr(architecture, "_is_stateful", False),
+        f"it keeps a state besides keys and values that is none of {recurrent.KINDS}, so it cannot forget rejected "
+        "drafts": (kinds or not types) and not served and getattr(architecture, "_is_stateful", False),
         f"it has layers of type {', '.join(kinds)}, which keep more than keys and values": kinds,
         "its later layers share keys and values of earlier ones (num_kv_shared_layers)": getattr(
             text, "num_kv_shared_layers", 0
@@ -70,19 +73,27 @@ def check_finite(path: Path, weights: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Survey:
-    """`blocks`: the decoder layers, containing `attentions`; `tappable`: they return hidden states.
+    """`blocks`: the decoder layers, containing `attentions` and recurrent layers, `mixers`; `tappable`: they return
+    hidden states. `layers` and `recurrences` describe attentions and mixers.
 
     `hidden`: of the trial's text `ids`, after the final norm.
     """
 
     layers: tuple[Layer, ...]
     attentions: tuple[Any, ...]
+    recurrences: tuple[Recurrence, ...]
+    mixers: tuple[Any, ...]
     blocks: Any
     tappable: bool
     ids: Any
     hidden: Any
     hidden_size: int
     vocab_size: int
+
+    def within(self, kept: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The numbers of the attentions and of the mixers in these blocks."""
+        inside = {module for i in kept for module in self.blocks[i].modules()}
+        return [[i for i, one in enumerate(each) if one in inside] for each in (self.attentions, self.mixers)]  # type: ignore[return-value]
 
 
 class _Recorder:
@@ -91,6 +102,7 @@ class _Recorder:
     def __init__(self, model: Any, positions: int) -> None:
         self.model, self.positions = model, positions
         self.found: dict[Any, Layer] = {}
+        self.recurrences: dict[Any, Recurrence] = {}
         self._keys: dict[int, Any] = {}
 
     def mask(self, mask_function: Any) -> Any:
@@ -125,14 +137,42 @@ class _Recorder:
         store.begin(text_batch(query.device, [(0, len(query))], len(query)))
         return store.attend(here, query, key, value, arguments.get("s_aux"))
 
+    def convolution(self, module: Any, x: Any, weight: Any, activation: Any, arguments: dict[str, Any]) -> None:
+        """See Recorder."""
+        name = type(module).__name__
+        if module in self.recurrences:
+            raise refused(self.model, f"a layer ({name}) calls its convolution twice in one pass")
+        if activation not in (None, "silu", "swish"):
+            raise refused(self.model, f"its convolution ({name}) is followed by {activation}; silu is supported")
+        self._check_others(f"its convolution ({name})", arguments)
+        self.recurrences[module] = Recurrence(len(self.recurrences), x.shape[1], weight.shape[1])
+
+    def recurrence(
+        self, module: Any, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]
+    ) -> None:
+        """See Recorder."""
+        what = f"its recurrence ({type(module).__name__})"
+        layer = self.recurrences.get(module)
+        if layer is None or layer.state:
+            raise refused(self.model, f"{what} does not follow one convolution")
+        for argument, value in known.items():
+            if arguments.get(argument, value) != value:
+                raise refused(self.model, f"{what} needs '{argument}', which is not supported")
+        served = {*known, "chunk_size", "D", "dt_bias", "dt_limit"}
+        self._check_others(what, {name: value for name, value in arguments.items() if name not in served})
+        self.recurrences[module] = replace(layer, state=state)
+
+    def _check_others(self, what: str, arguments: dict[str, Any]) -> None:
+        for argument, value in arguments.items():
+            if argument not in _HARMLESS and value is not None and value is not False:
+                raise refused(self.model, f"{what} needs '{argument}', which is not supported")
+
     def _check(self, module: Any, name: str, arguments: dict[str, Any]) -> None:
         causal = arguments.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
             raise refused(self.model, f"its attention ({name}) is not causal")
-        for argument, value in arguments.items():
-            known = argument in _HARMLESS or argument in _HONOURED
-            if not known and value is not None and value is not False:
-                raise refused(self.model, f"its attention ({name}) needs '{argument}', which is not supported")
+        others = {argument: value for argument, value in arguments.items() if argument not in _HONOURED}
+        self._check_others(f"its attention ({name})", others)
 
     def _window(self, name: str, mask: Any, named: int | None) -> int:
         windows = {named} if named else set()
@@ -203,6 +243,7 @@ def survey(model: Any, base: Any, positions: int) -> Survey:
 
 
 def _survey(model: Any, base: Any, positions: int) -> Survey:
+    recurrent.attach(model)
     device = next(model.parameters()).device
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.arange(1, 2 * _TRIED, device=device)[None] * 7919 % vocabulary
@@ -221,15 +262,26 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
     if not recorder.found:
         raise refused(model, "none of its layers called its attention")
     attentions, layers = tuple(recorder.found), tuple(recorder.found.values())
-    blocks = _blocks(model, attentions)
+    mixers, recurrences = tuple(recorder.recurrences), tuple(recorder.recurrences.values())
+    blocks = _blocks(model, attentions, mixers)
 
     store = PagedStore(layers, 2, _TRIED, dtype=hidden.dtype, device=device)
     for module, layer in recorder.found.items():
         interface.bind(module, layer, store)
+    states: StateStore | None = None
+    if recurrences:
+        # All slots take part in a step: the texts of the first pass are in slot 0.
+        states = StateStore(recurrences, 2, _TRIED, backend_of(device), dtype=hidden.dtype, device=device)
+        for module, recurrence in recorder.recurrences.items():
+            interface.bind(module, recurrence, states)
 
     def run(*parts: tuple[Any, int, int]) -> list[Any]:
         """Hidden states of `length` tokens of a text from `start` on, with all parts in one pass."""
-        _, position = store.begin(text_batch(device, [(start, length) for _, start, length in parts], _TRIED))
+        batch = text_batch(device, [(start, length) for _, start, length in parts], _TRIED)
+        _, position = store.begin(batch)
+        if states is not None:
+            idle = 2 - len(parts)
+            states.begin(batch.cu_seqlens_q, torch.nn.functional.pad(batch.seq_lens_decoder, (0, idle)))
         packed = torch.cat([text[:, start : start + length] for text, start, length in parts], 1)
         found = base(input_ids=packed, position_ids=position[None], use_cache=False)[0][0]
         return list(found.split([length for *_, length in parts]))
@@ -252,10 +304,12 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
         compare(
             model, expected, torch.cat(got),
             "its hidden states are others when a text comes in two steps, and beside another text: it keeps more than "
-            "keys and values, or mixes the rows of a step",
+            "keys and values" + (f" and {recurrent.KINDS}" if recurrences else "") + ", or mixes the rows of a step",
         )  # fmt: skip
-    tappable = len(tapped) == len(layers) and all(x.shape == hidden.shape for x in tapped)
-    return Survey(layers, attentions, blocks, tappable, first[0], hidden[0], hidden.shape[-1], vocabulary)
+    tappable = len(tapped) == len(blocks) and all(x.shape == hidden.shape for x in tapped)
+    return Survey(
+        layers, attentions, recurrences, mixers, blocks, tappable, first[0], hidden[0], hidden.shape[-1], vocabulary
+    )
 
 
 def compare(model: Any, expected: Any, got: Any, reason: str) -> None:
@@ -265,12 +319,12 @@ def compare(model: Any, expected: Any, got: Any, reason: str) -> None:
         raise refused(model, f"{reason} (relative difference {error:.1e})")
 
 
-def _blocks(model: Any, attentions: Sequence[Any]) -> Any:
-    """The list of decoder layers that hold one attention layer each."""
+def _blocks(model: Any, attentions: Sequence[Any], mixers: Sequence[Any]) -> Any:
+    """The list of decoder layers, each with one attention layer; beside recurrent layers with one, or none."""
     names = {module: name for name, module in model.named_modules()}
     modules = {name: module for module, name in names.items()}
     found: dict[Any, set[int]] = {}
-    for attention in attentions:
+    for attention in (*attentions, *mixers):
         path = names[attention].split(".")
         for i in range(len(path) - 1, -1, -1):
             parent = modules[".".join(path[:i])]
@@ -283,7 +337,7 @@ def _blocks(model: Any, attentions: Sequence[Any]) -> Any:
         raise refused(model, f"its attention layers are in {len(found)} lists of layers")
     ((blocks, reached),) = found.items()
     missing = [i for i in range(len(blocks)) if i not in reached]
-    if missing or len(attentions) != len(blocks):
+    if not mixers and (missing or len(attentions) != len(blocks)):
         where = f"not in {', '.join(map(str, missing))}" if missing else "more than once in some"
         raise refused(model, f"attention was called in {len(attentions)} of {len(blocks)} layers, {where}")
     return blocks
