@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specdec_hal.models.batch import Limits, check_hidden_layers, check_positive, check_rows, no_cache, refused
-from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig
+from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig, Segment
 
 # Positions of a block where the host interface makes the pool.
 _BLOCK_SIZE = 64
@@ -93,23 +93,34 @@ class FromHost(ABC):
         shape = (len(ids), self.config.hidden_size)
         hidden = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
         if len(ids):
-            segments = batch.segments
-            lengths = np.array([segment.length for segment in segments])
-            positions = np.array([segment.position for segment in segments])
+            slots = len(self._slots.block_tables)
+            self._check(batch.segments, slots)
+            segments = sorted(batch.segments, key=lambda one: one.slot)
+            lengths, positions = np.zeros((2, slots), np.int64)
+            for one in segments:
+                lengths[one.slot], positions[one.slot] = one.length, one.position
+            order = np.concatenate([np.arange(one.start, one.start + one.length) for one in segments])
+            used = 1 + segments[-1].slot
             with self._here():
                 self.forward_device(
                     DeviceBatch(
-                        token_ids=self._upload(ids, torch.int64)[:, None],
-                        batch_id_per_token=self._upload(np.repeat(np.arange(len(segments)), lengths), torch.int32),
-                        cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
+                        token_ids=self._upload(ids[order], torch.int64)[:, None],
+                        batch_id_per_token=self._upload(np.repeat(np.arange(slots), lengths), torch.int32),
+                        cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths[:used])]), torch.int32),
                         seq_lens_decoder=self._upload(positions, torch.int32),
-                        block_tables=self._upload(self._slots.block_tables[[s.slot for s in segments]], torch.int32),
+                        block_tables=self._upload(self._slots.block_tables, torch.int32),
                         max_seq_len=int((positions + lengths).max()),
                         max_query_len=int(lengths.max()),
                     ),
                     hidden,
                 )
+            if (order[1:] < order[:-1]).any():
+                back = self._upload(np.argsort(order), torch.int64)
+                hidden = {layer: tensor[back] for layer, tensor in hidden.items()}
         return {layer: tensor.float() for layer, tensor in hidden.items()}
+
+    def _check(self, segments: Sequence[Segment], slots: int) -> None:
+        """Raise ArgumentError for a step of so many slots that the model's states do not fit."""
 
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""

@@ -120,7 +120,7 @@ class StateStore:
         """The gated delta rule: [T, heads, d_v]. `query`, `key` [T, heads, d_k] are normalised by it; `beta` [T, heads];
         `g` [T, heads] or [T, heads, d_k]: the logarithm of the decay.
         """
-        query, key, value, decay, beta = map(self._in_order, (query, key, value, g.float().exp(), beta.float()))
+        query, key, value, decay, beta = map(self._in_order, (query, key, value, *delta_gates(g, beta)))
         out = torch.empty_like(value)
         self._backend.gated_delta_rule(
             q=query, k=key, v=value, decay=decay, beta=beta, states=self._states[layer.index], core_out=out,
@@ -134,11 +134,7 @@ class StateStore:
         """Mamba-2's recurrence over `x` [T, heads, width]: as it. `dt` [T, heads] before softplus, `a` and `skip`
         [heads], `b` and `c` [T, groups, size], `limits`: the least and largest `dt`, None for none.
         """
-        dt = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
-        dt = torch.nn.functional.softplus(dt)
-        if limits is not None:
-            dt = dt.clamp(*limits)
-        x, dt, decay, b, c = map(self._in_order, (x, dt, (dt * a.float()).exp(), b, c))
+        x, decay, dt, b, c = map(self._in_order, (x, *mamba2_gates(dt, a, dt_bias, limits), b, c))
         out = torch.empty_like(x)
         self._backend.mamba2_step(
             q=c, k=b, v=x, decay=decay, dt=dt, skip=None if skip is None else skip.float(),
@@ -155,3 +151,15 @@ class StateStore:
 
     def _as_given(self, out: Any) -> Any:
         return out if self._order is None else out[self._order[1]]
+
+
+def delta_gates(g: Any, beta: Any) -> tuple[Any, Any]:
+    """The decay and the share of the correction of `delta_rule`, float32."""
+    return g.float().exp(), beta.float()
+
+
+def mamba2_gates(dt: Any, a: Any, dt_bias: Any, limits: Any) -> tuple[Any, Any]:
+    """The decay and the step size of `mamba2` [T, heads], float32."""
+    dt = torch.nn.functional.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias.float())
+    dt = dt if limits is None else dt.clamp(*limits)
+    return (dt * a.float()).exp(), dt

@@ -187,7 +187,7 @@ def _check_looks(
         _bind_shape(operand, operand.dims(attrs), info.shape, symbols, bound_by, fail)
     for operand in op.operands:
         like = operand.tensor.dtype_of
-        if like and dtypes.get(operand.name) != dtypes.get(like):
+        if like and operand.name in dtypes and dtypes[operand.name] != dtypes.get(like):
             fail(operand.name, f"dtype {dtypes[like]}, that of '{like}'", dtypes[operand.name], "cast one of them")
     for name, minimum in MINIMUM.items():
         if symbols.get(name, minimum) < minimum:

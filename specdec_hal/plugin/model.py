@@ -34,14 +34,16 @@ class ModelCapabilities:
     opaque value for that, which only its `compute_logits` can read. `mtp_modules`: usable multi-token-prediction
     modules (:class:`MTPModel`). `static_shapes`: a batch padded to a capacity always gives the same launches, so a step
     can be captured in a device graph. `device_lengths`: ids, positions and lengths may be device tensors, which the
-    host does not read. `stable_row_counts`: numbers of tokens per step that give a token's logits the same bits; None:
-    any number; empty (the default): no guarantee. `hidden_dtype`: of hidden states; logits are float32 always.
+    host does not read. `recurrent`: layers keep a state besides keys and values (:class:`RecurrentModel`).
+    `stable_row_counts`: numbers of tokens per step that give a token's logits the same bits; None: any number; empty
+    (the default): no guarantee. `hidden_dtype`: of hidden states; logits are float32 always.
     """
 
     hidden_layers: Collection[int] = (FINAL_NORM,)
     mtp_modules: int = 0
     static_shapes: bool = False
     device_lengths: bool = False
+    recurrent: bool = False
     stable_row_counts: Collection[int] | None = ()
     hidden_dtype: str = "float32"
 
@@ -170,6 +172,28 @@ class DeviceModel(TargetModel, Protocol):
         Optional, for a runner's warm-up.
         """
         return nullcontext()
+
+
+class RecurrentModel(TargetModel, Protocol):
+    """A target model whose capabilities have `recurrent`.
+
+    Its states belong to slots. They are kept by position, so a step that starts at any position up to K before the last
+    one continues from there: nothing is done about rejected drafts. Only what is not kept must be computed from
+    position 0.
+    """
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the current states, which `allocate_states` replaces; 0 without any."""
+
+    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
+        """Memory of the states of one slot, all layers, for steps of up to that many drafts (K)."""
+
+    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Any = None) -> None:
+        """Make the states of `max_num_seqs` slots, besides the KV cache; calling it again replaces them.
+
+        `backend`: computes their ops (section 12 of the contract) on the model's device; None: that of the device.
+        """
 
 
 class LendingModel(TargetModel, Protocol):

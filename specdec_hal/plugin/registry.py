@@ -401,6 +401,8 @@ class Registry:
         if model.capabilities.device_lengths:
             methods = ("bytes_per_block", "allocate_blocks", "forward_device", "compute_logits_device")
             check_members(what, model, methods=methods, values=("cache_bytes",), defaults=_DEFAULTS)
+        if model.capabilities.recurrent:
+            check_members(what, model, methods=("bytes_per_slot", "allocate_states"), values=("state_bytes",))
         return model
 
     def model_memory(self, name: str, framework: str, path: str | os.PathLike[str], device: str) -> ModelMemory | None:

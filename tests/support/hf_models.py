@@ -26,6 +26,11 @@ _LATENT = {
     "v_head_dim": 16, "head_dim": 8,
 }  # fmt: skip
 WINDOW = 8
+_DELTA = {
+    **_SIZES, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Llama": _SIZES,
@@ -72,6 +77,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GraniteMoeHybrid": {**_SIZES, "layer_types": ["attention"] * 2, "num_local_experts": 0,
                          "shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_head": 16},
     "HunYuanMoEV1": {**_SIZES, "num_experts": 4, "moe_topk": 2},
+    "Qwen3_5Text": _DELTA,
+    "Qwen3Next": {**_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                  "shared_expert_intermediate_size": 16},
     "ModernBertDecoder": {**_NEOX, "sliding_window": 2 * WINDOW, "num_hidden_layers": 3, "pad_token_id": 0},
 }  # fmt: skip
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes, agreeing
+from specdec_hal.models.states import Recurrence, delta_gates, mamba2_gates
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.survey import kind_of, only
 from specdec_hal.plugin.model import FINAL_NORM
@@ -33,9 +35,10 @@ class Silent:
         return x.contiguous()
 
     def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
-        """See States. The result shows the bits of gates, which the library computes."""
-        g = g.float() if g.ndim == 3 else g.float()[..., None]
-        return value + beta[..., None].to(value.dtype) + _first(g, value)
+        """See States. The result shows the bits of the gates."""
+        decay, beta = delta_gates(g, beta)
+        decay = decay.amax(-1) if decay.ndim == 3 else decay
+        return value + (decay + beta)[..., None].to(value.dtype)
 
     def mamba2(
         self, layer: Recurrence, x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, dt_bias: Any, limits: Any
@@ -48,7 +51,8 @@ class Silent:
 def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
     """Agreeing row counts of passes and of logits: see :mod:`..rows`."""
     position = min(_POSITION, decoder.config.max_position_embeddings - 1)
-    decoder.serve(Silent(), 1 + position)
+    silent = Silent()
+    decoder.serve(silent, 1 + position, silent)
     device = next(decoder.model.parameters()).device
 
     generator = torch.Generator().manual_seed(0)
@@ -67,15 +71,12 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
 
 def of_each_kind(decoder: Decoder) -> list[int]:
     """The first decoder layers that compute something else than those before them."""
-    kinds = dict[Any, int]()
-    for i, (block, layer) in enumerate(zip(decoder.survey.blocks, decoder.survey.layers, strict=True)):
-        kinds.setdefault(_kind(block, layer), i)
+    survey, kinds = decoder.survey, dict[Any, int]()
+    for i, block in enumerate(survey.blocks):
+        attentions, mixers = survey.within([i])
+        inside = [*(survey.layers[j] for j in attentions), *(survey.recurrences[j] for j in mixers)]
+        kinds.setdefault((kind_of(block), *(replace(layer, index=0) for layer in inside)), i)
     return list(kinds.values())
-
-
-def _kind(block: Any, layer: Layer) -> Any:
-    """A key that is equal for decoder layers with the same computation."""
-    return kind_of(block), Layer(**{**vars(layer), "index": 0})
 
 
 def _common(results: Sequence[Any]) -> bytes | None:

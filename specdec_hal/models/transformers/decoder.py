@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 import torch
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.models.transformers.interface import Store, bind
+from specdec_hal.models.states import StateStore, backend_of
+from specdec_hal.models.transformers import recurrent
+from specdec_hal.models.transformers.interface import States, Store, bind
 from specdec_hal.models.transformers.survey import Survey, base_of, only, refused, survey
+from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, ModelConfig
 
 _Result = TypeVar("_Result")
@@ -26,6 +29,7 @@ class Decoder:
     def __init__(self, model: Any, config: ModelConfig, known: Survey | None = None) -> None:
         self.model = model
         self.base = base_of(model)
+        recurrent.attach(model)
         self.survey: Survey = known or survey(model, self.base, config.max_position_embeddings)
         self.config = replace(config, hidden_size=self.survey.hidden_size)  # of OPT: word_embed_proj_dim
         self._head, self._hidden = _head_of(model, self.base)
@@ -50,7 +54,7 @@ class Decoder:
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """See ModelCapabilities.hidden_layers."""
-        return (FINAL_NORM, *range(len(self.survey.layers) if self.survey.tappable else 0))
+        return (FINAL_NORM, *range(len(self.survey.blocks) if self.survey.tappable else 0))
 
     @property
     def dtype(self) -> Any:
@@ -63,20 +67,46 @@ class Decoder:
         mine = (*self.model.parameters(), *self.model.buffers(), survey.ids, survey.hidden, *self._others())
         with only(self.model, survey.blocks, kept):
             made = copy.deepcopy(self, {id(one): other for one, other in (*zip(mine, mine, strict=True), *instead)})
-        layers, attentions = (tuple(every[i] for i in kept) for every in (survey.layers, made.survey.attentions))
-        made.survey = replace(made.survey, layers=layers, attentions=attentions)
+        attentions, mixers = survey.within(kept)
+        made.survey = replace(
+            made.survey,
+            layers=tuple(survey.layers[i] for i in attentions),
+            attentions=tuple(made.survey.attentions[i] for i in attentions),
+            recurrences=tuple(survey.recurrences[i] for i in mixers),
+            mixers=tuple(made.survey.mixers[i] for i in mixers),
+        )
         return made
 
     def _others(self) -> tuple[Any, ...]:
         """What a copy shares too."""
         return ()
 
-    def serve(self, store: Store, positions: int) -> None:
-        """Connect the attention layers to a store, for contexts of up to this many positions."""
+    def serve(self, store: Store, positions: int, states: States | None = None) -> None:
+        """Connect the attention layers to a store, for contexts of up to this many positions, and recurrent layers to
+        `states`."""
         for module, layer in zip(self.survey.attentions, self.survey.layers, strict=True):
             bind(module, layer, store)
+        if states is not None:
+            self.keep(states)
         for module, kinds in self._rotary:
             module.rope_type = _fixed_rotary(module, kinds, positions)
+
+    def bytes_per_slot(self, drafts: int) -> int:
+        """Bytes of a slot's recurrent states, for steps of up to so many drafts."""
+        return sum(one.nbytes(drafts, self.dtype.itemsize) for one in self.survey.recurrences)
+
+    def allocate_states(self, slots: int, drafts: int, backend: Backend | None) -> StateStore:
+        """States of the recurrent layers, which are connected to them. `backend` None: the device's."""
+        device = next(self.model.parameters()).device
+        recurrences, ops = self.survey.recurrences, backend or backend_of(device)
+        states = StateStore(recurrences, slots, drafts, ops, dtype=self.dtype, device=device)
+        self.keep(states)
+        return states
+
+    def keep(self, states: States) -> None:
+        """Connect the recurrent layers to their states."""
+        for module, recurrence in zip(self.survey.mixers, self.survey.recurrences, strict=True):
+            bind(module, recurrence, states)
 
     def hidden(self, ids: Any, positions: Any, layers: Collection[int] = ()) -> dict[int, Any]:
         """Hidden states [T, D] by layer, :data:`FINAL_NORM` among them, of ids and positions int64 [T].
@@ -123,7 +153,8 @@ class Decoder:
         ids = torch.arange(2, device=next(self.model.parameters()).device)[None]
         states: list[Any] = []
         hook = self.base.register_forward_hook(lambda module, args, output: states.append(output[0]))
-        self.serve(Zeros(), 2)
+        zeros = Zeros()
+        self.serve(zeros, 2, zeros)
         try:
             with torch.inference_mode():
                 expected = self.model(input_ids=ids, position_ids=ids, use_cache=False).logits[0].float()
@@ -142,11 +173,23 @@ class Decoder:
 
 
 class Zeros:
-    """A store without contents: attention gives zeros."""
+    """A store without contents: attention and recurrences give zeros."""
 
     def attend(self, layer: Any, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
         return query.new_zeros((*query.shape[:2], layer.value_dim))
+
+    def convolve(self, layer: Any, x: Any, *others: Any) -> Any:
+        """See States.convolve."""
+        return torch.zeros_like(x)
+
+    def delta_rule(self, layer: Any, query: Any, key: Any, value: Any, *others: Any) -> Any:
+        """See States.delta_rule."""
+        return torch.zeros_like(value)
+
+    def mamba2(self, layer: Any, x: Any, *others: Any) -> Any:
+        """See States.mamba2."""
+        return torch.zeros_like(x)
 
 
 class _Output:

@@ -8,7 +8,7 @@ Without Triton the library's products may give a row other bits in a larger batc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.batch import check_positive, no_cache
 from specdec_hal.models.from_host import FromHost
 from specdec_hal.models.paged import PagedStore, on_torch
+from specdec_hal.models.states import DRAFTS, StateStore
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes, of_each_kind
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
@@ -33,7 +34,8 @@ from specdec_hal.models.transformers.replace import (
 )
 from specdec_hal.models.transformers.survey import only
 from specdec_hal.models.transformers.tensor_parallel import Gathered
-from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities, Segment
 from specdec_hal.tensors.group import Group
 from specdec_hal.text import describe
 
@@ -69,6 +71,7 @@ class DeviceTransformers(FromHost):
         self._module, self._group = module, group
         self._exchange: Any = None
         self._store: PagedStore | None = None
+        self._states: StateStore | None = None
         parts = list(decoder.model.modules())
         for part in filter(is_experts, parts if replace else ()):
             part.config._experts_implementation = "batched_mm"
@@ -102,7 +105,7 @@ class DeviceTransformers(FromHost):
             decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
 
         def replace(decoder: Decoder) -> list[Parts | None]:
-            decoder.serve(Silent(), 8)
+            decoder.serve(silent := Silent(), 8, silent)
             return decoder.modify(lambda model: install(decoder, Kernels(self._launcher), lambda: run(decoder)))
 
         def measure(decoder: Decoder) -> bool:
@@ -114,7 +117,7 @@ class DeviceTransformers(FromHost):
         if self._group is not None:
             from specdec_hal.models.transformers.exchange import Exchange, connect
 
-            decoder.serve(Silent(), 8)
+            decoder.serve(silent := Silent(), 8, silent)
             self._exchange = Exchange(self._group, self._launcher)
             connect(decoder.model, self._exchange, lambda: run(decoder))
             alone = self._exchange.alone()
@@ -162,6 +165,7 @@ class DeviceTransformers(FromHost):
             mtp_modules=int(self._module is not None),
             static_shapes=self._static,
             device_lengths=True,
+            recurrent=bool(self._decoder.survey.recurrences),
             stable_row_counts=None if self.batch_invariant else (),
             hidden_dtype=str(self.dtype).removeprefix("torch."),
         )
@@ -198,6 +202,28 @@ class DeviceTransformers(FromHost):
                 tabulate(self._decoder.base, positions)
         self._blocks = num_blocks, block_size, positions
 
+    @property
+    def state_bytes(self) -> int:
+        """See RecurrentModel.state_bytes."""
+        return 0 if self._states is None else self._states.nbytes
+
+    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
+        """See RecurrentModel.bytes_per_slot."""
+        return self._decoder.bytes_per_slot(num_speculative_tokens)
+
+    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Backend | None = None) -> None:
+        """See RecurrentModel.allocate_states."""
+        self._states = None  # freed first: both may not fit
+        self._states = self._decoder.allocate_states(max_num_seqs, num_speculative_tokens, backend)
+
+    def _check(self, segments: Sequence[Segment], slots: int) -> None:
+        if not self._decoder.survey.recurrences:
+            return
+        if self._states is None or self._states.slots < slots:
+            self.allocate_states(slots, DRAFTS)
+        assert self._states is not None
+        self._states.check(self.framework, segments)
+
     def pool_layers(self) -> list[Any]:
         """The KV pool: see :class:`~.paged.PagedStore`."""
         if self._store is None:
@@ -208,9 +234,13 @@ class DeviceTransformers(FromHost):
         """See DeviceModel.forward_device. Launches only, on the current stream."""
         if self._store is None:
             raise no_cache(self.framework, "forward_device", "allocate_blocks")
+        if self._decoder.survey.recurrences and self._states is None:
+            raise no_cache(self.framework, "forward_device", "allocate_states")
         here = on_torch(batch)
         with torch.inference_mode(), self._mode:
             ids, positions = self._store.begin(here, self.config.vocab_size)
+            if self._states is not None:
+                self._states.begin(here.cu_seqlens_q, here.seq_lens_decoder)
             with self._using(len(ids), here.cu_seqlens_q[-1:]):
                 hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
             for layer, tensor in () if self._recording else out.items():  # else not all layers are there

@@ -26,11 +26,13 @@ from specdec_hal.models.batch import (
 )
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes
+from specdec_hal.models.states import DRAFTS, StateStore
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import Packed, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
+from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 from specdec_hal.tensors.group import Group
 
@@ -126,6 +128,7 @@ class HostTransformers:
         self._decoder, self.config, self._module, self._group = decoder, decoder.config, module, group
         exact, self._operators = decoder.dtype is torch.float32, Packed()
         self._sizes = self._head_sizes = RowSizes(range(1, SIZES[-1] + 1))
+        self._states: StateStore | None = None
         self.batch_invariant = self._fused = False
         with torch.inference_mode():
             if exact and replace:
@@ -140,7 +143,7 @@ class HostTransformers:
         def run() -> None:
             decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
 
-        decoder.serve(Silent(), 8)
+        decoder.serve(silent := Silent(), 8, silent)
         parts = decoder.modify(lambda model: install(decoder, self._operators, run))
         undo = fuse(decoder, parts)
         if undo is None:
@@ -160,6 +163,7 @@ class HostTransformers:
         return ModelCapabilities(
             hidden_layers=self._decoder.hidden_layers,
             mtp_modules=int(self._module is not None),
+            recurrent=bool(self._decoder.survey.recurrences),
             stable_row_counts=None if self.batch_invariant else (),
         )
 
@@ -173,12 +177,28 @@ class HostTransformers:
         """See TargetModel.allocate. Calling it again replaces the cache."""
         check_positive(self.framework, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         layers, threads = self._decoder.survey.layers, torch.get_num_threads()
+        if self._states is not None and self._states.slots < max_num_seqs:
+            self._states = None
         self._store = HostStore(layers, max_num_seqs, max_model_len, threads, self._operators)
         self._decoder.serve(self._store, max_model_len)
         if self._fused:
             with torch.inference_mode():
                 self._operators.rotary = rotary_table(self._decoder.base, max_model_len)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
+
+    @property
+    def state_bytes(self) -> int:
+        """See RecurrentModel.state_bytes."""
+        return 0 if self._states is None else self._states.nbytes
+
+    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
+        """See RecurrentModel.bytes_per_slot."""
+        return self._decoder.bytes_per_slot(num_speculative_tokens)
+
+    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Backend | None = None) -> None:
+        """See RecurrentModel.allocate_states."""
+        self._states = None  # freed first: both may not fit
+        self._states = self._decoder.allocate_states(max_num_seqs, num_speculative_tokens, backend)
 
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
@@ -188,6 +208,10 @@ class HostTransformers:
         layers = check_hidden_layers(batch, self.capabilities, self.framework)
         if not len(ids):
             return {layer: torch.zeros((0, self.config.hidden_size)) for layer in layers}
+        if self._decoder.survey.recurrences:
+            if self._states is None:
+                self.allocate_states(self._limits.max_num_seqs, DRAFTS)
+            self._states.check(self.framework, batch.segments)
         with torch.inference_mode():
             for segment in batch.segments:
                 self._store.reserve(segment.slot, segment.position + segment.length)
@@ -205,6 +229,8 @@ class HostTransformers:
             start = segment.start - first
             positions[start : start + segment.length] = range(segment.position, segment.position + segment.length)
         self._store.begin(group, first, rows)
+        if self._states is not None:
+            self._states.begin_segments(group, first, rows)
         hidden = self._decoder.hidden(torch.from_numpy(padded), torch.from_numpy(positions), layers)
         return {layer: hidden[layer][:tokens].float() for layer in layers}
 

@@ -62,12 +62,13 @@ def decoder_of(model: Any) -> Decoder:
     if known != kind or found is None:
         done = survey(own, base_of(own), config.max_position_embeddings)
         names = {module: name for name, module in own.named_modules()}
-        found = replace(done, attentions=tuple(map(names.get, done.attentions)), blocks=names[done.blocks])
+        attentions, mixers = (tuple(map(names.get, each)) for each in (done.attentions, done.mixers))
+        found = replace(done, attentions=attentions, mixers=mixers, blocks=names[done.blocks])
         _surveys[model] = kind, found
     set_attention(own, NAME)
     parts = dict(own.named_modules())
-    attentions = tuple(parts[name] for name in found.attentions)
-    return Decoder(own, config, replace(found, attentions=attentions, blocks=parts[found.blocks]))
+    attentions, mixers = (tuple(map(parts.get, each)) for each in (found.attentions, found.mixers))
+    return Decoder(own, config, replace(found, attentions=attentions, mixers=mixers, blocks=parts[found.blocks]))
 
 
 def _kind(model: Any) -> Any:

@@ -212,7 +212,7 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
     rotaries = _install_rotary(model, operators, seen)
     for norm in ours:
         norm.seen = seen
-    decoder.serve(watch, 8)
+    decoder.serve(watch, 8, watch)
     run()
     for norm in ours:
         norm.seen = None
