@@ -16,7 +16,15 @@ from specdec_hal.config.schema import PathText, Section
 from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.models.loader import load_tokenizer
 from specdec_hal.ops import Strategy
-from specdec_hal.plugin.model import FINAL_NORM, DeviceModel, ForwardBatch, ModelConfig, Segment, TargetModel
+from specdec_hal.plugin.model import (
+    FINAL_NORM,
+    DeviceModel,
+    ForwardBatch,
+    ModelConfig,
+    RecurrentModel,
+    Segment,
+    TargetModel,
+)
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, SlotView, StepBounds, StepView
 from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
@@ -60,7 +68,7 @@ class ChainedDraftModel(DraftChain):
     """
 
     hidden_layers: tuple[int, ...] = ()
-    cache_lookahead = 0
+    cache_lookahead: int | None = 0
 
     def __init__(self, context: ProposerContext, model: DeviceModel) -> None:
         config, state, size = context.config, context.state, context.state.symbols
@@ -70,6 +78,9 @@ class ChainedDraftModel(DraftChain):
         require("speculative.draft_model", need, state.device.name, state.device.free_bytes(), hint)
         model.allocate_blocks(blocks, block_size, size["L"])  # no draft stands after the last position of a request
         drafts = size["S"] - 1
+        if model.capabilities.recurrent:
+            cast(RecurrentModel, model).allocate_states(size["M"], drafts, context.backend)
+            self.cache_lookahead = None  # shared blocks hold no states
         # After a step's tokens: the last one that it emitted, and all drafts but the last.
         self.draft_positions = drafts
         super().__init__(context, drafts, width=model.config.hidden_size, dtype=model.capabilities.hidden_dtype)
@@ -183,6 +194,8 @@ class HostDraftModel(Proposer):
         if vocabulary is None:
             self._longest = min(size["L"], self._longest)
         model.allocate(size["M"], self._longest)
+        if model.capabilities.recurrent:
+            cast(RecurrentModel, model).allocate_states(size["M"], size["S"] - 1, context.backend)
         self._chunk = size["I_cap"]
         self._state, self._device = state, state.device
         self._sampler = DraftSampler(context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from specdec_hal.plugin.registry import Registry, or_default
 from specdec_hal.proposers.switched import SwitchedProposer
 from specdec_hal.runner.admission import RequestRules
 from specdec_hal.runner.draft_length import DraftLengths
-from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_sizes
+from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_bytes, state_sizes
 from specdec_hal.runner.guard import claim_cache
 from specdec_hal.runner.method import DraftMethods, chosen, looks_up_too
 from specdec_hal.runner.plan import ShardedLogitsHead, StepCompiler
@@ -26,6 +27,8 @@ from specdec_hal.runner.scheduler import PrefixCache, Scheduler
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.runner.structured import StructuredRequests
 from specdec_hal.tensors.device import get_device
+
+_log = logging.getLogger("specdec_hal")
 
 
 class RunnerHook:
@@ -50,7 +53,7 @@ class RunnerParts:
     """What a :class:`~specdec_hal.runner.ModelRunner` is made of; :func:`build_parts` makes them.
 
     `launches`: a step only enqueues work. `overlap`: a step is launched before the previous one is read.
-    `max_model_len`: the longest context of a request. `kv_cache_bytes`: see ModelRunner.
+    `max_model_len`: the longest context of a request. `kv_cache_bytes`, `state_bytes`: see ModelRunner.
     """
 
     config: Config
@@ -71,6 +74,7 @@ class RunnerParts:
     overlap: bool
     max_model_len: int
     kv_cache_bytes: int
+    state_bytes: int
 
 
 def build_parts(
@@ -101,7 +105,7 @@ def build_parts(
     max_model_len = checked_length(config, model, headroom)
     positions = max_model_len + headroom
     check_footprint(config, backend, model, max_model_len, positions, registry=registry)
-    pool = allocate_cache(config, model, positions)
+    pool = allocate_cache(config, backend, model, positions)
     blocks = 0 if pool is None else pool.num_blocks
     sizes = state_sizes(config, model, max_model_len, positions)
     state = DecodeState(**sizes, device=get_device(backend.device_name, model.framework))
@@ -172,6 +176,7 @@ def build_parts(
         overlap=overlap,
         max_model_len=max_model_len,
         kv_cache_bytes=blocks and blocks * cast(DeviceModel, model).bytes_per_block(settings.block_size),
+        state_bytes=state_bytes(config, model),
     )
 
 
@@ -191,8 +196,15 @@ def _proposer_context(
 
 
 def _prefix_cache(config: Config, model: TargetModel, proposer: Proposer, blocks: bool) -> PrefixCache | None:
-    """Settings of prefix caching, if enabled; ConfigError for a model without `blocks`."""
+    """Settings of prefix caching, if enabled; ConfigError for a model without `blocks`, or with recurrent states."""
     wanted = config.runner.enable_prefix_caching
+    if model.capabilities.recurrent:
+        if wanted:
+            message = "expected false for a model with recurrent states, which blocks do not hold, got true; leave it out"
+            raise config.error("runner.enable_prefix_caching", message)
+        if blocks and wanted is None:
+            _log.info("prefixes of prompts are not shared: the model's recurrent states are not kept in KV blocks")
+        return None
     if wanted and not blocks:
         message = "expected false for a model that keeps no KV blocks, got true; leave it out"
         raise config.error("runner.enable_prefix_caching", message)

@@ -10,7 +10,7 @@ from specdec_hal.config.schema import Config
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.ops import Strategy
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.model import DeviceModel, TargetModel
+from specdec_hal.plugin.model import DeviceModel, RecurrentModel, TargetModel
 from specdec_hal.plugin.proposer import MemoryContext
 from specdec_hal.plugin.registry import Registry, or_default
 from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_SEQUENCES
@@ -46,9 +46,21 @@ def kv_blocks(config: Config, model: TargetModel, positions: int) -> int:
     return whole if settings.num_kv_blocks is None else settings.num_kv_blocks
 
 
-def allocate_cache(config: Config, model: TargetModel, positions: int) -> BlockPool | None:
-    """The model's KV cache: a pool of blocks if it supports them, else a cache per slot."""
+def state_bytes(config: Config, model: TargetModel) -> int:
+    """Bytes of the recurrent states of all slots; 0 for a model without any."""
+    if not model.capabilities.recurrent:
+        return 0
+    drafts = config.speculative.num_speculative_tokens
+    return config.runner.max_num_seqs * cast(RecurrentModel, model).bytes_per_slot(drafts)
+
+
+def allocate_cache(config: Config, backend: Backend, model: TargetModel, positions: int) -> BlockPool | None:
+    """The model's KV cache: a pool of blocks if it supports them, else a cache per slot; and its recurrent states,
+    whose ops `backend` computes."""
     settings = config.runner
+    if model.capabilities.recurrent:
+        drafts = config.speculative.num_speculative_tokens
+        cast(RecurrentModel, model).allocate_states(settings.max_num_seqs, drafts, backend)
     if not model.capabilities.device_lengths:
         model.allocate(settings.max_num_seqs, positions)
         return None
@@ -114,6 +126,8 @@ def footprint(
     blocks = kv_blocks(config, model, positions)
     if model.capabilities.device_lengths:
         parts["KV cache"] = blocks * cast(DeviceModel, model).bytes_per_block(config.runner.block_size)
+    if model.capabilities.recurrent:
+        parts["recurrent states"] = state_bytes(config, model)
     registry, speculative = or_default(registry), config.speculative
     load = partial(checkpoint_memory, framework=config.model.framework, registry=registry, device=device_name)
     context = MemoryContext(model, speculative.settings, config, size, blocks, load)
@@ -129,6 +143,8 @@ def check_footprint(
         return
     if model.capabilities.device_lengths:  # the current pool is replaced
         free += cast(DeviceModel, model).cache_bytes
+    if model.capabilities.recurrent:
+        free += cast(RecurrentModel, model).state_bytes
 
     def need(slots: int) -> dict[str, int]:
         fewer = config.runner.model_copy(update={"max_num_seqs": slots})

@@ -73,6 +73,8 @@ class ModelRunner:
         self.state, self.max_model_len, self.overlap = parts.state, parts.max_model_len, parts.overlap
         self.kv_cache_bytes = parts.kv_cache_bytes
         """Bytes of the pool of KV blocks; 0 for a cache that grows with its contexts."""
+        self.state_bytes = parts.state_bytes
+        """Bytes of recurrent states, all slots; 0 for a model without any."""
         self.proposer, self.compiler, self.scheduler = parts.proposer, parts.compiler, parts.scheduler
         self._slots = SlotWriter(parts.state)
         self._rules, self._structured, self._masks = parts.rules, parts.structured, parts.masks

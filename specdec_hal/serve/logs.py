@@ -73,6 +73,8 @@ def started(config: Config, runner: ModelRunner, load_s: float) -> None:
     }
     if runner.kv_cache_bytes:  # else it grows with the contexts
         fields["kv_cache_mib"] = round(runner.kv_cache_bytes / 2**20, 1)
+    if runner.state_bytes:
+        fields["states_mib"] = round(runner.state_bytes / 2**20, 1)
     _event("serving", fields)
 
 
