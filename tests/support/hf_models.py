@@ -77,11 +77,40 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GraniteMoeHybrid": {**_SIZES, "layer_types": ["attention"] * 2, "num_local_experts": 0,
                          "shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_head": 16},
     "HunYuanMoEV1": {**_SIZES, "num_experts": 4, "moe_topk": 2},
-    "Qwen3_5Text": _DELTA,
-    "Qwen3Next": {**_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-                  "shared_expert_intermediate_size": 16},
     "ModernBertDecoder": {**_NEOX, "sliding_window": 2 * WINDOW, "num_hidden_layers": 3, "pad_token_id": 0},
 }  # fmt: skip
+
+
+_DELTA = {
+    **_SIZES, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+_DELTA_MIXTURE = {
+    **_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+_MAMBA = {**_SIZES, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "num_hidden_layers": 3}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "Qwen3_5Text": _DELTA,
+    "Qwen3_5MoeText": _DELTA_MIXTURE,
+    "Qwen3Next": _DELTA_MIXTURE,
+    "OlmoHybrid": {**_DELTA, "layer_types": ["linear_attention", "linear_attention", "full_attention"], "pad_token_id": 0},
+    "Lfm2": {**_SIZES, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "Lfm2Moe": {**_MIXTURE, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+                "num_dense_layers": 1},
+    "NemotronH": {**_SIZES, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8,
+                  "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "num_hidden_layers": 4},
+    "GraniteMoeHybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                         "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48,
+                         "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "FalconH1": {**_MAMBA, "mamba_d_ssm": 64, "num_hidden_layers": 2},
+    "Bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "Zamba2": {**_UNGROUPED, "num_hidden_layers": 3, "n_mamba_heads": 4, "mamba_ngroups": 2, "mamba_d_state": 8,
+               "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_mem_blocks": 1},
+    "KimiLinear": {**_SIZES, "num_hidden_layers": 3},
+}  # fmt: skip
+ARCHITECTURES |= RECURRENT if False else {}
 
 
 _STATE = "it keeps a state besides keys and values, which cannot forget rejected drafts"
@@ -119,7 +148,7 @@ def config_of(kind: str, **changes: Any) -> Any:
     import transformers
 
     name = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
-    options = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, **ARCHITECTURES.get(kind, {}), **changes}
+    options = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, **(ARCHITECTURES | RECURRENT).get(kind, {}), **changes}
     return getattr(transformers, name)(**options)
 
 
