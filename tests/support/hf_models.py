@@ -108,7 +108,9 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "Bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "Zamba2": {**_UNGROUPED, "num_hidden_layers": 3, "n_mamba_heads": 4, "mamba_ngroups": 2, "mamba_d_state": 8,
                "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_mem_blocks": 1},
-    "KimiLinear": {**_SIZES, "num_hidden_layers": 3},
+    "KimiLinear": {**_LATENT, "q_lora_rank": None, "num_hidden_layers": 3, "linear_head_dim": 8, "linear_num_heads": 4,
+                   "layer_types": ["linear_attention", "full_attention", "linear_attention"], "pad_token_id": 0,
+                   "moe_intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 ARCHITECTURES |= RECURRENT if False else {}
 

@@ -206,9 +206,16 @@ class _Output:
 
 
 class _Hidden(torch.nn.Module):  # type: ignore[misc]
-    """Replaces the base: returns its input rows."""
+    """Replaces the base: returns its input rows. Heads may read other attributes of the base."""
 
     rows: Any = None
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.__dict__["base"] = base
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["base"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> _Output:
         return _Output(self.rows)
@@ -217,7 +224,7 @@ class _Hidden(torch.nn.Module):  # type: ignore[misc]
 def _head_of(model: Any, base: Any) -> tuple[Any, _Hidden]:
     """A copy of the model with a replaced base, sharing everything else, and the replacement."""
     (path,) = (name for name, module in model.named_modules() if module is base)
-    hidden = _Hidden()
+    hidden = _Hidden(base)
     head = part = _shallow(model)
     *above, last = path.split(".")
     for name in above:

@@ -95,7 +95,7 @@ def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: An
     """`x` [1, T, heads, width], `dt` [1, T, heads], `A` [heads], `B`, `C` [1, T, groups, size]."""
     module = _current.module
     if trial.recorder is not None:
-        trial.recorder.recurrence(module, (x.shape[2], x.shape[3], B.shape[3]), others, _MAMBA2)
+        trial.recorder.recurrence(module, (x.shape[2], B.shape[3], x.shape[3]), others, _MAMBA2)
         return original(x, dt, A, B, C, **others)
     state, names = module.__dict__, ("D", "dt_bias", "dt_limit")
     return state[STORE].mamba2(state[LAYER], x[0], dt[0], A, B[0], C[0], *map(others.get, names))[None]
