@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "specdec/draw.h"
+#include "specdec/exp.h"
 #include "specdec/log2.h"
 #include "specdec/mass.h"
 #include "specdec/philox.h"
@@ -58,6 +59,7 @@ struct Map<Function, Op> {
 SPECDEC_EXPORT_MAP(softmax_t)
 SPECDEC_EXPORT_MAP(exp2_mass)
 SPECDEC_EXPORT_MAP(exp2_mass_at)
+SPECDEC_EXPORT_MAP(exp_f32)
 SPECDEC_EXPORT_MAP(prob_mass)
 SPECDEC_EXPORT_MAP(fraction_mass)
 SPECDEC_EXPORT_MAP(mass_threshold)

@@ -266,7 +266,7 @@ LN2_HIGH, LN2_LOW = np.float32(float.fromhex("0x1.62e4p-1")), np.float32(float.f
 """ln(2) in two parts; the first has 15 bits, so that its product with an exponent is exact."""
 
 
-def exp(x: ArrayLike) -> F32:
+def exp_f32(x: ArrayLike) -> F32:
     """e^x, each step rounded: n = x * log2(e) rounded half to even, f = ((x - n * high) - n * low) * log2(e), then
     p(f) * 2^n with p of :data:`EXP2_COEFFICIENTS`. Above 88 it is inf, below -87 it is 0; NaN stays NaN.
 

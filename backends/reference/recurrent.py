@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.backends.reference.floats import from_f32, to_f32
-from specdec_hal.backends.reference.primitives import exp
+from specdec_hal.backends.reference.primitives import exp_f32
 from specdec_hal.ops.enums import Activation
 
 F32 = NDArray[np.float32]
@@ -45,7 +45,7 @@ def causal_conv1d(
                 for i in range(taps):
                     total = total + weight[:, i] * at(j - taps + 1 + i)
                 if activation is Activation.SILU:
-                    total = total / (np.float32(1) + exp(-total))
+                    total = total / (np.float32(1) + exp_f32(-total))
             conv_out[first + j - start] = from_f32(total, conv_out.dtype)
         for row in range(first, stop):
             conv_ring[b, (start + row - first) % ring] = conv_x[row]

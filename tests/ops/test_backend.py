@@ -13,6 +13,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.ops import OPS, MatchPolicy, Strategy, TokenOrder
 from specdec_hal.ops.inputs.generate import generate
+from specdec_hal.ops.spec import FLOATS
 from specdec_hal.plugin.backend import Backend, Capability
 from tests.support.calls import valid_call
 from tests.support.running import BACKEND, copied, run, written
@@ -177,7 +178,7 @@ def test_capability_and_names():
 @pytest.mark.parametrize("op", OPS)
 def test_a_bound_call_is_the_unbound_one(op):
     for seed in range(5):
-        dtype = {"dtype": "bfloat16"} if "logits" in OPS[op].by_name else {}
+        dtype = {"dtype": "bfloat16"} if any(o.tensor.dtypes == FLOATS for o in OPS[op].operands) else {}
         call = valid_call(op, seed=seed, **dtype)
         expected = run(op, call)
         bound_to = copied(call)

@@ -221,7 +221,8 @@ def test_attributes():
 def test_missing_attributes():
     for op, name in ATTRIBUTES:
         attr = OPS[op].attr_by_name[name]
-        call = {n: v for n, v in valid_call(op).items() if n != name}
+        given = {} if attr.default is None else {name: attr.default}
+        call = {n: v for n, v in valid_call(op, **given).items() if n != name}
         if attr.from_backend:
             checked = check_call(OPS[op], (), call, backend="x", attr_defaults={name: list(attr.kind)[-1]})
             assert checked.attrs[name] is list(attr.kind)[-1]

@@ -91,6 +91,14 @@ SPECDEC_HD float div_rn(float a, float b) {
 #endif
 }
 
+SPECDEC_HD float sqrt_rn(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
 // Round to nearest even.
 SPECDEC_HD float u64_to_f32(uint64_t x) {
 #if defined(__CUDA_ARCH__)

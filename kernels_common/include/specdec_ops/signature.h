@@ -29,7 +29,7 @@ struct Limit {
 };
 
 constexpr int kNone = -1;
-constexpr int kMaxRank = 3;
+constexpr int kMaxRank = 5;
 constexpr int kMaxItems = 32;  // symbols, operands or attributes of an op
 
 // An extent of a shape: the symbol of that index (kNone: none) plus a number.

@@ -91,6 +91,7 @@ inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 // Towards zero: back by one unit if the nearest value lies beyond the exact sum.
 inline float __fadd_rz(float a, float b) {
   const float sum = a + b, part = sum - a, rest = (a - (sum - part)) + (b - part);

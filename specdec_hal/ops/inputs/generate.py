@@ -1,9 +1,9 @@
 """Inputs for any op, generated from its OpSpec.
 
 :func:`generate` walks the operands of an OpSpec and cuts each from one coherent scene (`scene`, `rows`, `mask_scene`,
-`draft_scene`, `phase_scene`); pure outputs are poisoned. :func:`hostile` keeps dtypes and shapes and replaces values by
-the worst possible ones. A tensor or attribute unknown to the scene is an error, so that a new op is not tested with
-zeros.
+`draft_scene`, `phase_scene`, `recurrent_scene`); pure outputs are poisoned. :func:`hostile` keeps dtypes and shapes and
+replaces values by the worst possible ones. A tensor or attribute unknown to the scene is an error, so that a new op is
+not tested with zeros.
 
     inputs = generate("verify_draft_tokens", seed=7, strategy="TOPP", S=5)
     backend.verify_draft_tokens(**inputs)
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.ops import get_op
-from specdec_hal.ops.inputs.phase_scene import PhaseScene
+from specdec_hal.ops.inputs.recurrent_scene import RecurrentScene
 from specdec_hal.ops.inputs.rows import numpy_dtype
 from specdec_hal.ops.spec import AttrSpec, Operand, OpSpec, Role
 from specdec_hal.text import did_you_mean
@@ -27,8 +27,8 @@ from specdec_hal.text import did_you_mean
 Array = NDArray[Any]
 Workspace = Callable[..., Mapping[str, Any]]
 
-_SCENE_OPTIONS = (*PhaseScene.SYMBOLS, "states", "dtype", "nan")
-_PROPERTY = {"seed": "seed_values"}
+_SCENE_OPTIONS = (*RecurrentScene.SYMBOLS, "states", "dtype", "nan")
+_PROPERTY = {"seed": "seed_values", "states": "states_by_position"}
 """Operands whose scene property has another name."""
 
 
@@ -49,6 +49,9 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "limit_thinking": {"states": ("decode",), "S": 6, "L": 40, "V": 40},
     "truncate_by_confidence": {"states": ("decode",), "S": 6, "L": 40},
     "truncate_drafts": {"states": ("decode",), "S": 6, "L": 40, "V": 111},
+    "causal_conv1d": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24},
+    "gated_delta_rule": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24, "D_k": 9, "D_v": 5},
+    "mamba2_step": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24, "D_k": 9, "D_v": 5},
     "reasoning_constraint": {"states": ("decode", "decode", "prefill"), "L": 40, "V": 3, "H": 2},
 }
 """Options that often reach an op's innermost branches; other ops need none."""
@@ -85,7 +88,7 @@ def generate(op: str, seed: int = 0, *, workspace: Workspace | None = None, **op
             raise LookupError(f"generate('{op}'): no option '{name}'{did_you_mean(name, known)}; options: {known}")
     if "dtype" not in options and "x" in spec.by_name:
         options["dtype"] = str(np.random.default_rng(seed).choice(spec.by_name["x"].tensor.dtypes))
-    scene = PhaseScene(seed, **{name: options[name] for name in _SCENE_OPTIONS if name in options})
+    scene = RecurrentScene(seed, **{name: options[name] for name in _SCENE_OPTIONS if name in options})
     attrs = _attributes(spec, scene, options)
     inputs: dict[str, Any] = {}
     for operand in spec.operands:
@@ -95,7 +98,7 @@ def generate(op: str, seed: int = 0, *, workspace: Workspace | None = None, **op
     return {**inputs, **attrs}
 
 
-def _attributes(spec: OpSpec, scene: PhaseScene, options: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(spec: OpSpec, scene: RecurrentScene, options: Mapping[str, Any]) -> dict[str, Any]:
     attrs = {attr.name: _attribute(spec, attr, scene, options) for attr in spec.attrs}
     for relation in spec.relations:
         if relation.left in attrs and relation.right in attrs and not relation.holds(attrs):
@@ -106,7 +109,7 @@ def _attributes(spec: OpSpec, scene: PhaseScene, options: Mapping[str, Any]) -> 
     return attrs
 
 
-def _attribute(spec: OpSpec, attr: AttrSpec, scene: PhaseScene, options: Mapping[str, Any]) -> Any:
+def _attribute(spec: OpSpec, attr: AttrSpec, scene: RecurrentScene, options: Mapping[str, Any]) -> Any:
     if attr.name in options:
         value = options[attr.name]
         if issubclass(attr.kind, IntEnum) and isinstance(value, str):
@@ -119,21 +122,21 @@ def _attribute(spec: OpSpec, attr: AttrSpec, scene: PhaseScene, options: Mapping
             return attr.default
         values = list(attr.kind) if issubclass(attr.kind, IntEnum) else [False, True]
         return values[int(rng.integers(len(values)))]
-    if hasattr(PhaseScene, attr.name):
+    if hasattr(RecurrentScene, attr.name):
         return getattr(scene, attr.name)
     raise LookupError(f"generate('{spec.name}'): no rule for attribute '{attr.name}'; add one to Scene")
 
 
-def _included(operand: Operand, scene: PhaseScene, options: Mapping[str, Any], workspace: Workspace | None) -> bool:
+def _included(operand: Operand, scene: RecurrentScene, options: Mapping[str, Any], workspace: Workspace | None) -> bool:
     if not operand.optional:
         return True
-    made = operand.role is Role.OUT or hasattr(PhaseScene, _PROPERTY.get(operand.name, operand.name))
+    made = operand.role is Role.OUT or hasattr(RecurrentScene, _PROPERTY.get(operand.name, operand.name))
     possible = made or workspace is not None
     return bool(options.get(operand.name, possible and scene.rng(f"include {operand.name}").random() < 0.5))
 
 
 def _tensor(
-    spec: OpSpec, operand: Operand, scene: PhaseScene, attrs: Mapping[str, Any], workspace: Workspace | None
+    spec: OpSpec, operand: Operand, scene: RecurrentScene, attrs: Mapping[str, Any], workspace: Workspace | None
 ) -> Array:
     name, property_name = operand.name, _PROPERTY.get(operand.name, operand.name)
     dims = operand.dims(attrs)
@@ -142,9 +145,12 @@ def _tensor(
         dtype = scene.dtype if len(operand.tensor.dtypes) > 1 else operand.tensor.dtypes[0]
         if operand.role is Role.OUT:
             return np.full(shape, poison(dtype), numpy_dtype(dtype))
-        if not hasattr(PhaseScene, property_name):
-            raise LookupError(f"generate('{spec.name}'): no rule for operand '{name}'; add it to Scene or PhaseScene")
-        value = np.array(getattr(scene, property_name), order="C")
+        if not hasattr(RecurrentScene, property_name):
+            raise LookupError(f"generate('{spec.name}'): no rule for operand '{name}'; add it to a scene")
+        made = getattr(scene, property_name)
+        if name == "decay" and len(shape) == 2:  # the scene's is by channel
+            made = made[..., 0]
+        value = np.array(made, order="C")
         if value.shape != shape or value.dtype != numpy_dtype(dtype):
             raise TypeError(f"rule for '{name}': made {value.dtype} {value.shape}, declared {dtype} {shape}")
         return value
@@ -156,7 +162,7 @@ def _tensor(
     return np.full(layout.shape, poison(layout.dtype), numpy_dtype(layout.dtype))
 
 
-def _check_relations(spec: OpSpec, scene: PhaseScene, attrs: Mapping[str, Any]) -> None:
+def _check_relations(spec: OpSpec, scene: RecurrentScene, attrs: Mapping[str, Any]) -> None:
     for relation in spec.relations:
         if not relation.holds({**scene.size, **attrs}):
             raise ValueError(f"generate('{spec.name}'): the fixed sizes or attributes break {relation}")

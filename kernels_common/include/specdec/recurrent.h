@@ -1,0 +1,100 @@
+// Layers with a state by position (contract, section 12): places in a ring, and the arithmetic of a token.
+#pragma once
+
+#include "specdec/contract.h"
+#include "specdec/exp.h"
+#include "specdec/integers.h"
+
+namespace specdec {
+
+// The offset m_b of a slot is the largest of these up to b.
+SPECDEC_HD int64_t row_offset(int32_t cu_seqlens_q, int64_t capacity) { return clamp64(cu_seqlens_q, 0, capacity); }
+
+SPECDEC_HD int64_t first_position(int32_t dec) { return max64(dec, 0); }
+
+// The first of a slot's `count` rows whose state or input is kept: later ones overwrite those of earlier rows.
+SPECDEC_HD int64_t first_kept(int64_t count, int64_t ring) { return max64(count - ring, 0); }
+
+SPECDEC_HD int64_t key_head(int64_t value_head, int64_t key_heads, int64_t value_heads) {
+  return value_head * key_heads / value_heads;
+}
+
+SPECDEC_HD float activated(float sum, Activation activation) {
+  return activation == Activation::kSilu ? div_rn(sum, add_rn(1.0f, exp_f32(-sum))) : sum;
+}
+
+constexpr int kDotParts = 8;  // partial sums of a dot product: part j has the elements j, j + 8, ...
+
+template <class F>
+SPECDEC_HD void add_parts(const F* s, F* sum) {
+  *sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+// 1 / |x|, from x . x.
+SPECDEC_HD float inverse_length(float squares) { return div_rn(1.0f, sqrt_rn(add_rn(squares, 1e-6f))); }
+
+SPECDEC_HD float query_scale(int64_t key_width) {
+  return div_rn(1.0f, sqrt_rn(static_cast<float>(key_width)));
+}
+
+SPECDEC_HD void l2_normalize(float* x, int64_t size) {
+  float parts[kDotParts], squares;
+  for (int j = 0; j < kDotParts; ++j) {
+    parts[j] = 0.0f;
+    for (int64_t i = j; i < size; i += kDotParts) parts[j] = add_rn(parts[j], mul_rn(x[i], x[i]));
+  }
+  add_parts(parts, &squares);
+  const float factor = inverse_length(squares);
+  for (int64_t i = 0; i < size; ++i) x[i] = mul_rn(x[i], factor);
+}
+
+// A token of a value head: `size` elements of its key and query, and of its decay, if that is by channel
+// (`decay_step` 1, else 0). `rate` is beta of the delta rule, dt of Mamba-2.
+struct HeadToken {
+  const float *k, *q, *decay;
+  int64_t decay_step, size;
+  float rate;
+};
+
+// A token in N vectors of neighbouring columns: from the state `before` it to that `after` it, rows `from` and `to`
+// floats apart; the two may be one. F: a float or a vector of floats, always in memory, as not every caller passes
+// those in registers. Not for CUDA, whose threads hold a state in registers.
+template <bool kDelta, int N, class F>
+SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t, const F* v,
+                      F* out) {
+  constexpr int64_t kWidth = sizeof(F) / sizeof(float);
+  F u[N], parts[N][kDotParts];
+  if constexpr (kDelta) {
+    for (int j = 0; j < kDotParts; ++j) {
+      F sums[N] = {};
+      for (int64_t i = j; i < t.size; i += kDotParts) {
+        const float decay = t.decay[i * t.decay_step], k = t.k[i];
+        for (int c = 0; c < N; ++c) {
+          sums[c] += (decay * *reinterpret_cast<const F*>(before + i * from + c * kWidth)) * k;
+        }
+      }
+      for (int c = 0; c < N; ++c) parts[c][j] = sums[c];
+    }
+    for (int c = 0; c < N; ++c) {
+      add_parts(parts[c], &u[c]);
+      u[c] = t.rate * (v[c] - u[c]);
+    }
+  } else {
+    for (int c = 0; c < N; ++c) u[c] = t.rate * v[c];
+  }
+  for (int j = 0; j < kDotParts; ++j) {
+    F sums[N] = {};
+    for (int64_t i = j; i < t.size; i += kDotParts) {
+      const float decay = t.decay[i * t.decay_step], k = t.k[i], q = t.q[i];
+      for (int c = 0; c < N; ++c) {
+        const F state = decay * *reinterpret_cast<const F*>(before + i * from + c * kWidth) + k * u[c];
+        *reinterpret_cast<F*>(after + i * to + c * kWidth) = state;
+        sums[c] += state * q;
+      }
+    }
+    for (int c = 0; c < N; ++c) parts[c][j] = sums[c];
+  }
+  for (int c = 0; c < N; ++c) add_parts(parts[c], &out[c]);
+}
+
+}  // namespace specdec
