@@ -43,8 +43,8 @@ CAUSAL_CONV1D = op(
 )
 
 _STATES = """
-    Value head h reads key head floor(h H_k / H_v) [#heads]. The state before position p is entry (p - 1) % R of
-    states, or 0 if p is 0, whatever states holds [#zero]. Each token takes the state before it to the state after it
+    Value head h reads key head floor(h H_k / H_v) [#heads]. The state before position p is entry (p - 1) % R of states
+    [#state], or 0 if p is 0, whatever states holds [#zero]. Each token takes the state before it to the state after it
     [#sequence]. After the step, entry j % R is the state after position j, of the slot's last R rows (all rows if
     there are fewer); other entries are untouched [#stored].
 """

@@ -51,7 +51,7 @@ MINIMUM = dict.fromkeys(
 MAXIMUM = {"V": 2**24 - 1}
 """Largest extents of symbols: V masses of up to 2^40 must add up to less than 2^64."""
 
-SERVED = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18, "Taps": 8, "D_k": 256}
+SERVED = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18, "R": 1 << 20, "Taps": 8, "D_k": 256}
 """Largest extents supported by this package: limits of settings and CUDA kernels."""
 
 

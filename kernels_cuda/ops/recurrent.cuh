@@ -1,0 +1,78 @@
+// Shared by ops with states by position: a slot's rows, places in a ring, floats of any type.
+#pragma once
+
+#include "specdec/recurrent.h"
+#include "specdec/row_floats.h"
+#include "warp.cuh"
+
+namespace specdec::cuda {
+
+// Rows [first, first + count) of the packed batch, the first one at position `start`.
+struct PackedRows {
+  int64_t first, count;
+  uint32_t start;
+};
+
+// m_b. All lanes of the warp.
+template <typename Args>
+__device__ __forceinline__ int64_t rows_before(const Args& a, int64_t b) {
+  int most = 0;
+  for (int64_t i = lane_id(); i <= b; i += kWarp) {
+    const int offset = static_cast<int>(row_offset(a.cu_seqlens_q[i], a.T_cap));
+    if (offset > most) most = offset;
+  }
+  return __reduce_max_sync(kAllLanes, most);
+}
+
+// All lanes of the warp.
+template <typename Args>
+__device__ __forceinline__ PackedRows rows_of_slot(const Args& a, int64_t b) {
+  const int64_t stop = row_offset(a.cu_seqlens_q[b + 1], a.T_cap);
+  const auto start = static_cast<uint32_t>(first_position(a.seq_lens_decoder[b]));
+  const int64_t first = rows_before(a, b);
+  return {first, max64(stop - first, 0), start};
+}
+
+// Rows of no slot: those before `ahead`, and from `end` on.
+struct FreeRows {
+  int64_t ahead, end;
+
+  // All lanes of the warp.
+  template <typename Args>
+  __device__ __forceinline__ explicit FreeRows(const Args& a) : ahead(rows_before(a, 0)), end(rows_before(a, a.B)) {}
+
+  template <typename Bits>
+  __device__ __forceinline__ void clear(Bits* out, int64_t rows, int64_t row_width, int64_t column) const {
+    for (int64_t row = 0; row < ahead; ++row) out[row * row_width + column] = 0;
+    for (int64_t row = end; row < rows; ++row) out[row * row_width + column] = 0;
+  }
+};
+
+// Entries of consecutive positions.
+struct RingEntry {
+  uint32_t at, ring;
+
+  __device__ __forceinline__ RingEntry(uint32_t position, int64_t entries)
+      : at(position % static_cast<uint32_t>(entries)), ring(static_cast<uint32_t>(entries)) {}
+  __device__ __forceinline__ void advance() { at = at + 1 == ring ? 0 : at + 1; }
+  // The entry of an earlier position; distance <= ring.
+  __device__ __forceinline__ uint32_t before(uint32_t distance) const {
+    return at >= distance ? at - distance : at + ring - distance;
+  }
+};
+
+__device__ __forceinline__ float load_float(const void* from, int64_t i, FloatType type) {
+  if (type == FloatType::kFloat32) return static_cast<const float*>(from)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(from)[i];
+  return type == FloatType::kBfloat16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+__device__ __forceinline__ void store_float(void* to, int64_t i, FloatType type, float x) {
+  if (type == FloatType::kFloat32) {
+    static_cast<float*>(to)[i] = x;
+  } else {
+    static_cast<uint16_t*>(to)[i] = type == FloatType::kBfloat16 ? f32_to_bf16(x) : f32_to_f16(x);
+  }
+}
+
+}  // namespace specdec::cuda
