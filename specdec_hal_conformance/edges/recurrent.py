@@ -167,6 +167,7 @@ def _dot_of(op: str, products: dict[int, float], size: int = 16) -> dict[str, An
 def _arithmetic(op: str) -> Iterator[Case]:
     for name, products, total in (
         ("partial sums have every eighth element", {0: HUGE, 1: -HUGE, 8: 1}, 0),
+        ("there are eight partial sums", {0: HUGE, 4: -HUGE, 8: 1}, 0),
         ("partial sums ascend", {0: 1, 8: HUGE, 1: -HUGE}, 0),
         ("the first and the fifth partial sum come first", {0: HUGE, 4: 1, 2: -HUGE}, 0),
         ("the third and the seventh partial sum come first", {2: HUGE, 6: 1, 0: -HUGE}, 0),

@@ -13,6 +13,7 @@ from tests.conformance.mutants import (
     ngram,
     output,
     phases,
+    recurrent,
     sampling,
     schedule,
     single_mode,
@@ -34,6 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *draft_model.MUTANTS,
     *bitmask.MUTANTS,
     *drafter.MUTANTS,
+    *recurrent.MUTANTS,
     *conduct.MUTANTS,
     *single_mode.MUTANTS,
 )
