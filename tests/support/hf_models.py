@@ -74,7 +74,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
                    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
                    "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 16,
                    "vocab_size_per_layer_input": VOCABULARY},
-    "GraniteMoeHybrid": {**_SIZES, "layer_types": ["attention"] * 2, "num_local_experts": 0,
+    "GraniteMoeHybrid attention": {**_SIZES, "layer_types": ["attention"] * 2, "num_local_experts": 0,
                          "shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_head": 16},
     "HunYuanMoEV1": {**_SIZES, "num_experts": 4, "moe_topk": 2},
     "ModernBertDecoder": {**_NEOX, "sliding_window": 2 * WINDOW, "num_hidden_layers": 3, "pad_token_id": 0},
@@ -112,24 +112,19 @@ RECURRENT: dict[str, dict[str, Any]] = {
                    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "pad_token_id": 0,
                    "moe_intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
-ARCHITECTURES |= RECURRENT if False else {}
+"""Those with recurrent layers."""
+ARCHITECTURES |= RECURRENT
 
-
-_STATE = "it keeps a state besides keys and values, which cannot forget rejected drafts"
+_STATE = r"it keeps a state besides keys and values \(the selective scan of Mamba-1\), which cannot forget rejected drafts"
 _INTERFACE = "its attention does not go through the attention interface of transformers"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, f"^MambaForCausalLM: {_STATE}"),
-    "Qwen3Next": (
-        {
-            **_MIXTURE, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-        f"^Qwen3NextForCausalLM: {_STATE}",
+    "MiniMax": (
+        {**_SIZES, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]},
+        "^MiniMaxForCausalLM: it has layers of type linear_attention",
     ),
     "T5": ({"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}, "encoder-decoder"),
     "Bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, r"^BloomForCausalLM: .* \(ALiBi\)"),
-    "Lfm2": ({**_SIZES, "layer_types": ["conv", "full_attention"]}, "^Lfm2ForCausalLM: it has layers of type conv"),
     "Llama4Text": (
         {**_SIZES, "num_local_experts": 2, "intermediate_size_mlp": 32, "attention_chunk_size": 64},
         "^Llama4ForCausalLM: it has layers of type chunked_attention",
@@ -149,8 +144,8 @@ def config_of(kind: str, **changes: Any) -> Any:
     """The configuration of an architecture, by the name of its class."""
     import transformers
 
-    name = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
-    options = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, **(ARCHITECTURES | RECURRENT).get(kind, {}), **changes}
+    name = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind.split()[0]}Config"
+    options = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, **ARCHITECTURES.get(kind, {}), **changes}
     return getattr(transformers, name)(**options)
 
 
@@ -168,8 +163,12 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
                 weight.add_(torch.randn_like(weight) * 0.1)
             elif "sinks" in name:
                 weight.normal_()
+            elif name.endswith("A_log"):
+                weight.uniform_(-3, 0)  # states that are remembered
+            elif name.endswith(("dt_bias", ".D")):
+                continue
             else:
-                weight.mul_(4)
+                weight.mul_(2 if kind in RECURRENT else 4)
     model.save_pretrained(folder)
     return folder
 

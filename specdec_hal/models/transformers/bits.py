@@ -16,11 +16,15 @@ from specdec_hal.models.transformers.survey import kind_of, only
 from specdec_hal.plugin.model import FINAL_NORM
 
 _TRIED = (11, 7)  # ids
+_GATES = 256  # values of a layer's gates, few of which a tail computes otherwise than PyTorch's vectors
 _POSITION = 37  # not 0, where rotary embeddings change nothing
 
 
 class Silent:
-    """A store whose attention returns a value independent of other rows."""
+    """A store whose attention and recurrences return a value independent of other rows, and keep their `gates`."""
+
+    def __init__(self) -> None:
+        self.gates: list[Any] = []
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
@@ -35,17 +39,16 @@ class Silent:
         return x.contiguous()
 
     def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
-        """See States. The result shows the bits of the gates."""
-        decay, beta = delta_gates(g, beta)
-        decay = decay.amax(-1) if decay.ndim == 3 else decay
-        return value + (decay + beta)[..., None].to(value.dtype)
+        """See States."""
+        self.gates += delta_gates(g, beta)
+        return value.contiguous()
 
     def mamba2(
         self, layer: Recurrence, x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, dt_bias: Any, limits: Any
     ) -> Any:
         """See States."""
-        decay, dt = mamba2_gates(dt, a, dt_bias, limits)
-        return x + (decay + dt)[..., None].to(x.dtype)
+        self.gates += mamba2_gates(dt, a, dt_bias, limits)
+        return x.contiguous()
 
 
 def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
@@ -58,9 +61,17 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
     generator = torch.Generator().manual_seed(0)
     states = torch.randn((len(_TRIED), decoder.config.hidden_size), generator=generator).to(device, decoder.dtype)
 
+    heads = min((one.state[0] for one in decoder.survey.recurrences if one.state), default=_GATES)
+    tried = (*_TRIED, *range(13, 13 + _GATES // heads - len(_TRIED)))
+
     def hidden(rows: int) -> bytes | None:
         at = torch.zeros(rows, dtype=torch.int64, device=device)
-        return _common([decoder.hidden(at + token, at + position)[FINAL_NORM] for token in _TRIED])
+        results = []
+        for token in tried:
+            silent.gates.clear()
+            ids = at + token % decoder.survey.vocab_size
+            results += [decoder.hidden(ids, at + position)[FINAL_NORM], *silent.gates]
+        return _common(results)
 
     def logits(rows: int) -> bytes | None:
         return _common([decoder.logits(x.repeat(rows, 1)) for x in states])

@@ -33,10 +33,12 @@ _current = _Current()
 """Of this thread: the layer whose code runs."""
 
 
-def supports(architecture: Any) -> bool:
-    """Whether the module of a class has recurrent layers of known kinds only."""
+def unsupported(architecture: Any) -> str:
+    """The recurrence of a class's module for which there is no op; "" if there are ops for its layers."""
     names = vars(sys.modules[architecture.__module__])
-    return CONVOLUTION in names and _SELECTIVE not in names
+    if _SELECTIVE in names:
+        return "the selective scan of Mamba-1"
+    return "" if CONVOLUTION in names else f"none of {KINDS}"
 
 
 def attach(model: Any) -> None:

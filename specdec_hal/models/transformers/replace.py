@@ -424,6 +424,7 @@ class _Watch(Silent):
     """Tests whether attention gets the unchanged results of rotary embeddings."""
 
     def __init__(self, operators: Operators) -> None:
+        super().__init__()
         self._operators, self.direct = operators, True
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:

@@ -41,11 +41,12 @@ def check_class(config: Any, architecture: Any) -> None:
     """UnsupportedError for a class of `transformers` whose attributes exclude our cache."""
     name, text = architecture.__name__, config.get_text_config()
     types = {*(getattr(text, "layer_types", None) or ())}
-    served = recurrent.supports(architecture)
-    kinds = sorted(types - _LAYER_TYPES - (_RECURRENT_TYPES if served else set()))
+    state = recurrent.unsupported(architecture)
+    kinds = sorted(types - _LAYER_TYPES - (set() if state else _RECURRENT_TYPES))
     reasons = {
-        f"it keeps a state besides keys and values that is none of {recurrent.KINDS}, so it cannot forget rejected "
-        "drafts": (kinds or not types) and not served and getattr(architecture, "_is_stateful", False),
+        f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts": state
+        and (kinds or not types)
+        and getattr(architecture, "_is_stateful", False),
         f"it has layers of type {', '.join(kinds)}, which keep more than keys and values": kinds,
         "its later layers share keys and values of earlier ones (num_kv_shared_layers)": getattr(
             text, "num_kv_shared_layers", 0

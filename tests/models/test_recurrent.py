@@ -1,0 +1,333 @@
+"""Decoders with recurrent layers: drafted decoding computes the logits of plain decoding, bit for bit.
+
+Tokens alone judge weakly: a state that is slightly wrong changes few of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.config import parse
+from specdec_hal.errors import ArgumentError, ConfigError
+from specdec_hal.models import load_model
+from specdec_hal.ops import TokenOrder
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.plugin.proposer import SlotView
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from tests.support.guess import Guess, with_proposer
+from tests.support.hf_models import VOCABULARY, Case, write_model
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+# A gated delta rule, a decay per channel, Mamba-2, and a convolution without a recurrence.
+KINDS = ("Qwen3_5Text", "KimiLinear", "NemotronH", "Lfm2")
+K = 3
+LENGTH = 30
+
+
+class Recording:
+    """A model on the host that notes the bits of each row's hidden state, by the text up to it, and of its logits."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._texts: dict[int, list[int]] = {}
+        self.rows: dict[tuple[int, ...], bytes] = {}
+        self.logits: dict[bytes, bytes] = {}
+        self.wrong: list[Any] = []
+        """Texts with other bits than before."""
+        self.failures = 0
+        """How many of the next steps fail."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, batch: ForwardBatch) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("injected")
+        out = self._model.forward(batch)
+        for one in batch.segments:
+            text = self._texts.get(one.slot, [])[: one.position]
+            for row in range(one.start, one.start + one.length):
+                text.append(int(batch.token_ids[row]))
+                self._note(self.rows, tuple(text), out[FINAL_NORM][row])
+            self._texts[one.slot] = text
+        return out
+
+    def compute_logits(self, hidden: Any) -> Any:
+        out = self._model.compute_logits(hidden)
+        for state, row in zip(np.asarray(hidden), out, strict=True):
+            self._note(self.logits, state.tobytes(), row)
+        return out
+
+    def _note(self, known: dict[Any, bytes], key: Any, row: Any) -> None:
+        bits = row.numpy().tobytes()
+        if known.setdefault(key, bits) != bits:
+            self.wrong.append(key)
+
+
+class Planned(Guess):
+    """Drafts the known continuation, of every length up to K, often with a wrong token in it."""
+
+    texts: Sequence[Sequence[int]] = ()
+
+    def tokens(self, view: SlotView) -> Sequence[int]:
+        text = [*view.prompt_token_ids, *view.token_ids]
+        rng = np.random.default_rng(len(text))
+        drafts = next(list(one[len(text) :]) for one in self.texts if list(one[: len(text)]) == text)
+        drafts = drafts[: min(int(rng.integers(0, K + 1)), view.max_drafts)]
+        if drafts and rng.random() < 0.4:
+            wrong = int(rng.integers(len(drafts)))
+            drafts[wrong] = (drafts[wrong] + 1) % VOCABULARY
+        return drafts
+
+
+class Models:
+    """A checkpoint, its model, and what plain decoding computes: tokens and bits."""
+
+    def __init__(self, folder: Path) -> None:
+        generator = np.random.default_rng(5)
+        beginning = generator.integers(3, VOCABULARY, 9)
+        self.prompts = [np.tile(beginning, 2).tolist(), generator.integers(3, VOCABULARY, 21).tolist(), [7, 8], [9]]
+        self.case = Case(folder, new_tokens=LENGTH)
+        self.model = load_model(folder, "transformers")
+        self.plain = Recording(self.model)
+        runner = self.runner("naive", self.plain)
+        self.tokens = self.run(runner)
+
+    def runner(self, method: str, model: Any, *, backend: Any = None, adaptive: bool = False, **runner: Any) -> ModelRunner:
+        def planned(context: Any) -> Planned:
+            made = Planned(context)
+            made.texts = [[*prompt, *text] for prompt, text in zip(self.prompts, self.tokens, strict=True)]
+            return made
+
+        registry = with_proposer(planned)
+        speculative = {"method": method, "num_speculative_tokens": 0 if method == "naive" else K, "adaptive": adaptive}
+        if method == "guess":
+            speculative["guess"] = {"guess": 4}
+        settings = {"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 96, **runner}
+        config = parse({"speculative": speculative, "runner": settings}, registry=registry)
+        return build_runner(config, backend or sd.get_backend("cpu", fallback=["reference"]), model, registry=registry)
+
+    def add(self, runner: ModelRunner) -> None:
+        params = SamplingParams(max_new_tokens=LENGTH)
+        for number, prompt in enumerate(self.prompts):
+            runner.add_request(Request(str(number), prompt, params))
+
+    def run(self, runner: ModelRunner, add: bool = True) -> list[list[int]]:
+        """Tokens of all prompts, after a check of the bits."""
+        if add:
+            self.add(runner)
+        outputs = runner.run()
+        assert runner.model.wrong == []
+        return [list(outputs[str(number)].token_ids) for number in range(len(self.prompts))]
+
+    def recording(self) -> Recording:
+        """One that starts with the bits of plain decoding."""
+        made = Recording(self.model)
+        made.rows, made.logits = dict(self.plain.rows), dict(self.plain.logits)
+        return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_sizes() -> Iterator[None]:
+    from specdec_hal.models.transformers import host
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))
+        patch.setattr(host, "HEAD_SIZES", (1, 2, 4, 8))
+        yield
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(write_model(tmp_path_factory.mktemp(request.param), request.param))
+
+
+@pytest.fixture(scope="module")
+def delta(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """One kind of layers suffices for what does not depend on it."""
+    return Models(write_model(tmp_path_factory.mktemp("delta"), KINDS[0]))
+
+
+def test_plain_decoding(models: Models) -> None:
+    """Over slots that are used again; all rows have a known text, and the library's tokens."""
+    models.case.prompts = models.prompts
+    assert models.tokens == models.case.generated
+    assert len(models.plain.rows) == sum(len(x) for x in (*models.prompts, *models.tokens)) - len(models.prompts)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "guess"])
+def test_drafts(models: Models, method: str) -> None:
+    """Chunks of prompts, accepted and rejected drafts, steps without any."""
+    recording = models.recording()
+    runner = models.runner(method, recording)
+    assert models.run(runner) == models.tokens
+    counted = runner.summary()
+    if method == "guess":
+        assert len(recording.rows) > len(models.plain.rows)  # those of rejected drafts
+        assert 20 < counted["accepted_tokens"] < counted["drafted_tokens"] - 10
+
+
+@pytest.mark.parametrize("changes", [{"prefill_chunk": 1}, {"prefill_chunk": 96, "max_num_seqs": 4}])
+def test_other_chunks_and_batches(delta: Models, changes: dict[str, Any]) -> None:
+    assert delta.run(delta.runner("guess", delta.recording(), **changes)) == delta.tokens
+
+
+def test_adaptive_lengths(delta: Models) -> None:
+    assert delta.run(delta.runner("ngram", delta.recording(), adaptive=True)) == delta.tokens
+
+
+def test_another_order_of_tokens(delta: Models) -> None:
+    """Ops take rows in the order of slots, whatever order a backend packs tokens in."""
+    backend = sd.get_backend("reference")
+    backend.token_order = TokenOrder.PREFILL_FIRST
+    orders: set[bool] = set()
+
+    class Watching(Recording):
+        def forward(self, batch: ForwardBatch) -> Any:
+            slots = [one.slot for one in batch.segments]
+            orders.add(slots == sorted(slots))
+            return super().forward(batch)
+
+    recording = Watching(delta.model)
+    recording.rows = dict(delta.plain.rows)
+    assert delta.run(delta.runner("guess", recording, backend=backend, max_num_seqs=3)) == delta.tokens
+    assert orders == {True, False}
+
+
+def test_cancelled_requests(delta: Models) -> None:
+    """Their slots go to others, after steps whose drafts nobody verified."""
+    recording = delta.recording()
+    runner = delta.runner("guess", recording)
+    delta.add(runner)
+    for step in range(7):
+        runner.step()
+        if step == 4:
+            runner.cancel("0")
+    outputs = runner.run()
+    assert recording.wrong == []
+    assert [list(outputs[name].token_ids) for name in "123"] == delta.tokens[1:]
+    assert list(outputs["0"].token_ids) == delta.tokens[0][: len(outputs["0"].token_ids)]
+
+
+@pytest.mark.parametrize("steps", [1, 6, 13])
+def test_a_journal(delta: Models, steps: int) -> None:
+    """Another runner, with other slots, computes the same from the beginning."""
+    first = delta.runner("guess", delta.recording())
+    delta.add(first)
+    for _ in range(steps):
+        first.step()
+    records = json.loads(json.dumps(first.snapshot()))
+    second = delta.runner("guess", delta.recording(), max_num_seqs=3)
+    second.restore(records)
+    assert delta.run(second, add=False) == delta.tokens
+
+
+def test_failed_steps(delta: Models) -> None:
+    """All requests lose their slots and come back."""
+    recording = delta.recording()
+    runner = delta.runner("guess", recording)
+    delta.add(runner)
+    for step in range(12):
+        recording.failures = int(step in (3, 9))
+        runner.step()
+    assert delta.run(runner, add=False) == delta.tokens
+    assert runner.metrics.failed_steps == 2
+
+
+def test_the_fault_of_other_engines_is_found(delta: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM #39273: a step without drafts, after one that accepted some, reads the state of that step's first token."""
+    from specdec_hal.models.states import StateStore
+
+    begin, last, planted = StateStore.begin_segments, dict[int, Segment](), []
+
+    def wrong(self: Any, segments: Sequence[Segment], first: int, rows: int) -> None:
+        for one in segments:
+            before = last.get(one.slot)
+            if before is not None and one.length == 1 and one.position > before.position + 1:
+                for states in self._states:
+                    size = states.shape[1]
+                    states[one.slot, (one.position - 1) % size] = states[one.slot, before.position % size]
+                planted.append(one)
+            last[one.slot] = one
+        begin(self, segments, first, rows)
+
+    monkeypatch.setattr(StateStore, "begin_segments", wrong)
+    recording = delta.recording()
+    runner = delta.runner("guess", recording)
+    delta.add(runner)
+    runner.run()
+    assert planted and recording.wrong
+
+
+def test_states_that_are_gone(delta: Models) -> None:
+    """Fewer are kept than a caller would take back: an error by name, and the next step works."""
+    model = delta.model
+    model.allocate(2, 64)
+    model.allocate_states(2, 1)
+
+    def step(position: int, length: int) -> Any:
+        ids = np.arange(3 + position, 3 + position + length)
+        return model.forward(ForwardBatch(ids, [Segment(1, 0, length, position)]))[FINAL_NORM]
+
+    whole = step(0, 12)
+    with pytest.raises(ArgumentError, match=r"position of slot 1.*expected 0, or one of 10\.\.12, .*got 9"):
+        step(9, 2)
+    with pytest.raises(ArgumentError, match=r"expected 0, or one of 10\.\.12, .*got 13"):
+        step(13, 1)
+    assert (step(10, 2) == whole[10:]).all()
+    assert (step(0, 1) == whole[:1]).all()
+
+
+def test_memory(delta: Models) -> None:
+    """The runner counts the states and reports them."""
+    from specdec_hal.runner.footprint import footprint
+
+    runner = delta.runner("ngram", delta.model)
+    inputs, states = (K + 4) * (2 * 2 * 8 + 4 * 8) * 4, (K + 2) * 4 * 8 * 8 * 4
+    assert runner.state_bytes == delta.model.state_bytes == 2 * 2 * (inputs + states)
+    assert footprint(runner.config, delta.model, 96, 96)["recurrent states"] == runner.state_bytes
+    assert "recurrent states" not in footprint(runner.config, Recording(_without(delta.model)), 96, 96)
+
+
+class _without:  # noqa: N801
+    """The model, as if it had attention only."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    @property
+    def capabilities(self) -> Any:
+        from dataclasses import replace
+
+        return replace(self._model.capabilities, recurrent=False)
+
+
+def test_prefixes_are_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Blocks hold no states: the model for GPUs computes every prompt from its beginning, and the log says so."""
+    from specdec_hal.models.transformers.device import DeviceTransformers
+    from specdec_hal.models.transformers.load import load_decoder
+
+    caplog.set_level("INFO", "specdec_hal")
+    model = DeviceTransformers(load_decoder(write_model(tmp_path, KINDS[0]), "cpu", "float32"))
+    config = {"speculative": {"method": "naive"}, "runner": {"max_num_seqs": 1, "max_model_len": 64, "block_size": 4}}
+    runner = build_runner(parse(config), sd.get_backend("reference"), model)
+    assert "prefixes of prompts are not shared" in caplog.text
+    for name in "ab":
+        runner.add_request(Request(name, [5, 6, 7] * 5, SamplingParams(max_new_tokens=4)))
+        (output,) = runner.run().values()
+        assert output.num_cached_tokens == 0
+    config["runner"]["enable_prefix_caching"] = True  # type: ignore[index]
+    with pytest.raises(ConfigError, match="runner.enable_prefix_caching: expected false for a model with recurrent"):
+        build_runner(parse(config), sd.get_backend("reference"), model)
