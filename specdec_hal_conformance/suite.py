@@ -15,6 +15,7 @@ from specdec_hal.text import describe
 from specdec_hal_conformance import arguments, checks, distributions, lookups, traces
 from specdec_hal_conformance.case import Case, mode_of
 from specdec_hal_conformance.checks import Check
+from specdec_hal_conformance.decodes import decodes
 from specdec_hal_conformance.edges import edge_cases
 from specdec_hal_conformance.guarded import GuardedHost, device_for
 from specdec_hal_conformance.report import FAILED, PASSED, REFUSED, Report, Result
@@ -26,7 +27,7 @@ from specdec_hal_conformance.trial import Trial
 from specdec_hal_conformance.wide import WideCase, WideIndex, wide_cases
 from specdec_hal_conformance.xfail import ExpectedFailures
 
-GROUPS = ("edges", "wide", "arguments", "generated", "hostile", "traces", "statistics")
+GROUPS = ("edges", "wide", "arguments", "generated", "hostile", "traces", "decodes", "statistics")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ LEVELS: Mapping[str, Level] = {
     "soak": Level(150, 80, 0),
 }
 """soak: of one round; every round has its own seed."""
+
+
+_NOT_SOAKED = ("edges", "wide", "traces", "decodes", "arguments")
 
 
 class Unit(NamedTuple):
@@ -72,10 +76,11 @@ class Settings:
 def units(ops: Iterable[str] | None = None, level: str = "quick") -> list[Unit]:
     """The units of some ops (None: all). Raises UnsupportedError for an op that the contract lacks."""
     chosen = list(OPS) if ops is None else [get_op(op).name for op in ops]
-    groups = [group for group in GROUPS if not (level == "soak" and group in ("edges", "wide", "traces", "arguments"))]
+    groups = [group for group in GROUPS if not (level == "soak" and group in _NOT_SOAKED)]
     own: dict[str, Callable[[str], Iterable[object]]] = {  # not every op has them
         "wide": wide_cases,
         "traces": lambda op: traces.trace_cases(op, 1),
+        "decodes": decodes,
         "statistics": distributions.distribution_tests,
     }
     return [Unit(op, group) for op in chosen for group in groups if group not in own or any(own[group](op))]
@@ -110,7 +115,7 @@ def run_unit(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Resul
     if subject.backend.capability(unit.op) is None:
         yield Result(unit.op, "", f"{unit.group}:all", "capability", REFUSED, "the op is missing")
         return
-    if unit.group in ("arguments", "wide", "statistics"):
+    if unit.group in ("arguments", "wide", "decodes", "statistics"):
         yield from _answers(subject, unit, settings)
     else:
         yield from _cases(subject, unit, settings)
@@ -219,6 +224,11 @@ def _questions(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Que
         for case in wide_cases(op):
             asks = partial(_unmade, subject, case), partial(case.wrong, subject)
             yield Question(case.name, "equality", (full_id("", "sizes"),), *asks)
+    elif unit.group == "decodes":
+        for decode in decodes(op):
+            rules = (*(full_id(op, rule) for rule in decode.rules), full_id("", "independent"))
+            asks = partial(decode.refusal, subject), partial(decode.wrong, subject)
+            yield Question(decode.name, "decoding", rules, *asks)
     else:
         for test in distributions.distribution_tests(op):
             rules = (*(full_id(op, rule) for rule in test.rules), full_id("", "random"))
