@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 
 from specdec_hal.models.batch import Limits, check_hidden_layers, check_positive, check_rows, no_cache, refused
-from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig, Segment
+from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig
 
 # Positions of a block where the host interface makes the pool.
 _BLOCK_SIZE = 64
@@ -94,7 +94,8 @@ class FromHost(ABC):
         hidden = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
         if len(ids):
             slots = len(self._slots.block_tables)
-            self._check(batch.segments, slots)
+            if self.capabilities.recurrent:
+                cast(Any, self)._check_states(batch.segments, slots)
             segments = sorted(batch.segments, key=lambda one: one.slot)
             lengths, positions = np.zeros((2, slots), np.int64)
             for one in segments:
@@ -118,9 +119,6 @@ class FromHost(ABC):
                 back = self._upload(np.argsort(order), torch.int64)
                 hidden = {layer: tensor[back] for layer, tensor in hidden.items()}
         return {layer: tensor.float() for layer, tensor in hidden.items()}
-
-    def _check(self, segments: Sequence[Segment], slots: int) -> None:
-        """Raise ArgumentError for a step of so many slots that the model's states do not fit."""
 
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -87,7 +88,7 @@ class StateStore:
             lengths[one.slot], positions[one.slot] = one.length, one.position
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         self.begin(torch.from_numpy(ends), torch.from_numpy(positions))
-        if any(a.slot > b.slot for a, b in zip(segments, segments[1:], strict=False)):  # ops take rows in slot order
+        if any(a.slot > b.slot for a, b in pairwise(segments)):  # ops take rows in slot order
             order = np.arange(rows)
             for one in segments:
                 order[ends[one.slot] : ends[one.slot + 1]] = range(one.start - first, one.start - first + one.length)
@@ -117,7 +118,7 @@ class StateStore:
         return self._as_given(out)
 
     def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
-        """The gated delta rule: [T, heads, d_v]. `query`, `key` [T, heads, d_k] are normalised by it; `beta` [T, heads];
+        """The gated delta rule: [T, heads, d_v]. It normalises `query` and `key` [T, heads, d_k]. `beta`: [T, heads];
         `g` [T, heads] or [T, heads, d_k]: the logarithm of the decay.
         """
         query, key, value, decay, beta = map(self._in_order, (query, key, value, *delta_gates(g, beta)))

@@ -74,6 +74,8 @@ class ChainedDraftModel(DraftChain):
         config, state, size = context.config, context.state, context.state.symbols
         blocks, block_size = context.kv_blocks, config.runner.block_size
         need = {"KV cache": blocks * model.bytes_per_block(block_size)}
+        if model.capabilities.recurrent:
+            need["recurrent states"] = size["M"] * cast(RecurrentModel, model).bytes_per_slot(size["S"] - 1)
         hint = f"lower runner.num_kv_blocks ({blocks}) or runner.max_num_seqs ({size['M']})"
         require("speculative.draft_model", need, state.device.name, state.device.free_bytes(), hint)
         model.allocate_blocks(blocks, block_size, size["L"])  # no draft stands after the last position of a request

@@ -200,7 +200,9 @@ def _prefix_cache(config: Config, model: TargetModel, proposer: Proposer, blocks
     wanted = config.runner.enable_prefix_caching
     if model.capabilities.recurrent:
         if wanted:
-            message = "expected false for a model with recurrent states, which blocks do not hold, got true; leave it out"
+            message = (
+                "expected false for a model with recurrent states, which blocks do not hold, got true; leave it out"
+            )
             raise config.error("runner.enable_prefix_caching", message)
         if blocks and wanted is None:
             _log.info("prefixes of prompts are not shared: the model's recurrent states are not kept in KV blocks")

@@ -213,7 +213,9 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
         np.testing.assert_allclose(got, case.logits(text), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "GPT2", "DeepseekV3", "GptOss"])
+@pytest.mark.parametrize(
+    "kind", ["Llama", "GPT2", "DeepseekV3", "GptOss", "Qwen3_5Text", "NemotronH", "FalconH1", "Lfm2", "KimiLinear"]
+)
 def test_memory(kind: str, tmp_path: Path) -> None:
     """What loading will take is known before: weights, and the cache of the model for GPUs."""
     case = Models(write_model(tmp_path, kind))

@@ -102,7 +102,9 @@ class Models:
         runner = self.runner("naive", self.plain)
         self.tokens = self.run(runner)
 
-    def runner(self, method: str, model: Any, *, backend: Any = None, adaptive: bool = False, **runner: Any) -> ModelRunner:
+    def runner(
+        self, method: str, model: Any, *, backend: Any = None, adaptive: bool = False, **runner: Any
+    ) -> ModelRunner:
         def planned(context: Any) -> Planned:
             made = Planned(context)
             made.texts = [[*prompt, *text] for prompt, text in zip(self.prompts, self.tokens, strict=True)]
@@ -295,10 +297,10 @@ def test_memory(delta: Models) -> None:
     inputs, states = (K + 4) * (2 * 2 * 8 + 4 * 8) * 4, (K + 2) * 4 * 8 * 8 * 4
     assert runner.state_bytes == delta.model.state_bytes == 2 * 2 * (inputs + states)
     assert footprint(runner.config, delta.model, 96, 96)["recurrent states"] == runner.state_bytes
-    assert "recurrent states" not in footprint(runner.config, Recording(_without(delta.model)), 96, 96)
+    assert "recurrent states" not in footprint(runner.config, Recording(_Without(delta.model)), 96, 96)
 
 
-class _without:  # noqa: N801
+class _Without:
     """The model, as if it had attention only."""
 
     def __init__(self, model: Any) -> None:
@@ -329,5 +331,5 @@ def test_prefixes_are_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         (output,) = runner.run().values()
         assert output.num_cached_tokens == 0
     config["runner"]["enable_prefix_caching"] = True  # type: ignore[index]
-    with pytest.raises(ConfigError, match="runner.enable_prefix_caching: expected false for a model with recurrent"):
+    with pytest.raises(ConfigError, match=r"runner\.enable_prefix_caching: expected false for a model with recurrent"):
         build_runner(parse(config), sd.get_backend("reference"), model)

@@ -90,17 +90,26 @@ _DELTA_MIXTURE = {
     **_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 16,
 }  # fmt: skip
-_MAMBA = {**_SIZES, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "num_hidden_layers": 3}
+_MAMBA = {
+    **_SIZES,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "num_hidden_layers": 3,
+}
 RECURRENT: dict[str, dict[str, Any]] = {
     "Qwen3_5Text": _DELTA,
     "Qwen3_5MoeText": _DELTA_MIXTURE,
     "Qwen3Next": _DELTA_MIXTURE,
-    "OlmoHybrid": {**_DELTA, "layer_types": ["linear_attention", "linear_attention", "full_attention"], "pad_token_id": 0},
+    "OlmoHybrid": {**_DELTA, "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+                   "pad_token_id": 0},
     "Lfm2": {**_SIZES, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "Lfm2Moe": {**_MIXTURE, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
                 "num_dense_layers": 1},
     "NemotronH": {**_SIZES, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8,
-                  "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "num_hidden_layers": 4},
+                  "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+                  "num_hidden_layers": 4},
     "GraniteMoeHybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
                          "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48,
                          "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
@@ -115,7 +124,9 @@ RECURRENT: dict[str, dict[str, Any]] = {
 """Those with recurrent layers."""
 ARCHITECTURES |= RECURRENT
 
-_STATE = r"it keeps a state besides keys and values \(the selective scan of Mamba-1\), which cannot forget rejected drafts"
+_STATE = (
+    r"it keeps a state besides keys and values \(the selective scan of Mamba-1\), which cannot forget rejected drafts"
+)
 _INTERFACE = "its attention does not go through the attention interface of transformers"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, f"^MambaForCausalLM: {_STATE}"),

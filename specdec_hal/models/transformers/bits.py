@@ -85,7 +85,7 @@ def of_each_kind(decoder: Decoder) -> list[int]:
     survey, kinds = decoder.survey, dict[Any, int]()
     for i, block in enumerate(survey.blocks):
         attentions, mixers = survey.within([i])
-        inside = [*(survey.layers[j] for j in attentions), *(survey.recurrences[j] for j in mixers)]
+        inside: list[Any] = [*(survey.layers[j] for j in attentions), *(survey.recurrences[j] for j in mixers)]
         kinds.setdefault((kind_of(block), *(replace(layer, index=0) for layer in inside)), i)
     return list(kinds.values())
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.models.states import StateStore, backend_of
+from specdec_hal.models.states import DRAFTS, StateStore, backend_of
 from specdec_hal.models.transformers import recurrent
 from specdec_hal.models.transformers.interface import States, Store, bind
 from specdec_hal.models.transformers.survey import Survey, base_of, only, refused, survey
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.model import FINAL_NORM, ModelConfig
+from specdec_hal.plugin.model import FINAL_NORM, ModelConfig, Segment
 
 _Result = TypeVar("_Result")
 
@@ -170,6 +170,37 @@ class Decoder:
                 f"{type(self.model).__name__}: expected logits of {self.config.vocab_size} tokens, as config.json "
                 f"says, got {got.shape[1]}; correct vocab_size"
             )
+
+
+class WithStates:
+    """Mixin of models: see :class:`specdec_hal.plugin.model.RecurrentModel`."""
+
+    framework: ClassVar[str]
+    _decoder: Decoder
+    _states: StateStore | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """See RecurrentModel.state_bytes."""
+        return 0 if self._states is None else self._states.nbytes
+
+    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
+        """See RecurrentModel.bytes_per_slot."""
+        return self._decoder.bytes_per_slot(num_speculative_tokens)
+
+    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Backend | None = None) -> None:
+        """See RecurrentModel.allocate_states."""
+        self._states = None  # freed first: both may not fit
+        self._states = self._decoder.allocate_states(max_num_seqs, num_speculative_tokens, backend)
+
+    def _check_states(self, segments: Sequence[Segment], slots: int) -> None:
+        """ArgumentError for a step that the states do not fit; without those of a runner, states are made."""
+        if not self._decoder.survey.recurrences:
+            return
+        if self._states is None or self._states.slots < slots:
+            self.allocate_states(slots, DRAFTS)
+        assert self._states is not None
+        self._states.check(self.framework, segments)
 
 
 class Zeros:

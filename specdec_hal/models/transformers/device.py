@@ -8,7 +8,7 @@ Without Triton the library's products may give a row other bits in a larger batc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,9 +18,8 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.batch import check_positive, no_cache
 from specdec_hal.models.from_host import FromHost
 from specdec_hal.models.paged import PagedStore, on_torch
-from specdec_hal.models.states import DRAFTS, StateStore
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes, of_each_kind
-from specdec_hal.models.transformers.decoder import Decoder
+from specdec_hal.models.transformers.decoder import Decoder, WithStates
 from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.replace import (
     Linear,
@@ -34,8 +33,7 @@ from specdec_hal.models.transformers.replace import (
 )
 from specdec_hal.models.transformers.survey import only
 from specdec_hal.models.transformers.tensor_parallel import Gathered
-from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities, Segment
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 from specdec_hal.tensors.group import Group
 from specdec_hal.text import describe
 
@@ -44,7 +42,7 @@ _log = logging.getLogger("specdec_hal")
 SIZES = (1, 2, 9, 40, 200)
 
 
-class DeviceTransformers(FromHost):
+class DeviceTransformers(WithStates, FromHost):
     """See :class:`specdec_hal.plugin.model.DeviceModel`.
 
     `make_launcher`: of Triton's kernels for a dtype (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`);
@@ -71,7 +69,6 @@ class DeviceTransformers(FromHost):
         self._module, self._group = module, group
         self._exchange: Any = None
         self._store: PagedStore | None = None
-        self._states: StateStore | None = None
         parts = list(decoder.model.modules())
         for part in filter(is_experts, parts if replace else ()):
             part.config._experts_implementation = "batched_mm"
@@ -201,28 +198,6 @@ class DeviceTransformers(FromHost):
             with torch.inference_mode():
                 tabulate(self._decoder.base, positions)
         self._blocks = num_blocks, block_size, positions
-
-    @property
-    def state_bytes(self) -> int:
-        """See RecurrentModel.state_bytes."""
-        return 0 if self._states is None else self._states.nbytes
-
-    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
-        """See RecurrentModel.bytes_per_slot."""
-        return self._decoder.bytes_per_slot(num_speculative_tokens)
-
-    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Backend | None = None) -> None:
-        """See RecurrentModel.allocate_states."""
-        self._states = None  # freed first: both may not fit
-        self._states = self._decoder.allocate_states(max_num_seqs, num_speculative_tokens, backend)
-
-    def _check(self, segments: Sequence[Segment], slots: int) -> None:
-        if not self._decoder.survey.recurrences:
-            return
-        if self._states is None or self._states.slots < slots:
-            self.allocate_states(slots, DRAFTS)
-        assert self._states is not None
-        self._states.check(self.framework, segments)
 
     def pool_layers(self) -> list[Any]:
         """The KV pool: see :class:`~.paged.PagedStore`."""

@@ -26,13 +26,11 @@ from specdec_hal.models.batch import (
 )
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes
-from specdec_hal.models.states import DRAFTS, StateStore
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
-from specdec_hal.models.transformers.decoder import Decoder
+from specdec_hal.models.transformers.decoder import Decoder, WithStates
 from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import Packed, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
-from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 from specdec_hal.tensors.group import Group
 
@@ -102,7 +100,7 @@ def _buffer(width: int, rows: int) -> Any:
     return torch.empty((rows, width))
 
 
-class HostTransformers:
+class HostTransformers(WithStates):
     """See :class:`specdec_hal.plugin.model.TargetModel`. `decoder`: of a model on a CPU.
 
     `batch_invariant` None: in float32. `replace`: whether the native library's operators replace the model's in
@@ -128,7 +126,6 @@ class HostTransformers:
         self._decoder, self.config, self._module, self._group = decoder, decoder.config, module, group
         exact, self._operators = decoder.dtype is torch.float32, Packed()
         self._sizes = self._head_sizes = RowSizes(range(1, SIZES[-1] + 1))
-        self._states: StateStore | None = None
         self.batch_invariant = self._fused = False
         with torch.inference_mode():
             if exact and replace:
@@ -177,28 +174,12 @@ class HostTransformers:
         """See TargetModel.allocate. Calling it again replaces the cache."""
         check_positive(self.framework, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         layers, threads = self._decoder.survey.layers, torch.get_num_threads()
-        if self._states is not None and self._states.slots < max_num_seqs:
-            self._states = None
         self._store = HostStore(layers, max_num_seqs, max_model_len, threads, self._operators)
         self._decoder.serve(self._store, max_model_len)
         if self._fused:
             with torch.inference_mode():
                 self._operators.rotary = rotary_table(self._decoder.base, max_model_len)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
-
-    @property
-    def state_bytes(self) -> int:
-        """See RecurrentModel.state_bytes."""
-        return 0 if self._states is None else self._states.nbytes
-
-    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
-        """See RecurrentModel.bytes_per_slot."""
-        return self._decoder.bytes_per_slot(num_speculative_tokens)
-
-    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Backend | None = None) -> None:
-        """See RecurrentModel.allocate_states."""
-        self._states = None  # freed first: both may not fit
-        self._states = self._decoder.allocate_states(max_num_seqs, num_speculative_tokens, backend)
 
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
@@ -208,10 +189,7 @@ class HostTransformers:
         layers = check_hidden_layers(batch, self.capabilities, self.framework)
         if not len(ids):
             return {layer: torch.zeros((0, self.config.hidden_size)) for layer in layers}
-        if self._decoder.survey.recurrences:
-            if self._states is None:
-                self.allocate_states(self._limits.max_num_seqs, DRAFTS)
-            self._states.check(self.framework, batch.segments)
+        self._check_states(batch.segments, self._limits.max_num_seqs)
         with torch.inference_mode():
             for segment in batch.segments:
                 self._store.reserve(segment.slot, segment.position + segment.length)

@@ -40,6 +40,8 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # others: a byte
 _GGUF = "pip install gguf, or leave model.framework to llama.cpp"
 _OF_TEXT = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?(language|text)_model\.(model\.)?": "model."}
 """Names of a decoder's weights, where it is a part of another model."""
+_WITHOUT_KEYS = {"linear_attention", "conv", "mlp", "moe"}
+"""Types of layers."""
 _log = logging.getLogger("specdec_hal")
 
 
@@ -282,10 +284,11 @@ def _read_config(where: Path, **options: str) -> Any:
 
 
 def _layers(config: Any) -> Sequence[Any]:
-    """The configuration of each layer."""
+    """The configuration of each layer with keys."""
     if getattr(config, "is_heterogeneous", False):
         return [*config.per_layer_config]
-    return [config] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    return [config for kind in kinds if kind not in _WITHOUT_KEYS]
 
 
 def _key_width(layer: Any) -> int:

@@ -55,7 +55,9 @@ def attach(model: Any) -> None:
 def _with_ours(forward: FunctionType) -> Callable[..., Any]:
     known = forward.__globals__
     ours = {name: partial(function, known[name]) for name, function in _OURS.items() if name in known}
-    inner = FunctionType(forward.__code__, {**known, **ours}, forward.__name__, forward.__defaults__, forward.__closure__)
+    inner = FunctionType(
+        forward.__code__, {**known, **ours}, forward.__name__, forward.__defaults__, forward.__closure__
+    )
     inner.__kwdefaults__ = forward.__kwdefaults__
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,9 +81,7 @@ def _convolve(original: Any, x: Any, weight: Any, bias: Any = None, activation: 
     return out.T[None]
 
 
-def _delta_rule(
-    original: Any, query: Any, key: Any, value: Any, g: Any, beta: Any, **others: Any
-) -> tuple[Any, None]:
+def _delta_rule(original: Any, query: Any, key: Any, value: Any, g: Any, beta: Any, **others: Any) -> tuple[Any, None]:
     """`query`, `key` [1, T, heads, d_k], `value` [1, T, heads, d_v], `beta` [1, T, heads]; `g`: the logarithm of the
     decay, of a head [1, T, heads] or of each channel of its keys [1, T, heads, d_k].
     """
@@ -93,7 +93,7 @@ def _delta_rule(
     return state[STORE].delta_rule(state[LAYER], query[0], key[0], value[0], g[0], beta[0])[None], None
 
 
-def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: Any) -> Any:  # noqa: N803
+def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: Any) -> Any:
     """`x` [1, T, heads, width], `dt` [1, T, heads], `A` [heads], `B`, `C` [1, T, groups, size]."""
     module = _current.module
     if trial.recorder is not None:

@@ -25,7 +25,7 @@ _HARMLESS = {
 }  # fmt: skip
 _HONOURED = {"scaling", "sliding_window", "softcap", "s_aux"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_RECURRENT_TYPES = {"linear_attention", "conv", "mamba", "hybrid", "mlp", "moe"}  # beside recurrent layers
+_RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}  # beside recurrent layers
 _TRIED = 7  # tokens of the trial's text; the first _CHUNK are packed with another text
 _CHUNK = 4
 _OTHER, _FUTURE = -1, -2  # instead of a window: other masks
@@ -94,7 +94,9 @@ class Survey:
     def within(self, kept: Sequence[int]) -> tuple[list[int], list[int]]:
         """The numbers of the attentions and of the mixers in these blocks."""
         inside = {module for i in kept for module in self.blocks[i].modules()}
-        return [[i for i, one in enumerate(each) if one in inside] for each in (self.attentions, self.mixers)]  # type: ignore[return-value]
+        found = ([i for i, one in enumerate(each) if one in inside] for each in (self.attentions, self.mixers))
+        attentions, mixers = found
+        return attentions, mixers
 
 
 class _Recorder:
@@ -148,9 +150,7 @@ class _Recorder:
         self._check_others(f"its convolution ({name})", arguments)
         self.recurrences[module] = Recurrence(len(self.recurrences), x.shape[1], weight.shape[1])
 
-    def recurrence(
-        self, module: Any, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]
-    ) -> None:
+    def recurrence(self, module: Any, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]) -> None:
         """See Recorder."""
         what = f"its recurrence ({type(module).__name__})"
         layer = self.recurrences.get(module)
