@@ -16,9 +16,9 @@ namespace {
 constexpr int64_t kChannels = 64;    // of a convolution's item
 constexpr int kVectors = 4;          // of an item's columns
 constexpr int64_t kFlopsPerNs = 4;   // of a thread
-typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Floats __attribute__((vector_size(32)));
 constexpr int64_t kColumns = kVectors * sizeof(Floats) / sizeof(float);
-alignas(64) constexpr float kZeros[kColumns] = {};
+constexpr float kZeros[kColumns] = {};
 
 constexpr Limit kConvLimits[] = {{"Taps", served::kTaps}};
 constexpr Limit kStateLimits[] = {{"D_k", served::kD_k}};
@@ -83,12 +83,11 @@ void convolve(const CausalConv1dArgs& a, Context threads) {
   });
 }
 
-// `wide`: of kColumns columns; else of one.
+// kColumns columns.
 template <bool kDelta>
 SPECDEC_VECTOR void recur_wide(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t,
                                const float* v, float* out) {
-  recur<kDelta, kVectors>(before, from, after, to, t, reinterpret_cast<const Floats*>(v),
-                          reinterpret_cast<Floats*>(out));
+  recur<kDelta, kVectors, Floats>(before, from, after, to, t, v, out);
 }
 
 // What the two recurrences differ in.
@@ -137,7 +136,7 @@ void run_tokens(const typename Rule::Args& a, Context threads) {
     int64_t position = first_position(a.seq_lens_decoder[b]);
     float* states = a.states + b * a.R * entry + h * a.D_k * a.D_v + low;
     float keys[served::kD_k], queries[served::kD_k];
-    alignas(64) float values[kColumns], sums[kColumns];
+    float values[kColumns], sums[kColumns];
     for (int64_t row = first; row < stop; ++row, ++position) {
       const int64_t vectors = (row * a.H_k + group) * a.D_k, at = (row * a.H_v + h) * a.D_v + low;
       for (int64_t i = 0; i < a.D_k; ++i) keys[i] = L::widen(k[vectors + i]);
@@ -151,7 +150,7 @@ void run_tokens(const typename Rule::Args& a, Context threads) {
         recur_wide<Rule::kDelta>(before, from, after, a.D_v, token, values, sums);
       } else {
         for (int64_t c = 0; c < width; ++c) {
-          recur<Rule::kDelta, 1>(before + c, from, after + c, a.D_v, token, values + c, sums + c);
+          recur<Rule::kDelta, 1, float>(before + c, from, after + c, a.D_v, token, values + c, sums + c);
         }
       }
       const float* skip = Rule::skip(a, h);

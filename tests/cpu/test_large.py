@@ -14,7 +14,7 @@ from specdec_hal.backends.cpu.options import Options
 from specdec_hal.ops import MatchPolicy
 from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import FLOATS
-from tests.support import large, wide_rows
+from tests.support import large, recurrent_shapes, wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.redzone import RedZones
 from tests.support.running import run, searched, written
@@ -43,6 +43,13 @@ def check(op: str, inputs: dict[str, Any], context: object = "", expected: dict[
 def test_many_slots(op: str) -> None:
     inputs = generate(op, 1, workspace=ALONE.workspace, **large.BIG[op])
     check(op, inputs, expected=searched(op, inputs))
+
+
+@pytest.mark.parametrize("op", ["causal_conv1d", "gated_delta_rule", "mamba2_step"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_widths_of_recurrent_layers(op: str, dtype: str) -> None:
+    for context, inputs in recurrent_shapes.calls(op, dtype=dtype):
+        check(op, inputs, context)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

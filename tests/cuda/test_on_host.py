@@ -21,7 +21,7 @@ from specdec_hal_conformance.report import FAILED
 from specdec_hal_conformance.subject import Subject
 from specdec_hal_conformance.suite import Settings, Unit, run_unit
 from specdec_hal_conformance.trial import Trial
-from tests.support import wide_rows
+from tests.support import recurrent_shapes, wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
 from tests.support.cuda_shapes import LARGE
@@ -87,6 +87,13 @@ def test_no_index_is_kept(op, arch):
 def test_large(op):
     number = list(LARGE).index(op)
     check(op, generate(op, number, **LARGE[op]), number, LARGE[op])
+
+
+@needs_library
+@pytest.mark.parametrize("op", ["causal_conv1d", "gated_delta_rule", "mamba2_step"])
+def test_widths_of_recurrent_layers(op):
+    for number, (context, inputs) in enumerate(recurrent_shapes.calls(op)):
+        check(op, inputs, number, context)
 
 
 def styles_and_dtypes():

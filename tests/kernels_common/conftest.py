@@ -16,7 +16,7 @@ class Native:
         "prob_mass": ("f4", "u8"), "fraction_mass": ("f4", "u8"), "mass_threshold": ("f4", "u8", "u8"),
         "mass_ratio": ("u8", "u8", "f4"), "mass_ratio_by_reciprocal": ("u8", "u8", "f4"), "mulhi64": ("u8", "u8", "u8"),
         "accept_test": ("u4", "u8", "u8", "?"), "log2_q32": ("u8", "i8"), "ln_ratio": ("u8", "f4"),
-        "bf16_to_f32": ("u2", "f4"), "f16_to_f32": ("u2", "f4"),
+        "exp_f32": ("f4", "f4"), "bf16_to_f32": ("u2", "f4"), "f16_to_f32": ("u2", "f4"),
     }  # fmt: skip
 
     def __init__(self, library: Any) -> None:

@@ -56,45 +56,66 @@ struct HeadToken {
   float rate;
 };
 
+// A float, or a vector of floats at any address.
+SPECDEC_HD void load_columns(const float* from, float* x) { *x = *from; }
+SPECDEC_HD void store_columns(float x, float* to) { *to = x; }
+template <class F>
+SPECDEC_HD void load_columns(const float* from, F* x) {
+  std::memcpy(x, from, sizeof(F));
+}
+template <class F>
+SPECDEC_HD void store_columns(const F& x, float* to) {
+  std::memcpy(to, &x, sizeof(F));
+}
+
 // A token in N vectors of neighbouring columns: from the state `before` it to that `after` it, rows `from` and `to`
-// floats apart; the two may be one. F: a float or a vector of floats, always in memory, as not every caller passes
-// those in registers. Not for CUDA, whose threads hold a state in registers.
+// floats apart; the two may be one. v, out: the columns' values and outputs. F: a float or a vector of floats. Not for
+// CUDA, whose threads hold a state in registers.
 template <bool kDelta, int N, class F>
-SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t, const F* v,
-                      F* out) {
+SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t, const float* v,
+                      float* out) {
   constexpr int64_t kWidth = sizeof(F) / sizeof(float);
   F u[N], parts[N][kDotParts];
+  for (int c = 0; c < N; ++c) load_columns(v + c * kWidth, &u[c]);
   if constexpr (kDelta) {
     for (int j = 0; j < kDotParts; ++j) {
       F sums[N] = {};
       for (int64_t i = j; i < t.size; i += kDotParts) {
         const float decay = t.decay[i * t.decay_step], k = t.k[i];
         for (int c = 0; c < N; ++c) {
-          sums[c] += (decay * *reinterpret_cast<const F*>(before + i * from + c * kWidth)) * k;
+          F state;
+          load_columns(before + i * from + c * kWidth, &state);
+          sums[c] += (decay * state) * k;
         }
       }
       for (int c = 0; c < N; ++c) parts[c][j] = sums[c];
     }
     for (int c = 0; c < N; ++c) {
-      add_parts(parts[c], &u[c]);
-      u[c] = t.rate * (v[c] - u[c]);
+      F held;
+      add_parts(parts[c], &held);
+      u[c] = u[c] - held;
     }
-  } else {
-    for (int c = 0; c < N; ++c) u[c] = t.rate * v[c];
   }
+  for (int c = 0; c < N; ++c) u[c] = t.rate * u[c];
   for (int j = 0; j < kDotParts; ++j) {
     F sums[N] = {};
     for (int64_t i = j; i < t.size; i += kDotParts) {
       const float decay = t.decay[i * t.decay_step], k = t.k[i], q = t.q[i];
       for (int c = 0; c < N; ++c) {
-        const F state = decay * *reinterpret_cast<const F*>(before + i * from + c * kWidth) + k * u[c];
-        *reinterpret_cast<F*>(after + i * to + c * kWidth) = state;
+        F state;
+        load_columns(before + i * from + c * kWidth, &state);
+        state = decay * state + k * u[c];
+        store_columns(state, after + i * to + c * kWidth);
         sums[c] += state * q;
       }
     }
     for (int c = 0; c < N; ++c) parts[c][j] = sums[c];
   }
-  for (int c = 0; c < N; ++c) add_parts(parts[c], &out[c]);
+  for (int c = 0; c < N; ++c) {
+    F sum;
+    add_parts(parts[c], &sum);
+    store_columns(sum, out + c * kWidth);
+  }
 }
 
 }  // namespace specdec

@@ -1,0 +1,22 @@
+"""Widths at which kernels of recurrent layers take other ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from specdec_hal.ops.inputs.generate import generate
+
+WIDTHS = ((64, 16), (64, 20), (128, 33), (128, 128), (129, 9), (200, 36), (256, 64), (256, 6))
+"""D_k and D_v: whole and not for the groups of lanes, columns and vectors of the kernels."""
+
+
+def calls(op: str, seed: int = 0, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Calls of the op at all widths, with what they are."""
+    states = {"states": ("decode", "decode", "prefill", "idle"), "S": 4, "L": 30, "M": 5, "H_k": 2, "H_v": 4}
+    if op == "causal_conv1d":
+        for number, (width, taps) in enumerate(((1, 4), (127, 4), (128, 3), (300, 8), (129, 1))):
+            yield f"{width} channels, {taps} taps", generate(op, seed + number, D=width, Taps=taps, **states, **options)
+        return
+    for number, (d_k, d_v) in enumerate(WIDTHS):
+        yield f"{d_k} x {d_v}", generate(op, seed + number, D_k=d_k, D_v=d_v, **states, **options)
