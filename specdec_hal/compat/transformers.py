@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -44,8 +44,9 @@ from specdec_hal.errors import NoDistributionError, RequestError, UnsupportedErr
 from specdec_hal.loop.drafter import Drafter  # noqa: E402
 from specdec_hal.loop.functional import verify  # noqa: E402
 from specdec_hal.models.transformers.loaded import target_of  # noqa: E402
+from specdec_hal.models.transformers.recurrent import unsupported  # noqa: E402
 from specdec_hal.models.transformers.survey import compare, refused  # noqa: E402
-from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment, TargetModel  # noqa: E402
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, RecurrentModel, Segment, TargetModel  # noqa: E402
 from specdec_hal.text import describe  # noqa: E402
 
 _CACHE_NAMES = ("cache", "past_key_values")
@@ -108,7 +109,7 @@ def generate(
     """
     streamer = _streamer_of_caller() if streamer is None else streamer
     with _ending(streamer):
-        _check_cached(model)
+        _check_cached(model, packed=True)
         _check(model, generation_config, logits_processor, model_kwargs)
         drafter = drafter or default_drafter(num_speculative_tokens)
         batch = _Batch(input_ids, model_kwargs.get("attention_mask"), stopping_criteria, generation_config)
@@ -117,6 +118,7 @@ def generate(
             _check_packed(model, generation_config, model_kwargs, batch)
             target = target_of(model)
         except UnsupportedError as error:
+            _check_cached(model)
             reason = str(error).rpartition("; ")[0]  # without the hint
             if len(input_ids) > 1 or (seeds is not None and generation_config.do_sample):
                 raise UnsupportedError(
@@ -138,6 +140,8 @@ def _decode(target: TargetModel, batch: _Batch, sampling: _Sampling, drafter: Dr
     """Decode all rows of a batch to their ends."""
     run = object()  # makes request names unique to this run
     target.allocate(len(batch.lengths), batch.end)
+    if target.capabilities.recurrent:
+        cast(RecurrentModel, target).allocate_states(len(batch.lengths), drafter.num_speculative_tokens)
     drafts: list[list[int]] = [[] for _ in batch.running]
     logits = _logits(target, batch.running, batch.prompts(), [0] * len(drafts), width=1)
     try:
@@ -431,9 +435,10 @@ def _check(model: Any, config: Any, processors: Any, model_kwargs: dict[str, Any
             )
 
 
-def _check_cached(model: Any) -> None:
-    """UnsupportedError for a model without a cache of keys and values."""
-    if getattr(model, "_is_stateful", False) or _cache_name(model) is None:
+def _check_cached(model: Any, packed: bool = False) -> None:
+    """UnsupportedError for a model without a cache of keys and values. `packed`: the engine's cache holds states too."""
+    stateful = getattr(model, "_is_stateful", False) and not (packed and not unsupported(type(model)))
+    if stateful or _cache_name(model) is None:
         raise UnsupportedError(
             f"generate: {type(model).__name__} has no cache, or one that cannot drop a rejected draft; "
             "expected keys and values of each token in every layer; leave custom_generate out"

@@ -15,19 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.batch import refused
 from specdec_hal.ops import Activation
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import Segment
 from specdec_hal.plugin.registry import Registry, or_default
 
+CONVOLUTION, DELTA_RULE, MAMBA2 = "causal_conv1d", "gated_delta_rule", "mamba2_step"
+"""Names of the ops."""
 DRAFTS = 16
 """Most drafts of a step where no runner states their number."""
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A layer's convolution over `taps` inputs of `channels`, and the `state` [heads, d_k, d_v] it feeds; () for none.
+    """A layer's convolution over `taps` inputs of `channels`, and the `state` [heads, d_k, d_v] that it feeds and `op`
+    updates; () and "" for none.
 
     `index`: its number among the model's recurrent layers.
     """
@@ -36,6 +40,7 @@ class Recurrence:
     channels: int
     taps: int
     state: tuple[int, ...] = ()
+    op: str = ""
 
     def rings(self, drafts: int) -> tuple[int, int]:
         """Positions kept of inputs and of states, for steps of up to so many drafts."""
@@ -55,12 +60,22 @@ def backend_of(device: Any, registry: Registry | None = None) -> Backend:
 
 
 class StateStore:
-    """Rings of `slots` slots, for steps of up to `drafts` drafts, and what `backend` computes with them."""
+    """Rings of `slots` slots, for steps of up to `drafts` drafts, and what `backend` computes with them.
+
+    UnsupportedError, by name, if it lacks an op.
+    """
 
     def __init__(
         self, layers: Sequence[Recurrence], slots: int, drafts: int, backend: Backend, *, dtype: Any, device: Any
     ) -> None:
         self.slots, self.drafts, self._backend = slots, drafts, backend
+        has = {status.op for status in backend.explain() if status.available}
+        needed = {CONVOLUTION, *(layer.op for layer in layers if layer.op)}
+        if missing := sorted(needed - has):
+            raise UnsupportedError(
+                f"backend '{backend.name}' lacks {', '.join(missing)}, which the model's recurrent layers need; choose "
+                "another backend, or allow one that has it under 'fallback: {allow: [...]}'"
+            )
         self._inputs, self._states = list[Any](), list[Any]()
         for layer in layers:
             inputs, states = layer.rings(drafts)

@@ -35,6 +35,10 @@ FALCON = {**NEOX, "ffn_hidden_size": 48, "new_decoder_architecture": True, "num_
 NEO = {**NEOX, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 6}
 del NEO["num_hidden_layers"], NEO["num_attention_heads"]
 MPT = {"vocab_size": V, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "use_cache": True}
+DELTA = {
+    "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 
 SERVED = {
     "Llama": ("LlamaForCausalLM", LLAMA), "Qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}),
@@ -43,6 +47,7 @@ SERVED = {
     "Phi": ("PhiForCausalLM", LLAMA), "GPTNeoX": ("GPTNeoXForCausalLM", NEOX), "GPT2": ("GPT2LMHeadModel", GPT2),
     "OPT": ("OPTForCausalLM", {**NEOX, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.5}),
     "Mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 8}),
+    "Qwen3_5Text": ("Qwen3_5ForCausalLM", {**LLAMA, **DELTA}),
 }  # fmt: skip
 INTERFACE, ALIBI = "does not go through the attention interface", "adds a bias by position"
 ALONE: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -115,7 +120,7 @@ def test_models_over_the_engines_cache(adapter: Any, transformers: Any, kind: st
         assert found[0] == (len(prompts), sum(map(len, prompts)))
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Mistral", "OPT"])
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Mistral", "OPT", "Qwen3_5Text"])
 def test_models_over_a_pool_of_blocks(
     adapter: Any, transformers: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.errors import ArgumentError, ConfigError
+from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.models import load_model
 from specdec_hal.ops import TokenOrder
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
@@ -333,3 +333,11 @@ def test_prefixes_are_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     config["runner"]["enable_prefix_caching"] = True  # type: ignore[index]
     with pytest.raises(ConfigError, match=r"runner\.enable_prefix_caching: expected false for a model with recurrent"):
         build_runner(parse(config), sd.get_backend("reference"), model)
+
+
+def test_a_backend_without_the_ops(delta: Models) -> None:
+    """Is refused by name when a runner is made, not in its first step."""
+    backend = sd.get_backend("reference")
+    backend.capabilities = {op: one for op, one in backend.capabilities.items() if op != "gated_delta_rule"}
+    with pytest.raises(UnsupportedError, match="backend 'reference' lacks gated_delta_rule, which the model's recurrent"):
+        delta.runner("naive", delta.model, backend=backend)

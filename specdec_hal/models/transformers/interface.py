@@ -56,8 +56,10 @@ class Recorder(Protocol):
     def convolution(self, module: Any, x: Any, weight: Any, activation: Any, arguments: dict[str, Any]) -> None:
         """A recurrent layer convolves `x` [1, channels, T] by `weight` [channels, taps]."""
 
-    def recurrence(self, module: Any, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]) -> None:
-        """A recurrent layer updates a state [heads, d_k, d_v]; `known`: the only values of some arguments."""
+    def recurrence(
+        self, module: Any, op: str, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]
+    ) -> None:
+        """A recurrent layer updates a state [heads, d_k, d_v] as `op`; `known`: the only values of some arguments."""
 
 
 class _Trial(threading.local):

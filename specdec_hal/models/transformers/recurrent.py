@@ -16,6 +16,7 @@ from functools import cache, partial
 from types import FunctionType, MethodType
 from typing import Any
 
+from specdec_hal.models.states import DELTA_RULE, MAMBA2
 from specdec_hal.models.transformers.interface import LAYER, STORE, trial
 
 CONVOLUTION = "causal_conv1d_fn"
@@ -87,7 +88,9 @@ def _delta_rule(original: Any, query: Any, key: Any, value: Any, g: Any, beta: A
     """
     module = _current.module
     if trial.recorder is not None:
-        trial.recorder.recurrence(module, (value.shape[2], key.shape[3], value.shape[3]), others, _DELTA_RULE)
+        trial.recorder.recurrence(
+            module, DELTA_RULE, (value.shape[2], key.shape[3], value.shape[3]), others, _DELTA_RULE
+        )
         return original(query, key, value, g=g, beta=beta, **others)[0], None
     state = module.__dict__
     return state[STORE].delta_rule(state[LAYER], query[0], key[0], value[0], g[0], beta[0])[None], None
@@ -97,7 +100,7 @@ def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: An
     """`x` [1, T, heads, width], `dt` [1, T, heads], `A` [heads], `B`, `C` [1, T, groups, size]."""
     module = _current.module
     if trial.recorder is not None:
-        trial.recorder.recurrence(module, (x.shape[2], B.shape[3], x.shape[3]), others, _MAMBA2)
+        trial.recorder.recurrence(module, MAMBA2, (x.shape[2], B.shape[3], x.shape[3]), others, _MAMBA2)
         return original(x, dt, A, B, C, **others)
     state, names = module.__dict__, ("D", "dt_bias", "dt_limit")
     return state[STORE].mamba2(state[LAYER], x[0], dt[0], A, B[0], C[0], *map(others.get, names))[None]

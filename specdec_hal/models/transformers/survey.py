@@ -150,7 +150,9 @@ class _Recorder:
         self._check_others(f"its convolution ({name})", arguments)
         self.recurrences[module] = Recurrence(len(self.recurrences), x.shape[1], weight.shape[1])
 
-    def recurrence(self, module: Any, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]) -> None:
+    def recurrence(
+        self, module: Any, op: str, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]
+    ) -> None:
         """See Recorder."""
         what = f"its recurrence ({type(module).__name__})"
         layer = self.recurrences.get(module)
@@ -161,7 +163,7 @@ class _Recorder:
                 raise refused(self.model, f"{what} needs '{argument}', which is not supported")
         served = {*known, "chunk_size", "D", "dt_bias", "dt_limit"}
         self._check_others(what, {name: value for name, value in arguments.items() if name not in served})
-        self.recurrences[module] = replace(layer, state=state)
+        self.recurrences[module] = replace(layer, state=state, op=op)
 
     def _check_others(self, what: str, arguments: dict[str, Any]) -> None:
         for argument, value in arguments.items():
