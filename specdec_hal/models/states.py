@@ -56,7 +56,7 @@ def backend_of(device: Any, registry: Registry | None = None) -> Backend:
     """The backend that computes on a device's tensors where no runner has chosen one. Errors: see get_backend."""
     if device.type == "cuda":
         return or_default(registry).get_backend("cuda", options={"device": device.index or 0})
-    return or_default(registry).get_backend("cpu", fallback=("reference",))
+    return or_default(registry).get_backend("cpu")
 
 
 class StateStore:

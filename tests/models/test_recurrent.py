@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import specdec_hal as sd
+from specdec_hal.cli import main
 from specdec_hal.config import parse
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
-from specdec_hal.models import load_model
+from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.ops import TokenOrder
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.plugin.proposer import SlotView
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from tests.support.byte_level import byte_level_library
 from tests.support.guess import Guess, with_proposer
 from tests.support.hf_models import VOCABULARY, Case, write_model
 
@@ -116,7 +118,7 @@ class Models:
             speculative["guess"] = {"guess": 4}
         settings = {"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 96, **runner}
         config = parse({"speculative": speculative, "runner": settings}, registry=registry)
-        return build_runner(config, backend or sd.get_backend("cpu", fallback=["reference"]), model, registry=registry)
+        return build_runner(config, backend or sd.get_backend("cpu"), model, registry=registry)
 
     def add(self, runner: ModelRunner) -> None:
         params = SamplingParams(max_new_tokens=LENGTH)
@@ -341,3 +343,16 @@ def test_a_backend_without_the_ops(delta: Models) -> None:
     backend.capabilities = {op: one for op, one in backend.capabilities.items() if op != "gated_delta_rule"}
     with pytest.raises(UnsupportedError, match="backend 'reference' lacks gated_delta_rule, which the model's recurrent"):
         delta.runner("naive", delta.model, backend=backend)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder and a method are enough."""
+    folder = write_model(tmp_path, KINDS[0], vocab_size=320)
+    byte_level_library().save(str(folder / "tokenizer.json"))
+    settings = (f"model.path={folder}", "speculative.method=ngram", "backend.name=cpu", "sampling.max_new_tokens=12")
+    command = ["generate", "--json", "--prompt", "abcabcabc", *(word for one in settings for word in ("--set", one))]
+    assert main(command) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    case = Case(folder)
+    case.prompts = [load_tokenizer(folder).encode("abcabcabc")]
+    assert result["token_ids"] == case.generated[0]
