@@ -352,7 +352,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     settings = (f"model.path={folder}", "speculative.method=ngram", "backend.name=cpu", "sampling.max_new_tokens=12")
     command = ["generate", "--json", "--prompt", "abcabcabc", *(word for one in settings for word in ("--set", one))]
     assert main(command) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
+    (result,) = json.loads(capsys.readouterr().out)["requests"]
     case = Case(folder)
     case.prompts = [load_tokenizer(folder).encode("abcabcabc")]
     assert result["token_ids"] == case.generated[0]
