@@ -67,7 +67,14 @@ class _Run:
         self.decode, self.subject, self.spec = decode, subject, get_op(decode.op)
         self.rng = np.random.default_rng([len(decode.name), decode.drafts])
         taps = 4 if decode.op == "causal_conv1d" else 2  # a recurrence looks back as two taps do
-        size = {"M": SLOTS + 1, "B": SLOTS, "T_cap": 2 * TOKENS, "R": decode.drafts + taps, "Taps": taps, **_WIDTHS}
+        size: dict[str, Any] = {
+            "M": SLOTS + 1,
+            "B": SLOTS,
+            "T_cap": 2 * TOKENS,
+            "R": decode.drafts + taps,
+            "Taps": taps,
+            **_WIDTHS,
+        }
         self.given = generate(decode.op, 7, **size, **decode.options)
         of_tokens = [o.name for o in self.spec.operands if o.role is Role.IN and str(o.dims(self.given)[0]) == "T_cap"]
         # Each row of the generated tensors is a token: TOKENS of one request, TOKENS of the other, which both appear
@@ -173,10 +180,10 @@ class _Run:
         rng, p, drafts = self.rng, request.done, self.decode.drafts
         right = [self._token(self.tokens, request.tokens * TOKENS + j) for j in range(p, request.length)]
         if p < request.prompt:  # a chunk, often of one token
-            count = int(rng.choice([1, rng.integers(1, request.prompt - p + 1), request.prompt - p]))
+            count = int(rng.choice([1, int(rng.integers(1, request.prompt - p + 1)), request.prompt - p]))
             return count, list(right[:count])
         proposed = int(rng.integers(0, drafts + 1))
-        accepted = 1 + int(rng.choice([0, proposed, rng.integers(0, proposed + 1)]))
+        accepted = 1 + int(rng.choice([0, proposed, int(rng.integers(0, proposed + 1))]))
         fed: list[Mapping[str, Array]] = list(right[:accepted])
         rows = drafts + 1 if rng.random() < 0.3 else proposed + 1  # padded to the largest step
         while len(fed) < rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def mamba2_step(
 def _slots(cu_seqlens_q: I32, seq_lens_decoder: I32, rows: int) -> Iterator[tuple[int, int, int, int]]:
     """(slot, first row, row after the last, position of the first) of slots with rows."""
     ends = np.maximum.accumulate(cu_seqlens_q.clip(0, rows)).tolist()
-    for b, (first, stop) in enumerate(zip(ends, ends[1:], strict=False)):
+    for b, (first, stop) in enumerate(pairwise(ends)):
         if first < stop:
             yield b, first, stop, max(int(seq_lens_decoder[b]), 0)
 

@@ -1,5 +1,5 @@
-// causal_conv1d: items are a slot's channels by tiles. gated_delta_rule and mamba2_step: items are tiles of columns of a
-// slot's value heads, whose states are read and written in place, since a token's state has an entry of its own.
+// causal_conv1d: an item is a tile of a slot's channels. gated_delta_rule and mamba2_step: an item is a tile of columns
+// of a slot's value head. States are read and written in place, since each token's state has an entry of its own.
 #include "specdec/recurrent.h"
 
 #include <vector>
@@ -13,9 +13,9 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kChannels = 64;    // of a convolution's item
-constexpr int kVectors = 4;          // of an item's columns
-constexpr int64_t kFlopsPerNs = 4;   // of a thread
+constexpr int64_t kChannels = 64;  // of a convolution's item
+constexpr int kVectors = 4;  // of an item's columns
+constexpr int64_t kFlopsPerNs = 4;  // of a thread
 typedef float Floats __attribute__((vector_size(32)));
 constexpr int64_t kColumns = kVectors * sizeof(Floats) / sizeof(float);
 constexpr float kZeros[kColumns] = {};

@@ -1,7 +1,7 @@
-// gated_delta_rule and mamba2_step: a warp has 16 columns of the state of a slot's value head in registers and takes the
-// slot's tokens one after the other. Eight groups of four lanes have the rows i, i + 8, ... of the state, which are the
-// partial sums of a dot product; a lane has four columns. Keys and queries of some tokens are prepared in shared memory
-// by the block, whose warps have neighbouring columns. Blocks along y are slots; the last clears the rows of no slot.
+// gated_delta_rule and mamba2_step: a warp has 16 columns of the state of a slot's value head in registers and takes
+// the slot's tokens one after the other. Each of eight groups of four lanes has the rows of one partial sum of a dot
+// product; a lane has four columns. The block, whose warps have neighbouring columns, prepares keys and queries of some
+// tokens in shared memory. Blocks along y are slots; the last clears the rows of no slot.
 #include "launch.cuh"
 #include "ops.h"
 #include "recurrent.cuh"
@@ -10,11 +10,11 @@
 
 namespace specdec::cuda {
 
-constexpr unsigned kStateLanes = 4;                                // of a group
-constexpr unsigned kLaneColumns = 4;                               // of a lane
-constexpr unsigned kWarpColumns = kStateLanes * kLaneColumns;      // of a warp
-constexpr unsigned kMostWarps = 4;                                 // of a block
-constexpr int kPrepared = 8;                                       // tokens at a time
+constexpr unsigned kStateLanes = 4;  // of a group
+constexpr unsigned kLaneColumns = 4;  // of a lane
+constexpr unsigned kWarpColumns = kStateLanes * kLaneColumns;  // of a warp
+constexpr unsigned kMaxWarps = 4;  // of a block
+constexpr int kPrepared = 8;  // tokens at a time
 static_assert(kStateLanes * kDotParts == kWarp, "a group for each partial sum");
 
 // What the recurrences differ in. kChannels: a decay for each channel of the key.
@@ -43,7 +43,7 @@ struct PreparedTokens {
   static constexpr int kWidth = kRows * kDotParts + kDotParts;
 
   float k[kPrepared][kWidth], q[kPrepared][kWidth], decay[kPrepared][kChannels ? kWidth : 1];
-  float v[kPrepared][kMostWarps * kWarpColumns], rate[kPrepared];
+  float v[kPrepared][kMaxWarps * kWarpColumns], rate[kPrepared];
 };
 
 // Sum over the lanes that have the other rows of the same columns, in the contract's order.
@@ -55,8 +55,8 @@ __device__ __forceinline__ float sum_of_groups(float part) {
   return part;
 }
 
-// The block's tokens first .. first + count - 1 of the batch, of value head h and columns from `column` on. All threads,
-// between barriers.
+// Rows first .. first + count - 1 of the batch, of value head h and columns from `column` on. All threads, between
+// barriers.
 template <typename Rule, int kRows, typename Prepared>
 __device__ __forceinline__ void load_tokens(const typename Rule::Args& a, Prepared& tokens, int64_t first, int count,
                                             int64_t h, int64_t column) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void normalize_tokens(const GatedDeltaRuleArgs& a, Pr
 // kRows of the state for each lane. kWhole: a key has as many elements as the groups' rows, and a lane's columns are
 // whole and aligned to 16 bytes.
 template <typename Rule, int kRows, bool kWhole>
-__global__ void __launch_bounds__(kMostWarps* kWarp, kRows <= 16 ? 3 : 2)
+__global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles) {
   using Prepared = PreparedTokens<kRows, Rule::kChannels>;
   __shared__ Prepared tokens;
@@ -243,7 +243,7 @@ void launch_recurrent(const char* op, const typename Rule::Args& a, cudaStream_t
   const int64_t warps_of_head = blocks_for(a.D_v, kWarpColumns);
   // Few warps a block where that brings work to more multiprocessors.
   const int64_t each = (a.B * a.H_v * warps_of_head) / (2 * device_sms(op));
-  const unsigned warps = static_cast<unsigned>(clamp64(each, 1, min64(warps_of_head, kMostWarps)));
+  const unsigned warps = static_cast<unsigned>(clamp64(each, 1, min64(warps_of_head, kMaxWarps)));
   const unsigned tiles = blocks_for(warps_of_head, warps);
   const LaunchShape shape = {dim3(blocks_for(a.H_v * tiles, 1), static_cast<unsigned>(a.B + 1)), warps * kWarp};
   const bool whole = a.D_v % kLaneColumns == 0 && reinterpret_cast<uintptr_t>(a.states) % sizeof(float4) == 0;
@@ -262,7 +262,9 @@ void gated_delta_rule(const GatedDeltaRuleArgs& a, cudaStream_t stream) {
 }
 SPECDEC_OP(gated_delta_rule, kStateLimits)
 
-void mamba2_step(const Mamba2StepArgs& a, cudaStream_t stream) { launch_recurrent<Mamba2Rule>("mamba2_step", a, stream); }
+void mamba2_step(const Mamba2StepArgs& a, cudaStream_t stream) {
+  launch_recurrent<Mamba2Rule>("mamba2_step", a, stream);
+}
 SPECDEC_OP(mamba2_step, kStateLimits)
 
 }  // namespace specdec::cuda

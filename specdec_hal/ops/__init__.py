@@ -23,13 +23,34 @@ from specdec_hal.ops import (
     step_index,
     verify,
 )
-from specdec_hal.ops.enums import AcceptPolicy, Activation, LogprobMode, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
+from specdec_hal.ops.enums import (
+    AcceptPolicy,
+    Activation,
+    LogprobMode,
+    MatchPolicy,
+    Purpose,
+    SlotAction,
+    Strategy,
+    TokenOrder,
+)
 from specdec_hal.ops.spec import OpSpec
 from specdec_hal.text import did_you_mean
 
 OPS: Mapping[str, OpSpec] = {
     spec.name: spec
-    for module in (step_index, sampling, verify, ngram, output, schedule, phases, draft_model, bitmask, drafter, recurrent)
+    for module in (
+        step_index,
+        sampling,
+        verify,
+        ngram,
+        output,
+        schedule,
+        phases,
+        draft_model,
+        bitmask,
+        drafter,
+        recurrent,
+    )
     for spec in module.OPS
 }
 

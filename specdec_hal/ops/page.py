@@ -91,6 +91,9 @@ Weights are computed in floating point, decisions in integers.
   over the chunk) * W_c >> 40, of the exact product, and the row's total is the sum of S_c [#total]. A chunk of only
   -inf has S_c = 0 [#empty-chunk].
 - The part f (top_p, min_p) of a total is floor(f * 2^24) * total >> 24; NaN counts as 1 [#part].
+- e^x of activations: n = x * log2(e), rounded half to even; f = ((x - n * 0x1.62e4p-1) - n * 0x1.7f7d1cp-20) * log2(e);
+  the polynomial of f, times 2^n, within 2^-22 of the exact value; float32, each operation rounded. It is inf for x > 88
+  and 0 for x < -87 [#exp].
 - ln of a total: log2 of the integer in Q32, then one rounding to float32 [#logarithm].
 - Equal logits or scores: the smaller token id comes first, always [#ties].
 """

@@ -25,7 +25,7 @@ CAUSAL_CONV1D = op(
 
     At position j the sum starts with the bias, or 0 without one [#bias]. Then conv_weight[c, i] times the input at
     position j - Taps + 1 + i is added for i = 0 .. Taps - 1, product and sum rounded to float32 [#taps]. With SILU the
-    result is sum / (1 + exp(-sum)) by section 0's exp [#silu]; with NONE it is the sum [#none]. It is rounded once to
+    result is sum / (1 + exp(-sum)) by section 0's e^x [#silu]; with NONE it is the sum [#none]. It is rounded once to
     the dtype of conv_out [#rounded].
 
     Nothing is committed, copied or reset when drafts are rejected: a step reads the inputs of the positions before its

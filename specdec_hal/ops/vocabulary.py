@@ -43,9 +43,7 @@ SYMBOLS = {
 }
 """Meanings of the symbols."""
 
-MINIMUM = dict.fromkeys(
-    ("M", "S", "L", "V", "V_draft", "D", "C", "N", "Y", "R", "Taps", "H_k", "H_v", "D_k", "D_v"), 1
-)
+MINIMUM = dict.fromkeys(("M", "S", "L", "V", "V_draft", "D", "C", "N", "Y", "R", "Taps", "H_k", "H_v", "D_k", "D_v"), 1)
 """Smallest extents of symbols that may not be 0."""
 
 MAXIMUM = {"V": 2**24 - 1}

@@ -152,7 +152,7 @@ def _rows(op: str) -> Iterator[Case]:
         "k": np.array([[[1, 0]]], np.float32),
     }  # fmt: skip
     yield edge(op, "rows are key channels and columns value channels", "update output",
-               {"states": [[[[[1, 2, 4], [0, 0, 0]]], [[[0, 0, 0], [0, 0, 0]]]]]}, **_ones(op, [1], **columns))  # fmt: skip
+               {"states": [[[[[1, 2, 4], [0] * 3]], [[[0] * 3] * 2]]]}, **_ones(op, [1], **columns))  # fmt: skip
 
 
 def _dot_of(op: str, products: dict[int, float], size: int = 16) -> dict[str, Any]:
@@ -256,7 +256,9 @@ def _mamba() -> Iterator[Case]:
 
     # S = 4/2 = 2; S = 2 + 3 * (0.5 * 10) = 17; y = 17 * 5 = 85.
     given: dict[str, Any] = {"q": [[[5]]], "k": [[[3]]], "decay": [[0.5]], "dt": [[0.5]], "states": _rings([4, 0])}
-    yield one("decay, update, output", "decay update output", {"core_out": [[[85]]], "states": _rings([4, 17])}, **given)
+    yield one(
+        "decay, update, output", "decay update output", {"core_out": [[[85]]], "states": _rings([4, 17])}, **given
+    )
     yield one("with a skip", "skip", {"core_out": [[[105]]], "states": _rings([4, 17])}, **given, skip=np.float32([2]))
     # dt v is 1 + 2^-11; times k = HUGE, 1 more where it is not rounded first.
     yield one("dt is multiplied with the value first", "update unfused",
@@ -332,13 +334,15 @@ def _conv_positions() -> Iterator[Case]:
                 [[9, 1, 2, 3, 4, 9], [9, 1, 2, 3, 5, 9]])  # fmt: skip
     yield edge(
         CONV, "channels have taps and inputs of their own", "taps", {"conv_out": [[21, 43]]},
-        conv_x=np.float32([[1, 3]]), conv_weight=np.float32([[10, 1], [10, 1]]), conv_ring=np.float32([[[2, 4], [9, 9]]]),
+        conv_x=np.float32([[1, 3]]), conv_weight=np.float32([[10, 1]] * 2), conv_ring=np.float32([[[2, 4], [9, 9]]]),
         seq_lens_decoder=[1], cu_seqlens_q=[0, 1], activation=Activation.NONE,
     )  # fmt: skip
 
 
 def _conv_arithmetic() -> Iterator[Case]:
-    def one(name: str, rules: str, out: Any, taps: Numbers, bias: float | None = None, x: float = 1, **given: Any) -> Case:
+    def one(
+        name: str, rules: str, out: Any, taps: Numbers, bias: float | None = None, x: float = 1, **given: Any
+    ) -> Case:
         """One input at position 0 of ring entries that are all 1, as if it were at position 8."""
         biases = {} if bias is None else {"conv_bias": np.float32([bias])}
         return edge(
@@ -354,7 +358,7 @@ def _conv_arithmetic() -> Iterator[Case]:
     yield one("one tap", "taps", [[6]], [2], x=3)
     for x, result in ((1, 0.731058579), (-1, -0.268941421), (20, 19.99999996), (-20, -4.12230724e-8),
                       (-80, -1.44388159e-33)):  # fmt: skip
-        yield one(f"silu of {x}", "silu", Close([[result]]), [1], x=x, activation=Activation.SILU)
+        yield one(f"silu of {x}", "silu conventions#exp", Close([[result]]), [1], x=x, activation=Activation.SILU)
     for x, result in ((0, 0), (100, 100), (-100, 0), (INF, INF), (-3e38, 0)):
         yield one(f"silu of {x}", "silu", [[result]], [1], x=x, activation=Activation.SILU)
     yield one("silu of -inf", "silu", Where("NaN", lambda out: bool(np.isnan(out).all())), [1], x=-INF,

@@ -43,7 +43,14 @@ def test_gated_delta_rule(seed: int) -> None:
     in_steps("gated_delta_rule", call, 4, 1, 5, 1)
     q, k, v, decay, beta = (torch.from_numpy(call[name])[None] for name in ("q", "k", "v", "decay", "beta"))
     out, state = qwen.torch_recurrent_gated_delta_rule(
-        q.repeat_interleave(2, 2), k.repeat_interleave(2, 2), v, decay.log(), beta, None, True, use_qk_l2norm_in_kernel=True
+        q.repeat_interleave(2, 2),
+        k.repeat_interleave(2, 2),
+        v,
+        decay.log(),
+        beta,
+        None,
+        True,
+        use_qk_l2norm_in_kernel=True,
     )
     np.testing.assert_allclose(call["core_out"], out[0].numpy(), atol=1e-5)
     np.testing.assert_allclose(call["states"][0, (TOKENS - 1) % RING], state[0].numpy(), atol=1e-5)
@@ -94,7 +101,8 @@ def test_mamba2_step(skipped: bool) -> None:
     for p in range(TOKENS):
         out = bamba.mamba2_selective_state_update(
             state, tensors["v"][p : p + 1], tensors["dt"][p : p + 1, :, None].expand(1, 4, 12),
-            torch.from_numpy(a)[:, None, None].expand(4, 12, 16), tensors["k"][p : p + 1], tensors["q"][p : p + 1], skip,
+            torch.from_numpy(a)[:, None, None].expand(4, 12, 16), tensors["k"][p : p + 1], tensors["q"][p : p + 1],
+            skip,
         )  # fmt: skip
         np.testing.assert_allclose(call["core_out"][p], out[0].numpy(), atol=1e-4, rtol=1e-5)
     np.testing.assert_allclose(call["states"][0, (TOKENS - 1) % RING], state[0].numpy().transpose(0, 2, 1), atol=1e-5)

@@ -25,25 +25,25 @@ SPECDEC_HD float activated(float sum, Activation activation) {
 
 constexpr int kDotParts = 8;  // partial sums of a dot product: part j has the elements j, j + 8, ...
 
-template <class F>
-SPECDEC_HD void add_parts(const F* s, F* sum) {
-  *sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+// The sum of column c of the parts.
+template <int N, class F>
+SPECDEC_HD void add_parts(const F (*s)[N], int c, F* sum) {
+  *sum = ((s[0][c] + s[4][c]) + (s[2][c] + s[6][c])) + ((s[1][c] + s[5][c]) + (s[3][c] + s[7][c]));
 }
 
 // 1 / |x|, from x . x.
 SPECDEC_HD float inverse_length(float squares) { return div_rn(1.0f, sqrt_rn(add_rn(squares, 1e-6f))); }
 
-SPECDEC_HD float query_scale(int64_t key_width) {
-  return div_rn(1.0f, sqrt_rn(static_cast<float>(key_width)));
-}
+SPECDEC_HD float query_scale(int64_t key_width) { return div_rn(1.0f, sqrt_rn(static_cast<float>(key_width))); }
 
 SPECDEC_HD void l2_normalize(float* x, int64_t size) {
-  float parts[kDotParts], squares;
+  float parts[kDotParts][1], squares;
   for (int j = 0; j < kDotParts; ++j) {
-    parts[j] = 0.0f;
-    for (int64_t i = j; i < size; i += kDotParts) parts[j] = add_rn(parts[j], mul_rn(x[i], x[i]));
+    float sum = 0.0f;
+    for (int64_t i = j; i < size; i += kDotParts) sum = add_rn(sum, mul_rn(x[i], x[i]));
+    parts[j][0] = sum;
   }
-  add_parts(parts, &squares);
+  add_parts<1>(parts, 0, &squares);
   const float factor = inverse_length(squares);
   for (int64_t i = 0; i < size; ++i) x[i] = mul_rn(x[i], factor);
 }
@@ -75,7 +75,7 @@ template <bool kDelta, int N, class F>
 SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t, const float* v,
                       float* out) {
   constexpr int64_t kWidth = sizeof(F) / sizeof(float);
-  F u[N], parts[N][kDotParts];
+  F u[N], parts[kDotParts][N];
   for (int c = 0; c < N; ++c) load_columns(v + c * kWidth, &u[c]);
   if constexpr (kDelta) {
     for (int j = 0; j < kDotParts; ++j) {
@@ -88,11 +88,11 @@ SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t t
           sums[c] += (decay * state) * k;
         }
       }
-      for (int c = 0; c < N; ++c) parts[c][j] = sums[c];
+      for (int c = 0; c < N; ++c) parts[j][c] = sums[c];
     }
     for (int c = 0; c < N; ++c) {
       F held;
-      add_parts(parts[c], &held);
+      add_parts<N>(parts, c, &held);
       u[c] = u[c] - held;
     }
   }
@@ -109,11 +109,11 @@ SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t t
         sums[c] += state * q;
       }
     }
-    for (int c = 0; c < N; ++c) parts[c][j] = sums[c];
+    for (int c = 0; c < N; ++c) parts[j][c] = sums[c];
   }
   for (int c = 0; c < N; ++c) {
     F sum;
-    add_parts(parts[c], &sum);
+    add_parts<N>(parts, c, &sum);
     store_columns(sum, out + c * kWidth);
   }
 }

@@ -87,9 +87,9 @@ class RecurrentScene(PhaseScene):
     def decay(self) -> Array:
         """[T_cap, H_v, D_k], or without the last axis: mostly near 1, some 0 or 1."""
         rng = self.rng("decay")
-        decay = np.exp(-np.abs(self._drawn("decay exponents", "T_cap", "H_v", "D_k")) * pick(rng, 0.01, 0.3, 3))
+        decay = np.exp(-np.abs(self._drawn("decay exponents", "T_cap", "H_v", "D_k")) * rng.choice([0.01, 0.3, 3]))
         decay[rng.random(decay.shape) < 0.05] = rng.choice([0.0, 1.0])
-        return decay.astype(np.float32)
+        return np.array(decay, np.float32)
 
     @cached_property
     def beta(self) -> Array:
