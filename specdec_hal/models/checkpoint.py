@@ -149,11 +149,15 @@ def read_optional(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dic
 
 
 class Fields:
-    """Typed look-ups in a config.json or a section of it, with specific errors; null counts as missing."""
+    """Typed look-ups in a config.json or a section of it, with specific errors; null counts as missing.
+
+    `unread`: keys with a value that nothing has looked up.
+    """
 
     def __init__(self, file: Path, raw: Mapping[str, Any], prefix: str = "") -> None:
         self._file, self._prefix = file, prefix
         self._raw = {key: value for key, value in raw.items() if value is not None}
+        self.unread = set(self._raw)
 
     def __contains__(self, key: str) -> bool:
         return key in self._raw
@@ -163,17 +167,14 @@ class Fields:
         got = short(self._raw[key]) if key in self._raw else "no such key"
         return checkpoint_error(self._file, f"{self._prefix}{key}: {expected}", got, hint)
 
-    def keys(self) -> frozenset[str]:
-        """Those that have a value."""
-        return frozenset(self._raw)
-
-    def value(self, key: str) -> Any:
-        """The value; None if missing."""
-        return self._raw.get(key)
+    def value(self, key: str, default: Any = None) -> Any:
+        """The value; `default` if missing."""
+        self.unread.discard(key)
+        return self._raw.get(key, default)
 
     def integers(self, key: str) -> tuple[int, ...] | None:
         """A list of integers >= 0; None if missing."""
-        value = self._raw.get(key)
+        value = self.value(key)
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
@@ -184,26 +185,26 @@ class Fields:
 
     def section(self, key: str) -> Fields:
         """The object under a key, or an empty one."""
-        value = self._raw.get(key, {})
+        value = self.value(key, {})
         if not isinstance(value, dict):
             raise self.error(key, "a JSON object")
         return Fields(self._file, value, f"{key}.")
 
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value."""
-        if self._raw.get(key, value) != value:
+        if self.value(key, value) != value:
             raise self.error(key, f"{json.dumps(value)} or no such key", "set model.framework transformers")
 
     def one_of(self, key: str, choices: Sequence[str], default: str, hint: str) -> str:
         """One of these strings."""
-        value = self._raw.get(key, default)
+        value = self.value(key, default)
         if value not in choices:
             raise self.error(key, f"one of {', '.join(choices)}", hint)
         return str(value)
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """An integer in minimum..:data:`MAX_SIZE`."""
-        value = self._raw.get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(key, f"an integer >= {minimum}")
         if value > MAX_SIZE:
@@ -212,7 +213,7 @@ class Fields:
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number > 0."""
-        value = self._raw.get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.error(key, "a number > 0")
         if value > MAX_NUMBER:
@@ -221,14 +222,14 @@ class Fields:
 
     def number(self, key: str, default: float | None = None, most: float = MAX_NUMBER) -> float:
         """A number in 0..most."""
-        value = self._raw.get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
             raise self.error(key, f"a number in 0..{most:g}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
         """True or false."""
-        value = self._raw.get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "true or false")
         return value
@@ -241,7 +242,7 @@ class Fields:
 
     def token_id_list(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """Token ids: one, a list, or none."""
-        value = self._raw.get(key)
+        value = self.value(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
@@ -395,8 +396,8 @@ def _rope(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
     theta = (rope if "rope_theta" in rope else fields).positive("rope_theta", _DEFAULT_ROPE_THETA)
     rope.only("partial_rotary_factor", 1.0)
     key = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.one_of(key, ROPE_TYPES, "default", "set model.framework transformers")
-    if kind == "default":
+    kind = rope.one_of(key, (*ROPE_TYPES, "mrope"), "default", "set model.framework transformers")
+    if kind in ("default", "mrope"):  # the three positions of a text's token are the same
         return theta, None
     if kind in ("linear", "dynamic"):
         return theta, RopeScaling(kind, rope.positive("factor"))

@@ -20,6 +20,7 @@ token, ``markov_w2`` m is added to the logits::
 
     vanilla   m = w                                     gated   m = sigmoid(gate_proj [h_i, w]) w
     rnn       g, c, o = joint_proj [s, w, h_i]          s = sigmoid(g) s + (1 - sigmoid(g)) tanh(c);  m = tanh(o)
+              s is 0 before slot 0, which goes through it even if it has no draft
     confidence_i = sigmoid(proj h_i), or of [h_i, w] with ``confidence_head_with_markov``
 
 :mod:`specdec_hal.models.draft_pass` computes both.
@@ -31,20 +32,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from specdec_hal.models.checkpoint import CONFIG, Fields, LlamaConfig, checkpoint_error, llama_config, read_json
-from specdec_hal.models.drafter import OTHER, TAPS, Target, check_keys, drafter_kind, layer_fields
+from specdec_hal.models.checkpoint import CONFIG, Fields, LlamaConfig, checkpoint_error, read_json
+from specdec_hal.models.drafter import TAPS, Mask, Target, drafter_kind, drafter_layers, layer_fields, layer_windows
+from specdec_hal.models.drafter_keys import OTHER, refuse_unread
 from specdec_hal.models.weights import Shapes, layer_shapes
 
 _IDS = TAPS.removeprefix("eagle_")
 _MARKOV = ("vanilla", "gated", "rnn")
-_DSPARK = {"markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"}
-_READ = {"dflash_config", "block_size", "sample_from_anchor", _IDS}
-_NESTED = {
-    "use_aux_hidden_state": True, "causal": False, "use_swa": False, "sample_from_anchor": None,
-    "attention_sink_bias": False, "attention_value_scale": 1.0, "num_target_layers": None, "mask_token_id": None,
-    "target_layer_ids": None, "block_size": None, "mask_token": None,
-}  # fmt: skip
-"""Keys of dflash_config and their only supported value; None: any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +52,13 @@ class DFlashConfig(LlamaConfig):
     sample_from_anchor: bool
     markov_rank: int
     markov_head_type: Literal["vanilla", "gated", "rnn"]
-    confidence: bool
-    confidence_with_markov: bool
+    confidence: bool = False
+    confidence_with_markov: bool = False
     mask_token_id: int
     draft_vocab_size: int
     taps: tuple[int, ...]
     numbering: str
+    masks: tuple[Mask, ...]
 
     @property
     def drafts(self) -> int:
@@ -71,54 +66,90 @@ class DFlashConfig(LlamaConfig):
         return self.block_size - (not self.sample_from_anchor)
 
 
-def read_dflash(folder: str | Path, target: Target) -> DFlashConfig:
-    """config.json of a drafter for this target. CheckpointError for unsupported ones."""
+def read_dflash(folder: str | Path, target: Target, judge_taps: bool = True) -> DFlashConfig:
+    """config.json of a drafter for this target. CheckpointError for unsupported ones. `judge_taps`: see read_eagle3."""
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("dflash", "dspark"):
         raise checkpoint_error(file, "a DFlash or DSpark drafter", f"a checkpoint of the kind '{kind}'", OTHER)
     top = Fields(file, read_json(folder, CONFIG))
     layer, nested = layer_fields(top), top.section("dflash_config")
     chained = kind == "dspark"
-    check_keys(top, layer, _READ | (_DSPARK if chained else set()))
-    known: dict[str, Any] = {**_NESTED, **(dict.fromkeys(_DSPARK) | {"projector_type": "dspark"} if chained else {})}
-    for key in sorted(nested.keys()):
-        if key not in known:
-            raise nested.error(key, "no such key, since it may change what is computed", OTHER)
-        if (value := known[key]) is not None:
-            nested.only(key, value)
 
-    def where(key: str) -> Fields:
-        return nested if key in nested else top
+    def where(*keys: str) -> tuple[Fields, str]:
+        """The section and the name of a key, which trainers write here or there."""
+        return next(((part, key) for key in keys for part in (nested, top) if key in part), (top, keys[0]))
 
-    own = llama_config(layer, layer.token_ids(), ("qwen3",))
+    def flag(*keys: str, default: bool) -> bool:
+        part, key = where(*keys)
+        return part.boolean(key, default)
+
+    def count(key: str, default: int | None = None, minimum: int = 1) -> int:
+        part, key = where(key)
+        return part.integer(key, default, minimum)
+
+    own = drafter_layers(top, layer, ("qwen3",))
     for key, size in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         if getattr(own, key) != size:
             raise layer.error(key, f"the target's {size}", "use a drafter that was trained for it")
-    if own.num_hidden_layers > 64:
-        raise layer.error("num_hidden_layers", "at most 64")
-    where("num_target_layers").only("num_target_layers", target.num_hidden_layers)
-    mask = where("mask_token_id").integer("mask_token_id", minimum=0)
+    part, key = where("num_target_layers")
+    part.only(key, target.num_hidden_layers)
+    top.only("target_hidden_size", target.hidden_size)
+    mask = count("mask_token_id", minimum=0)
     draft_vocab_size = top.integer("draft_vocab_size", own.vocab_size)
     for section, key, value in ((top, "mask_token_id", mask + 1), (top, "draft_vocab_size", draft_vocab_size)):
         if value > own.vocab_size:
             raise section.error(key, f"within the target's vocabulary of {own.vocab_size}")
-    taps, numbering = _taps(top, nested, own.num_hidden_layers, target.num_hidden_layers)
-    return DFlashConfig(
+    taps, numbering = _taps(top, nested, own.num_hidden_layers, target.num_hidden_layers, judge_taps)
+    markov: dict[str, Any] = {"markov_rank": 0, "markov_head_type": "vanilla"}
+    if chained:
+        nested.only("projector_type", "dspark")
+        part, key = where("markov_head_type")
+        markov = {
+            "markov_rank": count("markov_rank", 256, minimum=0),
+            "markov_head_type": part.one_of(key, _MARKOV, "vanilla", OTHER),
+            "confidence": flag(
+                "enable_confidence_head", "use_confidence_head",
+                default=nested.number("confidence_head_alpha", 0.0) > 0,
+            ),
+            # ModelOpt's head, which has its own key, reads both.
+            "confidence_with_markov": flag(
+                "confidence_head_with_markov", default="use_confidence_head" in nested
+            ),
+        }  # fmt: skip
+        if markov["confidence"] and not markov["markov_rank"]:
+            part, key = where("markov_rank")
+            raise part.error(key, "an integer >= 1 with a confidence head", OTHER)
+    config = DFlashConfig(
         **{field.name: getattr(own, field.name) for field in fields(own)},
-        block_size=where("block_size").integer("block_size", minimum=2),
-        sample_from_anchor=where("sample_from_anchor").boolean("sample_from_anchor", chained),
-        markov_rank=where("markov_rank").integer("markov_rank", 256) if chained else 0,
-        markov_head_type=where("markov_head_type").one_of("markov_head_type", _MARKOV, "vanilla", OTHER),  # type: ignore[arg-type]
-        confidence=where("enable_confidence_head").boolean("enable_confidence_head", False),
-        confidence_with_markov=where("confidence_head_with_markov").boolean("confidence_head_with_markov", False),
+        block_size=count("block_size", minimum=2),
+        # `shift_label`: of a label, by ModelOpt and SpecForge.
+        sample_from_anchor=flag("sample_from_anchor", *(["shift_label"] if chained else []), default=chained),
         mask_token_id=mask,
         draft_vocab_size=draft_vocab_size,
         taps=taps,
         numbering=numbering,
+        masks=_masks(top, nested, layer, own.num_hidden_layers),
+        **markov,
     )
+    refuse_unread(top, layer)
+    refuse_unread(nested, every=True)
+    return config
 
 
-def _taps(top: Fields, nested: Fields, own: int, layers: int) -> tuple[tuple[int, ...], str]:
+def _masks(top: Fields, nested: Fields, layer: Fields, layers: int) -> tuple[Mask, ...]:
+    """By layer. `speculators` counts the window from the block's first row, the others from each."""
+    windows = layer_windows(layer, layers)
+    if nested.boolean("use_swa", False):
+        windows = (nested.integer("swa_window_size", top.value("sliding_window")),) * layers
+    anchored = layer is not top
+    sliding = not top.boolean("sliding_window_non_causal", False)
+    part, key = (nested, "causal") if "causal" in nested else (top, "is_causal")
+    if key in part:
+        return tuple(Mask(window, part.boolean(key, False), anchored and window > 0) for window in windows)
+    return tuple(Mask(window, window > 0 and sliding, anchored and window > 0) for window in windows)
+
+
+def _taps(top: Fields, nested: Fields, own: int, layers: int, judge: bool) -> tuple[tuple[int, ...], str]:
     source, key = top, _IDS
     if (ids := top.integers(_IDS)) is not None:
         taps, numbering = ids, f"{_IDS} {list(ids)}, residuals after so many layers"
@@ -132,7 +163,7 @@ def _taps(top: Fields, nested: Fields, own: int, layers: int) -> tuple[tuple[int
         else:
             numbering = f"target_layer_ids {list(ids)}, outputs of these layers"
         taps = tuple(i + 1 for i in ids)
-    if taps != tuple(sorted(set(taps))) or not 1 <= taps[0] <= taps[-1] <= layers:
+    if judge and (taps != tuple(sorted(set(taps))) or not 1 <= taps[0] <= taps[-1] <= layers):
         raise source.error(key, f"ascending residuals after 1 to {layers} layers of the target")
     return taps, numbering
 

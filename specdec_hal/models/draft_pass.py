@@ -140,8 +140,8 @@ class DraftPass(PagedPass):
     def __init__(self, model: TargetModel, config: Any, weights: DrafterWeights, blocks: Blocks, drafts: int) -> None:
         kv, dim = config.num_key_value_heads, config.head_dim
         self._kinds = [
-            Layer(i, config.num_attention_heads, kv, dim, dim, dim**-0.5, causal=self._causal)
-            for i in range(config.num_hidden_layers)
+            Layer(i, config.num_attention_heads, kv, dim, dim, dim**-0.5, **vars(mask))
+            for i, mask in enumerate(config.masks)
         ]
         super().__init__(model, self._kinds, blocks, drafts)
         self.config, self.state_width, self.width = config, config.hidden_size, config.hidden_size
@@ -158,8 +158,6 @@ class DraftPass(PagedPass):
             head = self._tensors.get("lm_head.weight")
             columns = self._vocab_size if head is None else len(head)
             self._ahead = self._zeros(blocks.slots + 1, drafts, columns, dtype=torch.float32)
-
-    _causal = True
 
     # ---- what a chain calls
 
@@ -360,14 +358,14 @@ class DraftPass(PagedPass):
 
 
 class HeadPass(DraftPass):
-    """An EAGLE-3 head; `config.mask_token_id` makes it a parallel one."""
+    """An EAGLE-3 head, chained or parallel."""
 
     config: Eagle3Config
 
     def __init__(
         self, model: TargetModel, config: Eagle3Config, weights: DrafterWeights, blocks: Blocks, drafts: int
     ) -> None:
-        if config.mask_token_id is not None:
+        if config.parallel:
             self.block = {"mask_token_id": config.mask_token_id, "num_masks": drafts - 1, "anchor_only": False}
         super().__init__(model, config, weights, blocks, drafts)
         if self.block is not None:
@@ -410,7 +408,15 @@ class HeadPass(DraftPass):
         return self._norm(x, "norm") if config.norm_output else x
 
     def _head_rows(self, hidden: Any) -> Any:
-        return hidden if self.config.norm_output else self._norm(hidden, "norm")
+        normed = self.config.norm_output or not self.config.norm_before_head
+        return hidden if normed else self._norm(hidden, "norm")
+
+    def variant(self, config: Eagle3Config) -> HeadPass:
+        """See DraftPass.variant."""
+        other = cast(HeadPass, super().variant(config))
+        if self.block is not None:
+            other.block = {**self.block, "mask_token_id": config.mask_token_id}
+        return other
 
 
 class BlockPass(DraftPass):
@@ -421,7 +427,6 @@ class BlockPass(DraftPass):
     """
 
     config: DFlashConfig
-    _causal = False
 
     def __init__(
         self, model: TargetModel, config: DFlashConfig, weights: DrafterWeights, blocks: Blocks, drafts: int
@@ -464,7 +469,12 @@ class BlockPass(DraftPass):
             drafts = self._look_ahead(x, starts, owner)
             if self.config.markov_rank:
                 self._rows_ahead[owner] = drafts
-                given = self._given(0, ids[starts[:-1].clamp(max=len(ids) - 1)], owner)
+                anchor = starts[:-1].clamp(max=len(ids) - 1)
+                if self.config.markov_head_type == "rnn":
+                    self._memory[owner] = 0
+                    if not self.config.sample_from_anchor:  # whose row goes through it too
+                        self._recur(owner, self._embed_before(ids[anchor]), self._head_rows(x[anchor]))
+                given = self._given(0, ids[anchor], owner)
                 torch.as_tensor(out).copy_(given[batch.batch_id_per_token.clamp(min=0)])
 
     def _head_rows(self, hidden: Any) -> Any:
@@ -481,21 +491,27 @@ class BlockPass(DraftPass):
 
     def _given(self, number: int, before: Any, owner: Any) -> Any:
         """Rows for draft `number`, after the previous tokens `before`."""
-        named, kind, rows = self._tensors, self.config.markov_head_type, self._rows_ahead[owner, number]
-        token = named["markov_head.markov_w1.weight"][before.clamp(0, self._vocab_size - 1)]
-        added = token
+        kind, rows = self.config.markov_head_type, self._rows_ahead[owner, number]
+        token = added = self._embed_before(before)
         if kind == "gated":
             added = token * self._product("markov_head.gate_proj", rows, token).sigmoid()
         elif kind == "rnn":
-            memory = self._memory[owner] if number else torch.zeros_like(token)
-            gate, fresh, added = self._product("markov_head.joint_proj", memory, token, rows).chunk(3, 1)
-            gate = gate.sigmoid()
-            self._memory[owner] = gate * memory + (1 - gate) * fresh.tanh()
-            added = added.tanh()
+            added = self._recur(owner, token, rows)
         if self.confidence is not None:
             read = (rows, token) if self.config.confidence_with_markov else (rows,)
             self.confidence[owner, number] = self._product("confidence_head.proj", *read)[:, 0].float().sigmoid()
         return added
+
+    def _embed_before(self, before: Any) -> Any:
+        return self._tensors["markov_head.markov_w1.weight"][before.clamp(0, self._vocab_size - 1)]
+
+    def _recur(self, owner: Any, token: Any, rows: Any) -> Any:
+        """Advance the state of a recurrent Markov head by a row and the previous token; its output."""
+        memory = self._memory[owner]
+        gate, fresh, given = self._product("markov_head.joint_proj", memory, token, rows).chunk(3, 1)
+        gate = gate.sigmoid()
+        self._memory[owner] = gate * memory + (1 - gate) * fresh.tanh()
+        return given.tanh()
 
     def _product(self, name: str, *parts: Any) -> Any:
         return F.linear(torch.cat(parts, 1), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))

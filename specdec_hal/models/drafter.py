@@ -13,19 +13,21 @@ residual after b decoder layers (0: the embeddings, N: before the final norm).
 |---|---|---|
 | nowhere | what EAGLE taps in a target of N layers | 2, N // 2, N - 3 |
 | ``eagle_aux_hidden_state_layer_ids`` at the top (speculators, vLLM) | as here | i |
-| the same in ``eagle_config`` (SGLang) | the output of layer i | i + 1 |
+| the same in ``eagle_config`` (SGLang, ModelOpt) | the output of layer i | i + 1 |
+| there, if one of them is N (NVIDIA's heads for gpt-oss) | as here | i |
 
-An unknown key that may change the arithmetic is refused, and so is an unexpected tensor or shape.
+An unknown key that may change the arithmetic is refused (:mod:`specdec_hal.models.drafter_keys`), and so is an
+unexpected tensor or shape.
 :mod:`specdec_hal.models.eagle3` computes the head.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +38,13 @@ from specdec_hal.models.checkpoint import (
     WEIGHTS,
     Fields,
     LlamaConfig,
+    TokenIds,
     check_file,
     checkpoint_error,
     llama_config,
     read_json,
 )
+from specdec_hal.models.drafter_keys import OTHER, refuse_unread
 from specdec_hal.models.layout import Array, LayerWeights, arrange_layer, in_out
 from specdec_hal.models.weights import (
     INDEX,
@@ -60,21 +64,14 @@ PICKLED = "pytorch_model.bin"
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
 _ORIGINAL = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-_SPECULATORS = {"eagle3": "eagle3", "peagle": "peagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"}
+_SPECULATORS = ("eagle3", "peagle", "dflash", "dspark", "mtp")
+_LLAMA_LIKE = ("llama", "qwen2", "phi3")
+"""Values of `model_type` in heads with Llama's layers, whose trainers copy it from the target."""
 _NESTED = "transformer_layer_config"
-
-# Keys that are read or checked, here or by `llama_config`.
-_READ = {
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "head_dim",
-    "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "mlp_bias",
-    "partial_rotary_factor", "quantization_config", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
-    "bias", "eagle_config", "layer_types", "num_aux_hidden_states", TAPS,
-}  # fmt: skip
-_ARITHMETIC = re.compile(
-    r"norm|bias|scale|scaling|rope|rotary|causal|window|swa|conv|selector|markov|projector|softcap|multiplier|sink|gate"
-    r"|act$|quant|partial|residual|aux|^fc|moe|expert|anchor|confidence|layer_types|logit"
-)
-"""Names of keys that change the arithmetic, in all known formats."""
+_DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_config")
+_DFLASH = re.compile("DFlash(?!2)|(Qwen3)?DSpark")
+_DRAFTER_NAMES = re.compile(r"Eagle|EAGLE|Medusa|DFlash|DSpark|Domino|DraftModel$|Speculator$|Assistant|NextN$|MTP$")
+"""What only drafters have in config.json, and names of their architectures."""
 
 
 class Target(Protocol):
@@ -111,6 +108,19 @@ def target_of(model: TargetModel, method: str) -> Target:
     return _Sizes(model.config.vocab_size, model.config.hidden_size, max(layers) + 1)
 
 
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query of a layer sees. `window`: this many up to its own position, 0 for all.
+
+    Not `causal`: after it too, all rows of its slot, or those nearer than `window`. `anchored`: the window is that of
+    the slot's first row, `window` keys before it and all rows.
+    """
+
+    window: int = 0
+    causal: bool = True
+    anchored: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(LlamaConfig):
     """A head's config.json; as :class:`LlamaConfig`, of the head's own layers.
@@ -118,8 +128,11 @@ class Eagle3Config(LlamaConfig):
     `taps`: see this module; each feature has `feature_size` numbers. `numbering`: how config.json gave them.
     `norm_before_fc`: an RMSNorm over all features together before `fc`; `fc_norm`: one of each feature.
     `norm_before_residual`: the first layer's residual is the normed state. `norm_output`: the next draft starts from
-    the state after the final norm ("EAGLE-3.1"). `mask_token_id`: of a parallel head; None: it chains its drafts.
-    `head_norms`: queries and keys are normed by head (Qwen3's layers).
+    the state after the final norm ("EAGLE-3.1"). `norm_before_head`: logits are those of the normed state.
+    `old_norm_output`: the value of `norm_output` in a format where it has had two meanings, see
+    :mod:`specdec_hal.proposers.eagle3`. `parallel`: it drafts in one pass, with `mask_token_id`; None: config.json does
+    not name it, and it may be one of `mask_candidates`, the likeliest first. `head_norms`: queries and keys are normed
+    by head (Qwen3's layers).
     """
 
     draft_vocab_size: int
@@ -130,13 +143,18 @@ class Eagle3Config(LlamaConfig):
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
-    mask_token_id: int | None
+    masks: tuple[Mask, ...]
+    parallel: bool = False
+    mask_token_id: int | None = None
+    mask_candidates: tuple[int, ...] = ()
     head_norms: bool = False
+    norm_before_head: bool = True
+    old_norm_output: bool | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether its layers are Llama's, and chained."""
-        return self.mask_token_id is None and not self.head_norms
+        """Whether its layers are Llama's with full attention, and chained."""
+        return not self.parallel and not self.head_norms and set(self.masks) == {Mask()}
 
 
 @dataclass(frozen=True)
@@ -176,45 +194,64 @@ class Eagle3Weights:
 def drafter_kind(folder: str | Path) -> Kind:
     """The kind of drafter in this checkpoint; by default a Llama-style model."""
     raw = read_json(folder, CONFIG)
-    names = raw.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    architecture = _architecture(Fields(Path(folder) / CONFIG, raw))
+    nested = raw.get("dflash_config")
+    projector = nested.get("projector_type") if isinstance(nested, dict) else None
     kind = raw.get("speculators_model_type")
-    if kind is not None:
-        if kind not in _SPECULATORS:
-            known = ", ".join(_SPECULATORS)
-            raise checkpoint_error(Path(folder) / CONFIG, f"speculators_model_type: one of {known}", repr(kind), OTHER)
-        return _SPECULATORS[kind]  # type: ignore[return-value]
-    if architecture.startswith("PEagle"):
-        return "peagle"
-    if architecture in _ORIGINAL or "draft_vocab_size" in raw:
-        return "eagle3"
-    if architecture.startswith(("DFlash", "Qwen3DSpark", "DSpark")):
-        nested = raw.get("dflash_config")
-        projector = nested.get("projector_type") if isinstance(nested, dict) else None
-        return "dspark" if "DSpark" in architecture or projector == "dspark" else "dflash"
-    return "draft_model"
+    if kind in _SPECULATORS:
+        return cast(Kind, kind)
+    if kind is None and projector in (None, "dflash", "dspark"):
+        if architecture.startswith("PEagle"):
+            return "peagle"
+        if architecture.startswith(_ORIGINAL) or "draft_vocab_size" in raw:
+            return "eagle3"
+        if _DFLASH.match(architecture):
+            return "dspark" if "DSpark" in architecture or projector == "dspark" else "dflash"
+        if not _DRAFTER_NAMES.search(architecture) and not any(key in raw for key in _DRAFTER_KEYS):
+            return "draft_model"
+    got = f"speculators_model_type {kind!r}" if kind is not None else f"{architecture or 'no name in architectures'}"
+    got += f" with projector_type {projector!r}" if projector is not None else ""
+    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark) or a whole model"
+    raise checkpoint_error(Path(folder) / CONFIG, expected, got, OTHER)
 
 
-OTHER = "use a drafter of another kind"
+def layer_windows(layer: Fields, layers: int) -> tuple[int, ...]:
+    """The window of each layer, 0 for none: `sliding_window` of those that `layer_types` calls sliding_attention.
+
+    Without `layer_types`, Qwen3's layers from `max_window_layers` on have it if `use_sliding_window` is true.
+    """
+    kinds, size, used, first = (
+        layer.value(key) for key in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+    )
+    if kinds is None:
+        slide = used is True and size is not None and layer.value("model_type", "qwen3") == "qwen3"
+        first = 28 if first is None else first
+        kinds = ["sliding_attention" if slide and i >= first else "full_attention" for i in range(layers)]
+    if not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention", "sliding_attention"}:
+        raise layer.error("layer_types", "full_attention or sliding_attention for each layer", OTHER)
+    if "sliding_attention" not in kinds:
+        return (0,) * layers
+    if len(kinds) != layers:
+        raise layer.error("layer_types", f"one for each of the drafter's {layers} layers, since some are sliding")
+    if used is False:
+        raise layer.error("use_sliding_window", "true with a sliding_attention in layer_types and with sliding_window")
+    window = layer.integer("sliding_window")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def read_eagle3(folder: str | Path, target: Target) -> Eagle3Config:
-    """config.json of a head for this target, in either format. CheckpointError for unsupported ones."""
+def read_eagle3(folder: str | Path, target: Target, judge_taps: bool = True) -> Eagle3Config:
+    """config.json of a head for this target, in either format. CheckpointError for unsupported ones.
+
+    `judge_taps`: whether its taps must be layers of the target; not where others replace them.
+    """
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("eagle3", "peagle"):
         raise checkpoint_error(file, "an EAGLE-3 head", f"a checkpoint of the kind '{kind}'", OTHER)
     top = Fields(file, read_json(folder, CONFIG))
-    layer = layer_fields(top)
-    check_keys(top, layer)
-    eagle = top.section("eagle_config")
-    eagle.only("use_aux_hidden_state", True)
-    for key in sorted(eagle.keys() - {"use_aux_hidden_state", "norm_before_fc", TAPS}):
-        raise eagle.error(key, "no such key, since it may change what is computed", OTHER)
-    own = llama_config(layer, layer.token_ids(), ("llama", "qwen3"))
+    layer, eagle = layer_fields(top), top.section("eagle_config")
+    own = drafter_layers(top, layer, ("llama", "qwen3", *_LLAMA_LIKE))
     if own.vocab_size != target.vocab_size:
         raise layer.error("vocab_size", f"the target's {target.vocab_size}", "use a head that was trained for it")
-    if own.num_hidden_layers > 64:
-        raise layer.error("num_hidden_layers", "at most 64")
     draft_vocab_size = top.integer("draft_vocab_size", own.vocab_size)
     if draft_vocab_size > own.vocab_size:
         raise top.error("draft_vocab_size", f"at most vocab_size ({own.vocab_size})")
@@ -228,13 +265,16 @@ def read_eagle3(folder: str | Path, target: Target) -> Eagle3Config:
     before_fc = (eagle if "norm_before_fc" in eagle else top).boolean("norm_before_fc", False)
     if before_fc and flags["fc_norm"]:
         raise top.error("fc_norm", "false with norm_before_fc")
-    mask = None
-    if kind == "peagle":
-        mask = top.integer("mask_token_id", minimum=0)
-        if mask >= own.vocab_size:
-            raise top.error("mask_token_id", f"a token id in 0..{own.vocab_size - 1}")
-    taps, numbering = _taps(top, eagle, target.num_hidden_layers)
+    top.only("bias", False)
+    taps, numbering = _taps(top, eagle, target.num_hidden_layers, judge_taps)
     top.only("num_aux_hidden_states", len(taps))
+    parallel = kind == "peagle"
+    mask = top.integer("mask_token_id", minimum=0) if parallel and "mask_token_id" in top else None
+    if mask is not None and mask >= own.vocab_size:
+        raise top.error("mask_token_id", f"a token id in 0..{own.vocab_size - 1}")
+    masks = tuple(Mask(window) for window in layer_windows(layer, own.num_hidden_layers))
+    refuse_unread(top, layer)
+    refuse_unread(eagle, every=True)
     return Eagle3Config(
         **{field.name: getattr(own, field.name) for field in fields(own)},
         draft_vocab_size=draft_vocab_size,
@@ -242,10 +282,18 @@ def read_eagle3(folder: str | Path, target: Target) -> Eagle3Config:
         taps=taps,
         numbering=numbering,
         norm_before_fc=before_fc,
+        parallel=parallel,
         mask_token_id=mask,
-        head_norms=layer.value("model_type") == "qwen3",
+        masks=masks,
+        head_norms=layer.value("model_type") == "qwen3" and not _architecture(top).startswith(_ORIGINAL),
+        old_norm_output=top.value("norm_output") if layer is top else None,
         **flags,
     )
+
+
+def _architecture(top: Fields) -> str:
+    names = top.value("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def layer_fields(top: Fields) -> Fields:
@@ -253,34 +301,31 @@ def layer_fields(top: Fields) -> Fields:
     return top.section(_NESTED) if _NESTED in top else top
 
 
-def check_keys(top: Fields, layer: Fields, more: Collection[str] = ()) -> None:
-    """Refuse unread keys that change the arithmetic. `more`: keys that only this format has."""
-    for section in dict.fromkeys((top, layer)):
-        unused = {"sliding_window", "max_window_layers"} if section.value("use_sliding_window") is False else set()
-        for key in sorted(section.keys() - _READ - unused - {*more}):
-            neutral = (False, [], {}, *([1] if key.endswith(("scale", "multiplier")) else []))
-            if _ARITHMETIC.search(key) and section.value(key) not in neutral:
-                raise section.error(key, "no such key, since it changes what is computed", OTHER)
-        section.only("bias", False)
-        kinds = section.value("layer_types")
-        if kinds is not None and (not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention"}):
-            raise section.error("layer_types", "full_attention alone", OTHER)
-        section.only("tie_word_embeddings", False)
+def drafter_layers(top: Fields, layer: Fields, kinds: tuple[str, ...]) -> LlamaConfig:
+    """The drafter's layers. Ids of special tokens are a text's, not the drafter's; the tie is the whole drafter's."""
+    own = llama_config(layer, TokenIds(layer.integer("vocab_size"), None, ()), kinds)
+    if own.num_hidden_layers > 64:
+        raise layer.error("num_hidden_layers", "at most 64")
+    return replace(own, tie_word_embeddings=top.boolean("tie_word_embeddings", False))
 
 
-def _taps(top: Fields, eagle: Fields, layers: int) -> tuple[tuple[int, ...], str]:
+def _taps(top: Fields, eagle: Fields, layers: int, judge: bool) -> tuple[tuple[int, ...], str]:
     """Sorted and unique, as in vLLM, with their form in config.json."""
+    source, taps = top, tuple([2, layers // 2, layers - 3])
+    numbering = f"no ids in config.json: 2, N // 2, N - 3 of N = {layers} layers"
+    boundaries = "residuals after so many layers"
     if (ids := top.integers(TAPS)) is not None:
-        source, key, taps, numbering = top, TAPS, ids, f"{TAPS} {list(ids)}, residuals after so many layers"
+        taps, numbering = ids, f"{TAPS} {list(ids)}, {boundaries}"
     elif (ids := eagle.integers(TAPS)) is not None:
-        source, key, taps = eagle, TAPS, tuple(i + 1 for i in ids)
-        numbering = f"eagle_config.{TAPS} {list(ids)}, outputs of these layers"
-    else:
-        source, key, taps = top, TAPS, (2, layers // 2, layers - 3)
-        numbering = f"no ids in config.json: 2, N // 2, N - 3 of N = {layers} layers"
+        source = eagle
+        if layers in ids:  # no layer has this output
+            taps, numbering = ids, f"eagle_config.{TAPS} {list(ids)}, {boundaries}, since one is N = {layers}"
+        else:
+            taps = tuple(i + 1 for i in ids)
+            numbering = f"eagle_config.{TAPS} {list(ids)}, outputs of these layers"
     taps = tuple(sorted(set(taps)))
-    if not 1 <= taps[0] <= taps[-1] <= layers:
-        raise source.error(key, f"residuals after 1 to {layers} layers of the target")
+    if judge and not 1 <= taps[0] <= taps[-1] <= layers:
+        raise source.error(TAPS, f"residuals after 1 to {layers} layers of the target")
     return taps, numbering
 
 
@@ -294,7 +339,7 @@ def eagle3_shapes(config: Eagle3Config) -> tuple[Shapes, Shapes]:
         shapes["input_norm.weight"] = (features,)
     if config.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (config.feature_size,) for i in range(len(config.taps))}
-    if config.mask_token_id is not None:
+    if config.parallel:
         shapes["mask_hidden"] = (1, 1, features)
     full, head = config.draft_vocab_size == config.vocab_size, {"lm_head.weight": (config.draft_vocab_size, d)}
     maps: Shapes = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
@@ -326,6 +371,8 @@ def read_drafter_weights(folder: str | Path, shapes: tuple[Shapes, Shapes], conf
     """A drafter's tensors, every name and shape checked."""
     stored = read_tensors(Path(folder), *shapes)
     tensors = {name: array for name, (_, array) in stored.items() if name not in _MAPS}
+    if config.tie_word_embeddings and "embed_tokens.weight" in tensors:
+        tensors.setdefault("lm_head.weight", tensors["embed_tokens.weight"])
     return DrafterWeights(tensors, draft_ids(stored, config.vocab_size))
 
 
@@ -382,11 +429,15 @@ def _stored(folder: Path) -> dict[str, tuple[Path, Any]]:
 
 def _name(name: str) -> str | None:
     """The name in speculators' format; None for derived or training-only tensors."""
-    name = name.removeprefix("model.")
+    name = name.removeprefix("model.").removeprefix("logit_head.")
     if name.endswith(".rotary_emb.inv_freq") or name.startswith("verifier_"):
         return None
     if name.startswith("midlayer."):
         return "layers.0." + name.removeprefix("midlayer.")
+    if name.startswith(("markov_w1.", "markov_w2.", "gate_proj.", "joint_proj.")):  # ModelOpt's DSpark
+        return "markov_head." + name
+    if name.startswith("confidence_proj."):
+        return name.replace("confidence_proj.", "confidence_head.proj.")
     aux = ("aux_norm_low.weight", "aux_norm_mid.weight", "aux_norm_high.weight")
     return f"fc_norm.{aux.index(name)}.weight" if name in aux else name
 

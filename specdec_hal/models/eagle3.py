@@ -7,8 +7,9 @@ layer reads the normed embedding and the normed state side by side; the residual
     u = fc(features) or the head's own state           c = [input_layernorm(embedding), hidden_norm(u)]
     y = u + attention(c)                               z = y + mlp(post_attention_layernorm(y))
     logits = lm_head(norm(z))                          the next u: z, or norm(z) with `norm_output`
+                                                       without `norm_before_head`: lm_head(z)
 
-Other targets, parallel heads and those with Qwen3's layers are :mod:`specdec_hal.models.draft_pass`'s.
+Other targets, parallel heads, and those with Qwen3's layers or with windows are :mod:`specdec_hal.models.draft_pass`'s.
 
 :mod:`specdec_hal.models.drafter` reads heads and says what the options of a config.json are.
 """
@@ -74,7 +75,7 @@ class LlamaEagle3:
         head._attention = head.new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
 
     def variant(self, config: Eagle3Config) -> LlamaEagle3:
-        """A variant with the same weights and cache: other taps, `norm_output`, `norm_before_residual`."""
+        """A variant with the same weights and cache: other taps, and options about norms."""
         other = copy(self)
         other.config = config
         return other
@@ -116,6 +117,6 @@ class LlamaEagle3:
         head = self._model
         with head._inference():
             x = head._input(hidden)
-            if not self.config.norm_output:
+            if self.config.norm_before_head and not self.config.norm_output:
                 x, _ = head._add_norm(x, None, head._final_norm)
             return head._matmul(x, head._head)

@@ -20,9 +20,8 @@ from specdec_hal.plugin.model import DeviceBatch
 class Layer:
     """Parameters of an attention layer. `index`: its number in the model and the KV cache.
 
-    `window`: keys that a query sees, itself included, 0 for all; `softcap`: 0 for none. Values may be narrower than
-    keys (`value_dim` <= `head_dim`), as in DeepSeek's latent attention. Not
-    `causal`: a query sees what its slot is fed after it too, of all positions.
+    `softcap`: 0 for none. Values may be narrower than keys (`value_dim` <= `head_dim`), as in DeepSeek's latent
+    attention. `window`, `causal`, `anchored`: see Launcher.attention.
     """
 
     index: int
@@ -34,6 +33,7 @@ class Layer:
     window: int = 0
     softcap: float = 0.0
     causal: bool = True
+    anchored: bool = False
 
 
 def on_torch(batch: DeviceBatch) -> DeviceBatch:
@@ -169,6 +169,7 @@ class PagedStore:
         self._launcher.attention(
             query, out, pool, batch, Heads(layer.heads, layer.kv_heads, layer.head_dim),
             scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=sinks, causal=layer.causal,
+            anchored=layer.anchored,
         )  # fmt: skip
         return out
 
@@ -188,12 +189,15 @@ class PagedStore:
         if layer.softcap:
             scores = layer.softcap * torch.tanh(scores / layer.softcap)
         at = torch.arange(keys.shape[1], device=query.device)
-        positions = batch.seq_lens_decoder[:slots, None].long() + torch.arange(most, device=query.device)
-        if not layer.causal:
-            positions = (batch.seq_lens_decoder[:slots] + batch.cu_seqlens_q.diff() - 1)[:, None].expand_as(positions)
-        seen = at <= positions[..., None]
-        if layer.window:
-            seen &= at > positions[..., None] - layer.window
+        first = batch.seq_lens_decoder[:slots, None, None].long()
+        positions = first + torch.arange(most, device=query.device)[:, None]
+        seen = at <= (positions if layer.causal else first + batch.cu_seqlens_q.diff()[:, None, None] - 1)
+        if layer.window and layer.anchored:
+            seen = seen & (at >= first - layer.window)
+        elif layer.window:
+            near = at > positions - layer.window
+            seen = seen & (near if layer.causal else near & (at < positions + layer.window))
+        seen = seen.expand(slots, most, len(at))
         scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
         scores = scores.masked_fill(~seen.any(-1)[:, None, None, :, None], 0.0)  # of padding: anything but NaN
         if sinks is not None:

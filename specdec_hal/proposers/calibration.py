@@ -2,10 +2,10 @@
 
 A head loaded with a wrong convention drafts badly without an error (layer ids one too low reduced a public head's
 acceptance from 45 % to 10 %). So the configured drafter is compared with variants: taps one layer lower and higher,
-and `norm_output` and `norm_before_residual` of an EAGLE-3 head inverted. Each drafts DEPTH tokens at many positions of
-the target's text, with true tokens as input, and is scored by agreement of best tokens. A variant is better if it leads
-by SIGMAS standard errors of the paired difference; a barely trained drafter does not differ from its variants and
-passes.
+`norm_output` and `norm_before_residual` of an EAGLE-3 head inverted, and what its config.json leaves open. Each drafts
+DEPTH tokens at many positions of the target's text, with true tokens as input, and is scored by agreement of best
+tokens. A variant is better if it leads by SIGMAS standard errors of the paired difference; a barely trained drafter
+does not differ from its variants and passes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ from specdec_hal.tensors.views import download
 
 Ids = npt.NDArray[np.int64]
 Load: TypeAlias = Callable[[Settings, TargetModel, Blocks, int], Any]
+Tried: TypeAlias = Callable[[Any, int], Iterator[dict[str, Any]]]
 _log = logging.getLogger("specdec_hal")
 
 TEXTS = (
@@ -76,12 +77,27 @@ def variants(config: Any, layers: int) -> Iterator[dict[str, Any]]:
             moved = {} if taps == config.taps else {"layers": list(taps)}
             flipped = {name: not getattr(config, name) for name, flip in zip(options, flips, strict=True) if flip}
             yield moved | flipped
+    if getattr(config, "old_norm_output", None) is False:
+        yield {"norm_before_head": False}
+    yield from islice(masks(config, layers), 1, None)
+
+
+def masks(config: Any, layers: int) -> Iterator[dict[str, Any]]:
+    """No change, and other mask tokens of a parallel EAGLE-3 head that does not name its own."""
+    yield {}
+    for token in getattr(config, "mask_candidates", ())[1:]:
+        yield {"mask_token_id": token}
 
 
 def check(
-    config: Settings, model: TargetModel, tokenizer: Tokenizer | None, load: Load, longest: int | None = None
+    config: Settings,
+    model: TargetModel,
+    tokenizer: Tokenizer | None,
+    load: Load,
+    longest: int | None = None,
+    tried: Tried = variants,
 ) -> tuple[Any, list[Variant]]:
-    """The configured drafter, and all its variants, it first. `longest`: the longest context, None for any.
+    """The configured drafter, and its variants, it first. `longest`: the longest context, None for any.
 
     `load`: makes a drafter over a cache, for so many drafts at most. The model gets a cache of one slot.
     """
@@ -98,14 +114,26 @@ def check(
     drafts = max(DEPTH, config.speculative.num_speculative_tokens)
     model.allocate(1, most + length)
     drafter = load(config, model, Blocks(1, most + length + drafts), drafts)
-    return drafter, calibrate(model, drafter, prompts, length, config.speculative.method)
+    return drafter, calibrate(model, drafter, prompts, length, config.speculative.method, tried)
 
 
 def refuse_worse(context: ProposerContext, load: Load) -> None:
     """Log the agreement of a drafter and its variants with the target; ConfigError if a variant is better."""
+    found = compare(context, load)
+    best = better(found)
+    if best is not None:
+        message = (
+            f"the drafter agrees with its target on {best.shares} of its drafts by depth with other settings, on "
+            f"{found[0].shares} with these; set {best.key}"
+        )
+        raise context.config.error("speculative.calibrate", message)
+
+
+def compare(context: ProposerContext, load: Load, tried: Tried = variants) -> list[Variant]:
+    """The variants of a drafter, the configured one first, with a line in the log for each."""
     config, model, longest = context.config, cast(Any, context.model), context.state.symbols["L"]
     try:
-        _, found = check(config, model, context.tokenizer, load, longest)
+        _, found = check(config, model, context.tokenizer, load, longest, tried)
     finally:
         if model.capabilities.device_lengths:
             model.allocate_blocks(context.kv_blocks, config.runner.block_size, longest)
@@ -113,24 +141,23 @@ def refuse_worse(context: ProposerContext, load: Load) -> None:
             model.allocate(context.state.symbols["M"], longest)
     for one in found:
         _log.info("speculative.calibrate: agreement %s %s", one.shares, one.key or "as configured")
-    best = better(found)
-    if best is not None:
-        message = (
-            f"the drafter agrees with its target on {best.shares} of its drafts by depth with other settings, on "
-            f"{found[0].shares} with these; set {best.key}"
-        )
-        raise config.error("speculative.calibrate", message)
+    return found
 
 
 def calibrate(
-    model: TargetModel, drafter: Any, prompts: list[list[int]], length: int, method: str = "eagle3"
+    model: TargetModel,
+    drafter: Any,
+    prompts: list[list[int]],
+    length: int,
+    method: str = "eagle3",
+    tried_by: Tried = variants,
 ) -> list[Variant]:
     """All variants, starting with the configured one.
 
     `prompts`: token ids that the target continues, one by one. Model and drafter have caches already, whose slot 0 is
     overwritten.
     """
-    tried = list(variants(drafter.config, target_of(model, method).num_hidden_layers))
+    tried = list(tried_by(drafter.config, target_of(model, method).num_hidden_layers))
     taps = {tap for changes in tried for tap in _changed(drafter.config, changes).taps}
     hits: list[list[npt.NDArray[np.bool_]]] = [[] for _ in tried]
     block = getattr(drafter, "block", None) is not None

@@ -14,7 +14,7 @@ from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext, Settings, StepBounds
 from specdec_hal.proposers.draft_chain import Call
-from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, load_drafter, with_taps
+from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, load_drafter, read_drafter
 from specdec_hal.tensors.views import download
 
 _log = logging.getLogger("specdec_hal")
@@ -33,8 +33,7 @@ class DFlashSettings(Section):
 
 def drafter_config(config: Settings, model: TargetModel) -> DFlashConfig:
     """The drafter's config.json, with the taps that the settings give."""
-    target = target_of(model, "dflash")
-    return with_taps(config, "dflash", read_dflash(config.drafter_path, target), target)
+    return read_drafter(config, "dflash", read_dflash, target_of(model, "dflash"))
 
 
 def load_blocks(config: Settings, model: TargetModel, blocks: Blocks, drafts: int) -> Any:

@@ -33,7 +33,7 @@ def mtp_memory(context: MemoryContext) -> dict[str, int]:
 def eagle3_memory(context: MemoryContext) -> dict[str, int]:
     """For a trained head."""
     head = head_config(context.config, context.model)
-    drafts = 0 if head.mask_token_id is None else context.symbols["S"] - 1
+    drafts = context.symbols["S"] - 1 if head.parallel else 0
     return _drafter_memory(context, "EAGLE-3 head", eagle3_shapes(head)[0], head, drafts)
 
 

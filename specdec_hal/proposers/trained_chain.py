@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -19,9 +19,15 @@ TapLayers = Annotated[list[Annotated[int, Field(ge=1, le=MAX_CONTEXT)]] | None, 
 Drafter = TypeVar("Drafter", bound=Any)
 
 
-def with_taps(config: Settings, method: str, drafter: Drafter, target: Target) -> Drafter:
-    """A drafter's config with the taps of `speculative.METHOD.layers`; ConfigError if it cannot have them."""
+def read_drafter(
+    config: Settings, method: str, read: Callable[[str, Target, bool], Drafter], target: Target
+) -> Drafter:
+    """A drafter's config with the taps of `speculative.METHOD.layers`; ConfigError if it cannot have them.
+
+    `read(folder, target, judge_taps)`: its own, whose taps need not be the target's if others replace them.
+    """
     layers = getattr(config.speculative.settings, "layers", None)  # the method may be "auto"
+    drafter = read(config.drafter_path, target, layers is None)
     if layers is None:
         return drafter
     taps = tuple(layers)

@@ -126,6 +126,7 @@ def test_numbering(target: Path, tmp_path: Path) -> None:
         ({"eagle_config": None}, (2, 3)),  # 2, 6 // 2, 6 - 3
         ({"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [6, 2, 6]}, (2, 6)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, (2, 4, 6)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}}, (2, 4, 6)),  # no layer has output 6
     ]
     for number, (changes, taps) in enumerate(cases):
         assert read_eagle3(head.write_original(tmp_path / str(number), **changes), llama).taps == taps
@@ -154,18 +155,32 @@ def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"norm_before_everything": True}, "norm_before_everything: no such key"),
-        ({"logit_scale": 0.5}, "logit_scale: no such key"),
+        ({"logit_scale": 0.5}, "logit_scale: 1 or no such key"),
         ({"attention_bias": True}, "attention_bias: false"),
         ({"rope_interleaved": True}, "rope_interleaved: no such key"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types: full_attention alone"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types: full_attention or sliding_attention for each layer"),
+        (
+            {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8},
+            "layer_types: one for each of the drafter's 1",
+        ),
+        (
+            {"layer_types": ["sliding_attention"], "max_window_layers": 3},
+            "sliding_window: an integer >= 1, got no such",
+        ),
+        (
+            {"layer_types": ["sliding_attention"], "sliding_window": 8, "use_sliding_window": False},
+            "use_sliding_window: true with a sliding_attention in layer_types and with sliding_window",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"model_type": "qwen2"}, "model_type: one of llama, qwen3"),
+        ({"model_type": "kimi_k2"}, "model_type: one of llama, qwen3"),
         ({"vocab_size": 130}, "vocab_size: the target's 131"),
         ({"target_hidden_size": 64}, "target_hidden_size: the target's hidden_size, 48"),
         ({"draft_vocab_size": 132}, "draft_vocab_size: at most"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: true"),
         ({"eagle_config": {"layer_ids": [1]}}, r"eagle_config\.layer_ids: no such key"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 6]}}, "residuals after 1 to 6 layers"),
+        ({"eagle_config": {"next_layer_regular": False}}, r"eagle_config\.next_layer_regular: true or no such key"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, r"eagle_config\.parallel_draft_step: 1 or no such key"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}}, "residuals after 1 to 6 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 3]}, "residuals after 1 to 6 layers"),
         ({"num_aux_hidden_states": 2}, "num_aux_hidden_states: 3"),
         ({"norm_before_fc": True, "fc_norm": True}, "fc_norm: false with norm_before_fc"),
@@ -236,7 +251,7 @@ def test_kinds(tmp_path: Path, target: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(raw))
         assert drafter_kind(tmp_path) == kind
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "medusa"}))
-    with pytest.raises(CheckpointError, match="speculators_model_type: one of"):
+    with pytest.raises(CheckpointError, match=r"a drafter of a known format .* got speculators_model_type 'medusa'"):
         drafter_kind(tmp_path)
     with pytest.raises(CheckpointError, match="an EAGLE-3 head, got a checkpoint of the kind 'draft_model'"):
         read_eagle3(target, read_config(target))
@@ -248,9 +263,8 @@ def test_a_parallel_head_needs_its_mask(target: Path, tmp_path: Path) -> None:
     folder = head.write_speculators(tmp_path / "without", **kind)
     with pytest.raises(CheckpointError, match="none of mask_hidden"):
         read_eagle3_weights(folder, read_eagle3(folder, llama))
-    for number, changes in enumerate(({"mask_token_id": None}, {"mask_token_id": 131})):
-        with pytest.raises(CheckpointError, match="mask_token_id"):
-            read_eagle3(head.write_speculators(tmp_path / str(number), **{**kind, **changes}), llama)
+    with pytest.raises(CheckpointError, match="mask_token_id"):
+        read_eagle3(head.write_speculators(tmp_path / "outside", **{**kind, "mask_token_id": 131}), llama)
 
 
 def test_wrong_calls(target: Path, tmp_path: Path) -> None:

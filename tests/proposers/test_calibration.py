@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from specdec_hal.config import parse
-from specdec_hal.errors import ConfigError
+from specdec_hal.errors import CheckpointError, ConfigError
 from specdec_hal.proposers import calibration
 from specdec_hal.runner import ModelRunner
 from tests.proposers import test_eagle3
@@ -84,6 +85,71 @@ def test_an_untrained_drafter_is_left_alone(tmp_path: Path, kind: str, monkeypat
         keys = {"speculators_model_type": "peagle", "mask_token_id": 3}
         made.tensors["mask_hidden"] = np.random.default_rng(2).standard_normal((1, 1, made.features))
     make_runner(target, made.write_speculators(tmp_path / "drafter", **keys))
+
+
+def test_heads_whose_norm_output_has_its_old_meaning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the norm before the head, as `norm_output: false` meant in SpecForge: a warning, and the key to set."""
+    target, head = perfect(tmp_path / "target")
+    head.tensors["norm.weight"] = np.random.default_rng(3).standard_normal(head.hidden_size)
+    folder = head.write_original(tmp_path / "head", norm_output=False)
+    with pytest.raises(ConfigError, match=r"set speculative\.eagle3\.norm_before_head=false$"):
+        make_runner(target, folder)
+    test_eagle3.make_runner(target, {"method": "auto", "path": str(folder)})
+    assert "norm_output false is taken to say" in caplog.text and "norm_before_head=false" in caplog.text
+    caplog.clear()
+    runner = make_runner(target, folder, eagle3={"norm_before_head": False})
+    outputs = test_eagle3.decode(runner)
+    assert sum(output.drafted for output in outputs) == sum(output.accepted for output in outputs) > 20
+    assert "is taken to say" not in caplog.text
+
+
+@pytest.mark.torch
+def test_a_mask_token_that_no_file_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The best one of the special tokens is taken with a warning; with a setting none is tried.
+
+    The target says 7, whatever it reads. The head's rows add the embedding of their token to the state, from which
+    tokens 2 and 3 make another one.
+    """
+    pytest.importorskip("torch")
+    target, head = perfect(tmp_path / "target")
+    weights = load_file(target / "model.safetensors")
+    weights["lm_head.weight"] = np.zeros_like(weights["lm_head.weight"])
+    weights["lm_head.weight"][7, 0] = 1.0
+    save_file(weights, target / "model.safetensors")
+    own, w = head.head_dim, head.tensors
+    w["layers.0.self_attn.o_proj.weight"][:, own:] = 0  # of the row before
+    w["fc.weight"][1:] = 0  # all but the constant
+    w["mask_hidden"] = np.tile(np.eye(head.hidden_size)[0], 3).reshape(1, 1, -1)
+    w["lm_head.weight"][:] = 0
+    w["lm_head.weight"][7, 0], w["lm_head.weight"][0, [3, 4]] = 1.0, 9.0
+    folder = head.write_original(
+        tmp_path / "head", architectures=["PEagleDraftModel"], pad_token_id=2, eos_token_id=3, bos_token_id=5
+    )
+    keys = {"method": "auto", "path": str(folder), "adaptive": False}
+    outputs = test_eagle3.decode(test_eagle3.make_runner(target, keys))
+    assert "does not name its mask token: 5 is taken" in caplog.text
+    assert all(output.drafted == output.accepted > 10 for output in outputs)
+    caplog.clear()
+    with pytest.raises(ConfigError, match=r"set speculative\.eagle3\.mask_token_id=5$"):
+        make_runner(target, folder)
+    outputs = test_eagle3.decode(test_eagle3.make_runner(target, {**keys, "eagle3": {"mask_token_id": 2}}))
+    assert "mask token" not in caplog.text and sum(output.accepted for output in outputs) > 0
+    assert all(output.drafted > 2 * output.accepted for output in outputs)
+    with pytest.raises(
+        ConfigError, match=r"mask_token_id: expected a token id in 0\.\.11, and a parallel head, got 12"
+    ):
+        test_eagle3.make_runner(target, {**keys, "eagle3": {"mask_token_id": 12}})
+
+
+def test_taps_that_replace_impossible_ones(tmp_path: Path) -> None:
+    """Ids beyond the target's layers are not judged where the configuration has others."""
+    target, head = perfect(tmp_path / "target")
+    head.taps = (2, 3, 9)
+    folder = head.write_speculators(tmp_path / "head")
+    with pytest.raises(CheckpointError, match="residuals after 1 to 4 layers"):
+        make_runner(target, folder)
+    outputs = test_eagle3.decode(make_runner(target, folder, eagle3={"layers": [1, 2, 4]}))
+    assert sum(output.drafted for output in outputs) == sum(output.accepted for output in outputs) > 20
 
 
 def test_other_methods_have_no_calibration() -> None:

@@ -116,8 +116,8 @@ class Drafter:
     def chain(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> Any:
         """Greedy drafts of DSpark, each after the previous one, and their confidences. Arguments as `logits`."""
         w, ids, found = self.tensors, list[int](), list[float]()
-        from_anchor = self.markov.get("sample_from_anchor", True)
-        base, rows = self.logits(features, token, drafts, embedding, head, from_anchor, with_rows=True)
+        skipped = not self.markov.get("sample_from_anchor", True)  # slot 0 gives no draft
+        base, rows = self.logits(features, token, drafts + skipped, embedding, head, True, with_rows=True)
         kind, memory = self.markov.get("markov_head_type"), np.zeros(self.markov["markov_rank"])
         for i, h in enumerate(rows):
             e = w["markov_head.markov_w1.weight"][ids[-1] if ids else token]
@@ -128,6 +128,8 @@ class Drafter:
                 gate, fresh, out = np.split(self._linear("markov_head.joint_proj", memory, e, h), 3)
                 memory = _sigmoid(gate) * memory + (1 - _sigmoid(gate)) * np.tanh(fresh)
                 m = np.tanh(out)
+            if skipped and i == 0:
+                continue
             logits = base[i].copy()
             logits[self.ids] += w["markov_head.markov_w2.weight"] @ m
             ids.append(int(logits.argmax()))

@@ -93,6 +93,7 @@ def paged_attention(
     PROMPTS: tl.constexpr,
     FEW: tl.constexpr,
     CAUSAL: tl.constexpr,
+    ANCHORED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -105,7 +106,7 @@ def paged_attention(
 
     `scale` includes log2(e), and so does `SOFTCAP`: scores become SOFTCAP * tanh(score / SOFTCAP), unless it is 0. With
     `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention.
-    `CAUSAL`: to its own position; else to the last of its slot.
+    `CAUSAL`: to its own position; else to the last of its slot. `ANCHORED`: see Launcher.attention.
     Each program folds `EACH` chunks (1, 4, or 0 for all), whose state is in `values` float32 [tiles, KV_HEADS, splits,
     BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [tiles, KV_HEADS], 0
     before and after. Grid: (KV_HEADS, tiles, splits), for contexts of up to `splits * EACH` chunks; `SPLIT` says that
@@ -150,7 +151,8 @@ def paged_attention(
     m = tl.arange(0, BLOCK_M)
     token, head = local * TOKENS + m // GROUP, kv_head * GROUP + m % GROUP
     live = (m < TOKENS * GROUP) & (token < tokens)
-    position = tl.where(live, before + (token if CAUSAL else tokens - 1), -1)
+    position = tl.where(live, before + token, -1)
+    last = position if CAUSAL else tl.where(live, before + tokens - 1, -1)
     d = tl.arange(0, BLOCK_D)
     q_at = (start + token).to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + (head * HEAD_DIM)[:, None] + d[None, :]
     q_inside = live[:, None] & (d < HEAD_DIM)[None, :]
@@ -171,7 +173,7 @@ def paged_attention(
             chunk_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
             begin_at, end = chunk_start(chunk, CHUNK), min(chunk_start(chunk + 1, CHUNK), context)
             if WINDOW > 0:  # keys hidden from the tile do not change its bits
-                hidden = max(before + local * TOKENS + 1 - WINDOW - begin_at, 0)
+                hidden = max(before + (0 if ANCHORED else local * TOKENS + 1) - WINDOW - begin_at, 0)
                 begin_at += hidden // BLOCK_N * BLOCK_N
             for first in range(begin_at, end, BLOCK_N):
                 key = first + tl.arange(0, BLOCK_N)
@@ -190,9 +192,14 @@ def paged_attention(
                         tl.abs(scores) * (-2 * LOG2E / SOFTCAP)
                     )  # tanh by an exponential that cannot overflow
                     scores = tl.where(scores < 0, -SOFTCAP, SOFTCAP) * ((1 - fall) / (1 + fall))
-                visible = there[None, :] & (key[None, :] <= position[:, None])
+                visible = there[None, :] & (key[None, :] <= last[:, None])
                 if WINDOW > 0:
-                    visible &= key[None, :] > position[:, None] - WINDOW
+                    if ANCHORED:
+                        visible &= key[None, :] >= before - WINDOW
+                    else:
+                        visible &= key[None, :] > position[:, None] - WINDOW
+                        if not CAUSAL:
+                            visible &= key[None, :] < position[:, None] + WINDOW
                 scores = tl.where(visible, scores, MASKED)
                 joint = tl.maximum(chunk_maximum, tl.max(scores, 1))
                 fade = tl.exp2(chunk_maximum - joint)
