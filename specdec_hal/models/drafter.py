@@ -70,7 +70,9 @@ _LLAMA_LIKE = ("llama", "qwen2", "phi3")
 _NESTED = "transformer_layer_config"
 _DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_config")
 _DFLASH = re.compile("DFlash(?!2)|(Qwen3)?DSpark")
-_DRAFTER_NAMES = re.compile(r"Eagle|EAGLE|Medusa|DFlash|DSpark|Domino|DraftModel$|Speculator$|Assistant|NextN$|MTP$")
+_DRAFTER_NAMES = re.compile(
+    r"ForCausalLMEagle|^(P?Eagle|EAGLE)\w*(CausalLM|Model)$|Medusa|DraftModel$|DSpark|Speculator$|Assistant|NextN$|MTP$"
+)
 """What only drafters have in config.json, and names of their architectures."""
 
 

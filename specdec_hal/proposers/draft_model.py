@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from specdec_hal.config.schema import PathText, Section
 from specdec_hal.errors import SpecDecError, UnsupportedError
+from specdec_hal.models.drafter import drafter_kind
 from specdec_hal.models.loader import load_tokenizer
 from specdec_hal.ops import Strategy
 from specdec_hal.plugin.model import (
@@ -43,6 +45,11 @@ class DraftModelSettings(Section):
 def draft_model_proposer(context: ProposerContext) -> Proposer:
     """Loads the model. UnsupportedError for one that cannot draft for this target."""
     path = context.config.drafter_path
+    if Path(path).is_dir() and (kind := drafter_kind(path)) != "draft_model":
+        raise UnsupportedError(
+            f"speculative.method draft_model: expected a whole model in {path}, got a drafter of the kind '{kind}'; "
+            "set speculative.method auto"
+        )
     model = context.load_model(path)
     vocabulary = _vocabulary(context, path, model.config)
     length, longest = context.state.symbols["L"], model.config.max_position_embeddings

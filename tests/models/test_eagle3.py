@@ -39,7 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hidden_size": 32, "target_hidden_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 12,
     },
     "parallel": {"layers": 2}, "other rotary embeddings": {"rope_theta": 500.0, "eps": 1e-3},
-    "normed queries and keys": {"head_norms": True},
+    "normed queries and keys": {"head_norms": True}, "windows": {"layers": 2, "window": 4},
+    "windows, parallel": {"layers": 2, "window": 4},
 }  # fmt: skip
 
 
@@ -60,11 +61,12 @@ def test_rows_are_those_of_an_independent_head(
     variant: str, framework: str, any_target: bool, target: Path, tmp_path: Path
 ) -> None:
     """In chunks, over rows that are overwritten, and three times on its own states; `any_target`: by its own pass."""
-    pytest.importorskip("torch" if variant in ("parallel", "normed queries and keys") else framework)
+    torch_alone = variant.endswith("parallel") or variant in ("normed queries and keys", "windows")
+    pytest.importorskip("torch" if torch_alone else framework)
     head = make_head(**VARIANTS[variant])
     model = load_model(target, framework)
     kind: dict[str, Any] = {}
-    if variant == "parallel":
+    if variant.endswith("parallel"):
         head.tensors["mask_hidden"] = np.random.default_rng(2).standard_normal((1, 1, head.features))
         kind = {"speculators_model_type": "peagle", "mask_token_id": 7}
     config = read_eagle3(head.write_speculators(tmp_path / "head", **kind), target_of(model, "eagle3"))

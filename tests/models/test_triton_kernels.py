@@ -354,10 +354,14 @@ def test_chunks_tile_the_context(context: int, chunk: int) -> None:
     assert int(chunk_start.fn(count - 1, chunk)) < context <= int(chunk_start.fn(count, chunk))
 
 
-# ---- rows that see all of their slot
+# ---- rows that see all of their slot, and windows of drafters
 
 
-def test_a_layer_that_is_not_causal_is_that_of_pytorch(make_launcher: MakeLauncher) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("window", "anchored"), [(0, False), (3, False), (3, True), (12, False), (12, True)])
+def test_a_layer_that_sees_other_keys_is_that_of_pytorch(
+    make_launcher: MakeLauncher, window: int, anchored: bool, causal: bool
+) -> None:
     """Slots of some rows, of one and of none, after contexts of several blocks."""
     import torch
 
@@ -365,7 +369,8 @@ def test_a_layer_that_is_not_causal_is_that_of_pytorch(make_launcher: MakeLaunch
     from specdec_hal.plugin.model import DeviceBatch
 
     launcher = make_launcher()
-    layer, place = Layer(0, 4, 2, 16, 16, 0.25, causal=False), launcher.arena.device
+    layer = Layer(0, 4, 2, 16, 16, 0.25, window=window, causal=causal, anchored=anchored)
+    place = launcher.arena.device
     stores = [PagedStore([layer], 9, 8, dtype=torch.float32, device=place, launcher=one) for one in (launcher, None)]
     for store in stores:
         store.pool[0].copy_(random(launcher, *store.pool[0].shape))
@@ -381,5 +386,6 @@ def test_a_layer_that_is_not_causal_is_that_of_pytorch(make_launcher: MakeLaunch
     )
     ours, theirs = (store.look(layer, store.place(batch), random(launcher, 11, 4, 16, seed=1)) for store in stores)
     np.testing.assert_allclose(doubles(ours)[:10], doubles(theirs)[:10], atol=1e-5)
-    causal = stores[1].look(replace(layer, causal=True), stores[1].place(batch), random(launcher, 11, 4, 16, seed=1))
-    assert not np.allclose(doubles(causal)[:4], doubles(theirs)[:4], atol=1e-2)
+    other = replace(layer, causal=not causal)
+    changed = stores[1].look(other, stores[1].place(batch), random(launcher, 11, 4, 16, seed=1))
+    assert not np.allclose(doubles(changed)[:4], doubles(theirs)[:4], atol=1e-2)

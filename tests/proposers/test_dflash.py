@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,36 @@ def test_drafts_are_those_without_a_cache(
             assert list(round_.token_ids) == logits.argmax(-1)[:count].tolist()
             rounds += count == 3
     assert rounds > 10 and sum(output.accepted for output in outputs) < sum(output.drafted for output in outputs)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("form", ["z-lab", "speculators"])
+@pytest.mark.parametrize("framework", ["transformers", "device"])
+def test_drafts_of_a_layer_with_a_window(
+    target: Path, tmp_path: Path, framework: str, form: str, causal: bool
+) -> None:
+    """In every round those of a slow pass, which counts the window from a block or from its rows, as the format does.
+
+    The window is shorter than a block.
+    """
+    drafter = make_drafter(block_size=5, window=3, causal=causal, anchored=form == "speculators")
+    drafter.tensors["layers.0.self_attn.o_proj.weight"] *= 4  # so that what the first layer sees decides
+    write = drafter.write_speculators if drafter.anchored else lambda folder: drafter.write_zlab(folder, 5)
+    speculative = {"method": "auto", "path": str(write(tmp_path)), "verify_strategy": "greedy", "adaptive": False}
+    outputs = decode(make_runner(target, speculative, framework), tokens=12)
+    embedding = stored(target)["model.embed_tokens.weight"]
+    others, rounds = replace(drafter, anchored=not drafter.anchored), 0
+    differ = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            wanted, other = (one.logits(given, text[-1], 4, embedding, embedding) for one in (drafter, others))
+            count = len(round_.token_ids)
+            assert list(round_.token_ids) == wanted.argmax(-1)[:count].tolist()
+            rounds += count == 4
+            differ += (wanted.argmax(-1) != other.argmax(-1)).any()
+    assert rounds > 10 and differ > 2
 
 
 @pytest.mark.parametrize("draft_vocab_size", [None, 15])

@@ -29,6 +29,12 @@ class Drafter:
     rope_theta: float = 10000.0
     eps: float = 1e-6
     draft_vocab_size: int | None = None
+    window: int = 0
+    """Of the first layer; 0: none."""
+    causal: bool = True
+    """Whether rows of a block in that layer do not see those after them."""
+    anchored: bool = False
+    """Whether the window counts from the block's first row, as in `speculators`, which the format must say."""
     markov: dict[str, Any] = field(default_factory=dict)
     """Of DSpark: what stands in its config.json."""
     tensors: dict[str, Doubles] = field(default_factory=dict)
@@ -70,7 +76,9 @@ class Drafter:
     # ---- as files
 
     def _layer_config(self) -> dict[str, Any]:
-        return {
+        windows = {"layer_types": ["sliding_attention", *["full_attention"] * (self.layers - 1)]}
+        windows |= {"sliding_window": self.window, "use_sliding_window": True}  # type: ignore[dict-item]
+        found = {
             "model_type": "qwen3", "vocab_size": self.vocab_size, "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
@@ -78,6 +86,7 @@ class Drafter:
             "layer_types": ["full_attention"] * self.layers, "max_position_embeddings": 64, "use_sliding_window": False,
             "sliding_window": 4096, "tie_word_embeddings": False,
         }  # fmt: skip
+        return found | (windows if self.window else {})
 
     def write_zlab(
         self, folder: Path, target_layers: int, nested: dict[str, Any] | None = None, **changes: Any
@@ -87,6 +96,7 @@ class Drafter:
         raw = {
             "architectures": ["DFlashDraftModel"], **self._layer_config(), "block_size": self.block_size,
             "num_target_layers": target_layers, "dflash_config": {**own, **(nested or {})},
+            **({} if self.causal else {"is_causal": False}),
         }  # fmt: skip
         return self._write(folder, {**raw, **changes})
 
@@ -96,7 +106,7 @@ class Drafter:
             "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "speculators_version": "0.5.0",
             "transformer_layer_config": self._layer_config(), "draft_vocab_size": self.draft_vocab_size,
             "block_size": self.block_size, "aux_hidden_state_layer_ids": list(self.taps), "mask_token_id": self.mask,
-            "sliding_window_non_causal": False, "sample_from_anchor": False,
+            "sliding_window_non_causal": not self.causal, "sample_from_anchor": False,
         }  # fmt: skip
         if self.markov:
             raw |= {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **self.markov}
@@ -176,6 +186,8 @@ class Drafter:
                     query = self._norm(n[slot] @ w[f"{a}.q_proj.weight"][mine].T, f"{a}.q_norm")
                     query = self._turned(query, start + slot)
                     shares = np.exp(np.array([query @ key for key in keys]) / np.sqrt(self.head_dim))
+                    if self.window and i == 0:
+                        shares *= self._seen(start, start + slot, len(keys))
                     out[slot, mine] = shares / shares.sum() @ values
             x = x + out @ w[f"{layer}.self_attn.o_proj.weight"].T
             n = self._norm(x, f"{layer}.post_attention_layernorm")
@@ -189,6 +201,13 @@ class Drafter:
         found = np.full((drafts, self.vocab_size), -np.inf)
         found[:, self.ids] = normed @ (w["lm_head.weight"] if own else head).T
         return (found, normed) if with_rows else found
+
+    def _seen(self, start: int, at: int, context: int) -> Any:
+        """Which positions the first layer's query at `at` sees, of a block from `start` on."""
+        position = np.arange(context)
+        before = position >= start - self.window if self.anchored else position > at - self.window
+        after = position <= at if self.causal else (position < at + self.window) | self.anchored
+        return before & after
 
     def _slice(self, head: int) -> slice:
         return slice(head * self.head_dim, (head + 1) * self.head_dim)

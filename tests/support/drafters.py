@@ -49,6 +49,8 @@ class Head:
     rope_theta: float = 10000.0
     eps: float = 1e-5
     head_norms: bool = False
+    window: int = 0
+    """Of every layer; 0: none."""
     options: dict[str, bool] = field(default_factory=dict)
     tensors: dict[str, Doubles] = field(default_factory=dict)
 
@@ -100,6 +102,7 @@ class Head:
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "rms_norm_eps": self.eps, "rope_theta": self.rope_theta, "hidden_act": "silu",
             "max_position_embeddings": 64, "initializer_range": 0.02, "use_cache": True,
+            **({"layer_types": ["sliding_attention"] * self.layers, "sliding_window": self.window} if self.window else {}),
         }  # fmt: skip
 
     def stored(self, leave_out: tuple[str, ...] = ()) -> dict[str, npt.NDArray[Any]]:
@@ -199,9 +202,10 @@ class Head:
             if self.head_norms:
                 q, k = self._norm(q, at("self_attn.q_norm")), self._norm(k, at("self_attn.k_norm"))
             for t in range(len(c)):
-                scores = np.array([turned(q[t], t) @ turned(k[j], j) for j in range(t + 1)]) / np.sqrt(size)
+                first = max(t + 1 - self.window, 0) if self.window else 0
+                scores = np.array([turned(q[t], t) @ turned(k[j], j) for j in range(first, t + 1)]) / np.sqrt(size)
                 shares = np.exp(scores - scores.max())
-                out[t, own] = shares / shares.sum() @ v[: t + 1]
+                out[t, own] = shares / shares.sum() @ v[first : t + 1]
         return out
 
     def parallel(self, tokens: list[int], features: Doubles, count: int, mask: int) -> list[int]:
