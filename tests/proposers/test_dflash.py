@@ -67,9 +67,7 @@ def test_drafts_are_those_without_a_cache(
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("form", ["z-lab", "speculators"])
 @pytest.mark.parametrize("framework", ["transformers", "device"])
-def test_drafts_of_a_layer_with_a_window(
-    target: Path, tmp_path: Path, framework: str, form: str, causal: bool
-) -> None:
+def test_drafts_of_a_layer_with_a_window(target: Path, tmp_path: Path, framework: str, form: str, causal: bool) -> None:
     """In every round those of a slow pass, which counts the window from a block or from its rows, as the format does.
 
     The window is shorter than a block.

@@ -95,14 +95,15 @@ class Head:
     # ---- as files
 
     def layer_config(self) -> dict[str, Any]:
+        windows = {"layer_types": ["sliding_attention"] * self.layers, "sliding_window": self.window}
         return {
+            **(windows if self.window else {}),
             "model_type": "qwen3" if self.head_norms else "llama", "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "rms_norm_eps": self.eps, "rope_theta": self.rope_theta, "hidden_act": "silu",
             "max_position_embeddings": 64, "initializer_range": 0.02, "use_cache": True,
-            **({"layer_types": ["sliding_attention"] * self.layers, "sliding_window": self.window} if self.window else {}),
         }  # fmt: skip
 
     def stored(self, leave_out: tuple[str, ...] = ()) -> dict[str, npt.NDArray[Any]]:

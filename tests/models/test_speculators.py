@@ -1,0 +1,208 @@
+"""Drafters that the classes of `speculators` wrote, beside its own forward pass (pip install speculators)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.models import load_model
+from specdec_hal.models.dflash import dflash_shapes, read_dflash
+from specdec_hal.models.drafter import (
+    Blocks,
+    drafter_kind,
+    eagle3_shapes,
+    read_drafter_weights,
+    read_eagle3,
+    target_of,
+)
+from specdec_hal.plugin.model import ForwardBatch, Segment
+from tests.support.llama_oracle import stored
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
+pytest.importorskip("speculators", reason="speculators is not installed (pip install speculators)")
+
+VOCABULARY, WIDTH, TOKENS, BLOCK, MASK = 131, 48, 26, 5, 7
+TEXT = np.random.default_rng(5).integers(0, VOCABULARY, TOKENS)
+WINDOWS: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+
+
+@pytest.fixture
+def target(make_checkpoint: Callable[..., Path]) -> Path:
+    return make_checkpoint(num_hidden_layers=6, num_nextn_predict_layers=0)
+
+
+def layers(kind: str, **changes: Any) -> Any:
+    """The configuration of two layers."""
+    from transformers import LlamaConfig, Qwen3Config
+
+    made = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind](
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5, use_sliding_window=True, **changes,
+    )  # fmt: skip
+    made._attn_implementation = "eager"
+    return made
+
+
+def write(model: Any, target: Path, folder: Path) -> None:
+    """Random weights, the target's embedding, and every other token as the draft vocabulary."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(1 + 0.1 * torch.randn(weight.shape) if weight.ndim == 1 else torch.randn(weight.shape))
+            if weight.ndim > 1 and "embed" not in name:
+                weight /= weight.shape[-1] ** 0.5
+        model.embed_tokens.weight.copy_(torch.as_tensor(stored(target)["model.embed_tokens.weight"]))
+        model.d2t.copy_(torch.arange(len(model.d2t)))
+        model.t2d[::2] = True
+    model.eval().save_pretrained(folder)
+
+
+def speculator(kind: str, **changes: Any) -> Any:
+    """A model of the library for drafts in half of the vocabulary."""
+    about = pytest.importorskip("speculators.config")
+    found = pytest.importorskip(f"speculators.models.{kind}")
+    proposal = pytest.importorskip("speculators.proposals.greedy").GreedyTokenProposalConfig
+    described = about.SpeculatorsConfig(
+        algorithm=kind,
+        proposal_methods=[proposal(speculative_tokens=BLOCK - 1)],
+        default_proposal_method="greedy",
+        verifier=about.VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+    )
+    prefix = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark"}[kind]
+    made = getattr(found, f"{prefix}SpeculatorConfig")
+    return getattr(found, f"{prefix}DraftModel")(made(speculators_config=described, draft_vocab_size=66, **changes))
+
+
+def random_features(taps: tuple[int, ...]) -> dict[int, Any]:
+    generator = np.random.default_rng(8)
+    return {tap: generator.standard_normal((TOKENS, WIDTH)).astype(np.float32) for tap in taps}
+
+
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {}),
+        ("qwen3", {}),
+        ("llama", {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}),
+        ("qwen3", {"fc_norm": True, "norm_output": True}),
+    ],
+)
+def test_eagle3(target: Path, tmp_path: Path, kind: str, options: dict[str, Any], window: bool) -> None:
+    """All rows, and two further drafts of each with the text's tokens. In further drafts the library's window does not
+    move, so these are compared where it does not begin yet.
+    """
+    from specdec_hal.models.draft_pass import HeadPass
+
+    changes = WINDOWS if window else {}
+    taps = (1, 3, 6)
+    theirs = speculator(
+        "eagle3",
+        transformer_layer_config=layers(kind, **changes),
+        eagle_aux_hidden_state_layer_ids=list(taps),
+        **options,
+    )
+    write(theirs, target, tmp_path)
+    given = random_features(taps)
+    rows = torch.as_tensor(np.concatenate([given[tap] for tap in taps], -1))[None, :-1]
+    following = torch.as_tensor(TEXT)[None, 1:]
+    with torch.no_grad():
+        wanted = theirs(rows, following, torch.zeros_like(following), ttt_steps=3)
+
+    model = load_model(target, "transformers")
+    model.allocate(1, 64)
+    config = read_eagle3(tmp_path, target_of(model, "eagle3"))
+    assert {mask.window for mask in config.masks} == ({0, 4} if window else {0})
+    head = HeadPass(model, config, read_drafter_weights(tmp_path, eagle3_shapes(config), config), Blocks(1, 64), 1)
+    states = head.fuse(given)[:-1]
+    after = head.forward(ForwardBatch(TEXT[1:], [Segment(0, 0, TOKENS - 1, 0)]), states)
+    np.testing.assert_array_equal(head.compute_logits(after).numpy().argmax(-1), wanted[0][0].numpy())
+    for at in reversed(range(4 if window else TOKENS - 3)):
+        state = after[at : at + 1]
+        for draft in (1, 2):
+            if window and at + draft >= 4:
+                break
+            batch = ForwardBatch(TEXT[at + 1 + draft : at + 2 + draft], [Segment(0, 0, 1, at + draft)])
+            state = head.forward(batch, state)
+            assert head.compute_logits(state).numpy().argmax() == wanted[draft][0, at]
+
+
+@pytest.mark.parametrize("from_anchor", [False, True])
+@pytest.mark.parametrize("window", [None, False, True])
+@pytest.mark.parametrize("kind", ["dflash", "vanilla", "gated", "rnn"])
+def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, from_anchor: bool) -> None:
+    """All drafts of a block after each token of a text. `window`: None, or whether rows see both sides in it."""
+    from specdec_hal.models.draft_pass import BlockPass
+
+    markov = {} if kind == "dflash" else {"markov_rank": 6, "markov_head_type": kind}
+    theirs = speculator(
+        "dspark" if markov else "dflash",
+        transformer_layer_config=layers("qwen3", **({} if window is None else WINDOWS)),
+        aux_hidden_state_layer_ids=[1, 3, 5], mask_token_id=MASK, block_size=BLOCK, sample_from_anchor=from_anchor,
+        sliding_window_non_causal=bool(window), **markov,
+    )  # fmt: skip
+    write(theirs, target, tmp_path)
+    given = random_features((1, 3, 5))
+    rows = torch.as_tensor(np.concatenate([given[tap] for tap in (1, 3, 5)], -1))[None]
+    ids = torch.as_tensor(TEXT)[None]
+    blocks = TOKENS - BLOCK
+    with torch.no_grad():
+        states, logits, _, _, at = theirs._backbone_forward(
+            rows, ids, torch.ones_like(ids), torch.zeros(1, TOKENS, WIDTH), torch.zeros_like(ids), max_anchors=blocks
+        )
+    states, logits, at = states.view(blocks, BLOCK, -1), logits.view(blocks, BLOCK, -1), at.view(blocks, BLOCK)[:, 0]
+    offsets = theirs.d2t.numpy()
+
+    model = load_model(target, "transformers")
+    model.allocate(1, 64)
+    config = read_dflash(tmp_path, target_of(model, "dflash"))
+    drafts = BLOCK - (not from_anchor)
+    assert config.drafts == drafts and drafter_kind(tmp_path) == ("dspark" if markov else "dflash")
+    weights = read_drafter_weights(tmp_path, dflash_shapes(config), config)
+    block = BlockPass(model, config, weights, Blocks(1, 64), drafts)
+    context, number = block.fuse(given), {int(position): i for i, position in enumerate(at)}
+    for position in range(1, blocks):  # the block's first token; the text before it is the context
+        i = number[position]
+        tokens = np.array([TEXT[position], *[MASK] * (BLOCK - 1)])
+        fed = ForwardBatch(TEXT[position : position + 1], [Segment(0, 0, 1, position - 1)])
+        batch = ForwardBatch(tokens, [Segment(0, 0, BLOCK, position)])
+        source = np.array([0, *[-1] * (BLOCK - 1)], np.int32)
+        given_rows = block.forward_block(fed, context[position - 1 : position], batch, source)
+        previous = [int(TEXT[position])] * (1 + (not from_anchor))
+        for draft in range(drafts):
+            slot = draft + (not from_anchor)
+            expected = logits[i, slot]
+            if markov:
+                filled = torch.tensor([[*previous, *[0] * (BLOCK - len(previous))]])
+                with torch.no_grad():
+                    bias = theirs.markov_head.block_bias(prev_token_ids=filled, hidden_states=states[i : i + 1])
+                expected = expected + bias[0, slot]
+            if draft:
+                given_rows = block.forward_further(
+                    draft, ForwardBatch(np.array(previous[-1:]), [Segment(0, 0, 1, position + draft)])
+                )
+            ours = block.host_draft_logits(draft, [0], given_rows[-1:]).numpy()[0]
+            np.testing.assert_allclose(ours, expected.numpy(), atol=2e-3)
+            token = int(ours.argmax())
+            assert token == int(expected.argmax())
+            previous.append(token + int(offsets[token]))
+
+
+def test_peagle(target: Path, tmp_path: Path) -> None:
+    """A parallel head of theirs is read with all of its weights; its pass is compared in test_eagle3.py."""
+    theirs = speculator(
+        "peagle",
+        transformer_layer_config=layers("llama"),
+        eagle_aux_hidden_state_layer_ids=[1, 3, 6],
+        mask_token_id=MASK,
+    )
+    write(theirs, target, tmp_path)
+    config = read_eagle3(tmp_path, target_of(load_model(target, "transformers"), "eagle3"))
+    weights = read_drafter_weights(tmp_path, eagle3_shapes(config), config)
+    assert config.parallel and config.mask_token_id == MASK and weights.draft_ids is not None
+    assert weights.draft_ids.tolist() == list(range(0, VOCABULARY, 2))
