@@ -23,12 +23,24 @@ token, ``markov_w2`` m is added to the logits::
               s is 0 before slot 0, which goes through it even if it has no draft
     confidence_i = sigmoid(proj h_i), or of [h_i, w] with ``confidence_head_with_markov``
 
+DFlash 2 has two additions. A convolution over the rows of a block goes around each sublayer, with a kernel that
+depends on the row: for n = norm(x), c = kernel_projection(n) as [2, T, groups], taps before the block are zero::
+
+    x += conv(sublayer(conv(n; base[0], c[0])); base[1], c[1])
+    conv(y; b, c)[i, channel] = sum over t < T of (b[t, channel] + c[i, t, group of channel]) y[i - t, channel]
+
+And a selector: of the ``selector_top_k`` best tokens of a row, a draft is drawn by the logit plus
+sum(predecessor_codebook[previous token] * hidden_projection(h_i) * successor_codebook[token]). Other tokens have
+probability 0.
+
 :mod:`specdec_hal.models.draft_pass` computes both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +57,9 @@ _MARKOV = ("vanilla", "gated", "rnn")
 class DFlashConfig(LlamaConfig):
     """A drafter's config.json. `block_size`: rows of a block, including the emitted token.
 
-    `markov_rank`: of DSpark, 0 for DFlash; the others as in this module.
+    `markov_rank`: of DSpark, 0 for DFlash; `conv_kernel_size` (T), `selector_rank`: of DFlash 2, or 0.
+    `output_multiplier`, then `final_logit_softcapping` (0: none): of logits; `input_embedding_scale`: of a block's
+    embeddings. The others as in this module.
     """
 
     block_size: int
@@ -59,6 +73,13 @@ class DFlashConfig(LlamaConfig):
     taps: tuple[int, ...]
     numbering: str
     masks: tuple[Mask, ...]
+    conv_kernel_size: int = 0
+    conv_group_size: int = 1
+    selector_rank: int = 0
+    selector_top_k: int = 0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float = 0.0
+    input_embedding_scale: float = 1.0
 
     @property
     def drafts(self) -> int:
@@ -130,10 +151,35 @@ def read_dflash(folder: str | Path, target: Target, judge_taps: bool = True) -> 
         numbering=numbering,
         masks=_masks(top, nested, layer, own.num_hidden_layers),
         **markov,
+        **_second(where, own, draft_vocab_size),
     )
     refuse_unread(top, layer)
     refuse_unread(nested, every=True)
     return config
+
+
+def _second(where: Callable[..., tuple[Fields, str]], own: LlamaConfig, draft_vocab_size: int) -> dict[str, Any]:
+    """DFlash 2's keys, if any."""
+    found: dict[str, Any] = {}
+    for key in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
+        part, key = where(key)
+        if key in part:
+            found[key] = part.integer(key, minimum=0 if key in ("conv_kernel_size", "selector_rank") else 1)
+    for key in ("output_multiplier", "final_logit_softcapping", "input_embedding_scale"):
+        part, key = where(key)
+        if key in part:
+            found[key] = part.positive(key)
+    if found.get("conv_kernel_size"):
+        found.setdefault("conv_group_size", 16)
+        if own.hidden_size % found["conv_group_size"]:
+            part, key = where("conv_group_size")
+            raise part.error(key, f"a divisor of hidden_size ({own.hidden_size})")
+    if found.get("selector_rank"):
+        found.setdefault("selector_top_k", 16)
+        part, key = where("selector_top_k")
+        if draft_vocab_size != own.vocab_size or found["selector_top_k"] > own.vocab_size:
+            raise part.error(key, f"at most the target's vocabulary of {own.vocab_size}, for a drafter of all of it")
+    return found
 
 
 def _masks(top: Fields, nested: Fields, layer: Fields, layers: int) -> tuple[Mask, ...]:
@@ -182,12 +228,21 @@ def dflash_shapes(config: DFlashConfig) -> tuple[Shapes, Shapes]:
         shapes |= {f"{named}1.weight": (config.vocab_size, rank), f"{named}2.weight": (config.draft_vocab_size, rank)}
         products = {"gated": ("gate_proj", rank, d + rank), "rnn": ("joint_proj", 3 * rank, 2 * rank + d)}
         if (found := products.get(config.markov_head_type)) is not None:
-            product, out, width = found
-            shapes[f"markov_head.{product}.weight"] = (out, width)
-            optional[f"markov_head.{product}.bias"] = (out,)
+            head_name, out, width = found
+            shapes[f"markov_head.{head_name}.weight"] = (out, width)
+            optional[f"markov_head.{head_name}.bias"] = (out,)
         if config.confidence:
             shapes["confidence_head.proj.weight"] = (1, d + rank * config.confidence_with_markov)
             optional["confidence_head.proj.bias"] = (1,)
+    if taps := config.conv_kernel_size:
+        groups = d // config.conv_group_size
+        for i, part in product(range(config.num_hidden_layers), ("attention_conv", "mlp_conv")):
+            shapes[f"layers.{i}.{part}.base_kernel"] = (2, taps, d)
+            shapes[f"layers.{i}.{part}.kernel_projection.weight"] = (2 * taps * groups, d)
+    if rank := config.selector_rank:
+        for name in ("predecessor_codebook", "successor_codebook"):
+            shapes[f"candidate_selector.{name}"] = (config.vocab_size, rank)
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, d)
     if config.draft_vocab_size == config.vocab_size:
         return shapes, {**optional, **head}
     return {**shapes, **head, "d2t": maps["d2t"]}, optional

@@ -3,8 +3,8 @@
 - :class:`HeadPass`: EAGLE-3 heads, chained (:mod:`specdec_hal.models.eagle3` says what is computed) or parallel
   (P-EAGLE): after the rows of what the step accepted, a row of the mask token and a learned state for each draft but
   the first.
-- :class:`BlockPass`: DFlash and DSpark (:mod:`specdec_hal.models.dflash`): a block of masked tokens is filled in by one
-  pass over the target's features.
+- :class:`BlockPass`: DFlash, DSpark and DFlash 2 (:mod:`specdec_hal.models.dflash`): a block of masked tokens is
+  filled in by one pass over the target's features.
 
 Keys and values use the target's block numbers. The host reads nothing and shapes are those of the batch, so a pass is
 captured with the step. On a CPU, with a model that takes lists, each slot has its own blocks. Rows of slots without
@@ -14,9 +14,10 @@ tokens are undefined.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -186,13 +187,11 @@ class DraftPass(PagedPass):
         """
         with torch.inference_mode():
             out = torch.as_tensor(out)
-            logits = self._ahead[slice(len(out)) if slots is None else slots, number]
-            bias = self._bias(torch.as_tensor(rows))
-            out.copy_(logits if bias is None else logits + bias)
+            out.copy_(self._scored(slice(len(out)) if slots is None else slots, number, torch.as_tensor(rows)))
 
-    def _bias(self, rows: Any) -> Any | None:
-        """Addend to the logits of drafts that depend on the previous one."""
-        return None
+    def _scored(self, slots: Any, number: int, rows: Any) -> Any:
+        """Logits for draft `number`, from those that were kept."""
+        return self._ahead[slots, number]
 
     def _look_ahead(self, rows: Any, starts: Any, owner: Any) -> Any:
         """Keep the logits of the last K rows of each block; returns what the head reads of these, [B, K, D]."""
@@ -276,45 +275,55 @@ class DraftPass(PagedPass):
             self._launcher.rms_norm(x, weight, out, None, self.config.rms_norm_eps)
 
     def _run(self, i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any, place: Placed) -> Any:
-        """Add layer i to the residual x: rows `queries` attend to the cache, including keys and values of `others`.
+        """Add layer i to the residual x: `rows` from `first` on attend to the cache, which has the keys of all rows.
 
-        `others` None: the queries' rows. `at`: rotations of queries and keys, and lines of the pool.
+        `turns`, `lines`: rotations of all rows, and their lines of the pool.
         """
-        if self._launcher is not None:
-            return self._run_by_triton(i, x, rows, first, turns, lines, place)
-        layer, kind = self._layers[i], self._kinds[i]
-        wide = kind.heads * kind.head_dim
-        if first:
-            q, kv = F.linear(rows[first:], layer.qkv[:wide]), F.linear(rows, layer.qkv[wide:])
-        else:
-            q, kv = F.linear(rows, layer.qkv).split([wide, len(layer.qkv) - wide], 1)
-        keys, values = kv.unflatten(1, (2, kind.kv_heads, kind.head_dim)).unbind(1)
-        q = q.unflatten(1, (kind.heads, kind.head_dim))
-        if layer.head_norms is not None:
-            q, keys = (self._normed(part, norm) for part, norm in zip((q, keys), layer.head_norms, strict=True))
-        self._store.write(kind, lines, _turned(keys, turns), values)
-        attended = self._store.look(kind, place, _turned(q, turns[first:]).to(self._dtype))
-        x = torch.addmm(x, attended.flatten(1), layer.out.T)
-        gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, 1)
-        return torch.addmm(x, F.silu(gate) * up, layer.down.T)
-
-    def _run_by_triton(self, i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any, place: Placed) -> Any:
-        """As `_run`, in seven kernels. Rows before `first` have queries too, which a step's few rows do not feel."""
-        layer, kind, launch, (cos, sin) = self._layers[i], self._kinds[i], self._launcher, turns
-        sizes = [heads * kind.head_dim for heads in (kind.heads, kind.kv_heads, kind.kv_heads)]
-        qkv, y, normed = x.new_empty((len(rows), sum(sizes))), torch.empty_like(x), torch.empty_like(x)
-        gated = x.new_empty((len(x), len(layer.gate_up) // 2))
-        launch.linear(rows, layer.qkv, qkv, None)
-        q, k, v = (part.unflatten(1, (-1, kind.head_dim)) for part in qkv.split(sizes, 1))
-        turned = x.new_empty(q.shape)
-        norms = layer.head_norms and (*layer.head_norms, self.config.rms_norm_eps)
-        launch.rotate(q, k, cos, sin, turned, self._store.pool[i], norms=norms, value=v, lines=lines)
-        attended = self._store.look(kind, place, turned[first:]).flatten(1)
+        layer, launch = self._layers[i], self._launcher
+        attended = self._attend(i, rows, first, turns, lines, place)
+        if launch is None:
+            x = torch.addmm(x, attended, layer.out.T)
+            return torch.addmm(x, self._gated(i, self._normed(x, layer.mlp_norm)), layer.down.T)
+        y, normed = torch.empty_like(x), torch.empty_like(x)
         launch.linear(attended, layer.out, y, None, residual=x)
         self._norm_to(normed, y, layer.mlp_norm)
-        launch.gate_up(normed, layer.gate_up, gated, None)
-        launch.linear(gated, layer.down, y, None, residual=y)
+        launch.linear(self._gated(i, normed), layer.down, y, None, residual=y)
         return y
+
+    def _gated(self, i: int, rows: Any) -> Any:
+        """The middle of layer i's MLP."""
+        weight = self._layers[i].gate_up
+        if self._launcher is None:
+            gate, up = F.linear(rows, weight).chunk(2, 1)
+            return F.silu(gate) * up
+        gated = rows.new_empty((len(rows), len(weight) // 2))
+        self._launcher.gate_up(rows, weight, gated, None)
+        return gated
+
+    def _attend(self, i: int, rows: Any, first: int, turns: Any, lines: Any, place: Placed) -> Any:
+        """Attention of `_run`, before its last product. On a GPU rows before `first` have queries too, at no cost."""
+        layer, kind, launch = self._layers[i], self._kinds[i], self._launcher
+        sizes = [heads * kind.head_dim for heads in (kind.heads, kind.kv_heads, kind.kv_heads)]
+        if launch is None:
+            wide = sizes[0]
+            if first:
+                q, kv = F.linear(rows[first:], layer.qkv[:wide]), F.linear(rows, layer.qkv[wide:])
+            else:
+                q, kv = F.linear(rows, layer.qkv).split([wide, len(layer.qkv) - wide], 1)
+            keys, values = kv.unflatten(1, (2, kind.kv_heads, kind.head_dim)).unbind(1)
+            q = q.unflatten(1, (kind.heads, kind.head_dim))
+            if layer.head_norms is not None:
+                q, keys = (self._normed(part, norm) for part, norm in zip((q, keys), layer.head_norms, strict=True))
+            self._store.write(kind, lines, _turned(keys, turns), values)
+            return self._store.look(kind, place, _turned(q, turns[first:]).to(self._dtype)).flatten(1)
+        cos, sin = turns
+        qkv = rows.new_empty((len(rows), sum(sizes)))
+        launch.linear(rows, layer.qkv, qkv, None)
+        q, k, v = (part.unflatten(1, (-1, kind.head_dim)) for part in qkv.split(sizes, 1))
+        turned = rows.new_empty(q.shape)
+        norms = layer.head_norms and (*layer.head_norms, self.config.rms_norm_eps)
+        launch.rotate(q, k, cos, sin, turned, self._store.pool[i], norms=norms, value=v, lines=lines)
+        return self._store.look(kind, place, turned[first:]).flatten(1)
 
     def _turns(self, position: Any) -> Any:
         position = position.clamp(max=self._rotary.shape[-2] - 1)
@@ -420,10 +429,10 @@ class HeadPass(DraftPass):
 
 
 class BlockPass(DraftPass):
-    """A DFlash drafter, or a DSpark one, whose drafts depend on each other by a Markov head.
+    """A DFlash drafter, or one whose drafts depend on each other: by DSpark's Markov head, or DFlash 2's selector.
 
-    DSpark: a row is the Markov head's output for the previous token. A block begins with its slot's last token, which
-    gives the first draft with `sample_from_anchor`, else none.
+    A row is then what these compute for the previous token. A block begins with its slot's last token, which gives the
+    first draft with `sample_from_anchor`, else none.
     """
 
     config: DFlashConfig
@@ -434,13 +443,15 @@ class BlockPass(DraftPass):
         masks = drafts - config.sample_from_anchor
         self.block = {"mask_token_id": config.mask_token_id, "num_masks": masks, "anchor_only": True}
         super().__init__(model, config, weights, blocks, drafts)
-        if config.markov_rank:
-            self.width = config.markov_rank
+        if rank := config.markov_rank or config.selector_rank:
+            self.width = rank
             # Per slot, and a spare one: the rows of its drafts, and a recurrent head's state.
             self._rows_ahead = self._zeros(blocks.slots + 1, drafts, self.state_width)
-            self._memory = self._zeros(blocks.slots + 1, config.markov_rank)
+            self._memory = self._zeros(blocks.slots + 1, rank)
             if config.confidence:
                 self.confidence = self._zeros(blocks.slots + 1, drafts, dtype=torch.float32)
+        if config.selector_rank:
+            self._candidates = self._zeros(blocks.slots + 1, drafts, config.selector_top_k, dtype=torch.int64)
 
     def fuse(self, features: Mapping[int, Any]) -> Any:
         """Rows c [T, D], from the residuals [T, D] of the target, by the number of decoder layers before them."""
@@ -460,14 +471,21 @@ class BlockPass(DraftPass):
             known, place = self._store.place(batch), self._store.place(block)
             ids, starts, slots = block.token_ids[:, 0], block.cu_seqlens_q, len(block.cu_seqlens_q) - 1
             x, first = self._embed(ids), len(context)
+            if self.config.input_embedding_scale != 1:
+                x = x * self.config.input_embedding_scale
             rows, turns = torch.cat([context, x]), self._turns(torch.cat([known.position, place.position]))
             lines = torch.cat([known.line, place.line])
+            run = self._run
+            if self.config.conv_kernel_size:
+                run = partial(self._run_convolved, self._shifts(starts, len(ids)))
             for i, layer in enumerate(self._layers):
                 self._norm_to(rows[first:], x, layer.input_norm)
-                x = self._run(i, x, rows, first, turns, lines, place)
+                x = run(i, x, rows, first, turns, lines, place)
             owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
             drafts = self._look_ahead(x, starts, owner)
-            if self.config.markov_rank:
+            if self.config.selector_rank:
+                self._candidates[owner] = _best(self._ahead[owner], self.config.selector_top_k)
+            if self._depends:
                 self._rows_ahead[owner] = drafts
                 anchor = starts[:-1].clamp(max=len(ids) - 1)
                 if self.config.markov_head_type == "rnn":
@@ -477,12 +495,17 @@ class BlockPass(DraftPass):
                 given = self._given(0, ids[anchor], owner)
                 torch.as_tensor(out).copy_(given[batch.batch_id_per_token.clamp(min=0)])
 
+    @property
+    def _depends(self) -> bool:
+        """Whether a draft depends on the previous one."""
+        return bool(self.config.markov_rank or self.config.selector_rank)
+
     def _head_rows(self, hidden: Any) -> Any:
         return self._norm(hidden, "norm")
 
     def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
         """See DraftPass.further."""
-        if self.config.markov_rank:
+        if self._depends:
             with torch.inference_mode():
                 batch = on_torch(batch)
                 slot = batch.batch_id_per_token
@@ -493,6 +516,8 @@ class BlockPass(DraftPass):
         """Rows for draft `number`, after the previous tokens `before`."""
         kind, rows = self.config.markov_head_type, self._rows_ahead[owner, number]
         token = added = self._embed_before(before)
+        if self.config.selector_rank:
+            return token * self._product("candidate_selector.hidden_projection", rows)
         if kind == "gated":
             added = token * self._product("markov_head.gate_proj", rows, token).sigmoid()
         elif kind == "rnn":
@@ -503,7 +528,10 @@ class BlockPass(DraftPass):
         return added
 
     def _embed_before(self, before: Any) -> Any:
-        return self._tensors["markov_head.markov_w1.weight"][before.clamp(0, self._vocab_size - 1)]
+        name = (
+            "candidate_selector.predecessor_codebook" if self.config.selector_rank else "markov_head.markov_w1.weight"
+        )
+        return self._tensors[name][before.clamp(0, self._vocab_size - 1)]
 
     def _recur(self, owner: Any, token: Any, rows: Any) -> Any:
         """Advance the state of a recurrent Markov head by a row and the previous token; its output."""
@@ -516,10 +544,66 @@ class BlockPass(DraftPass):
     def _product(self, name: str, *parts: Any) -> Any:
         return F.linear(torch.cat(parts, 1), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
 
-    def _bias(self, rows: Any) -> Any | None:
-        if not self.config.markov_rank:
-            return None
-        return F.linear(rows.to(self._dtype), self._tensors["markov_head.markov_w2.weight"]).float()
+    def _scored(self, slots: Any, number: int, rows: Any) -> Any:
+        config, logits = self.config, self._ahead[slots, number]
+        if config.output_multiplier != 1:
+            logits = logits * config.output_multiplier
+        if cap := config.final_logit_softcapping:
+            logits = cap * torch.tanh(logits / cap)
+        if config.markov_rank:
+            return logits + F.linear(rows.to(self._dtype), self._tensors["markov_head.markov_w2.weight"]).float()
+        if config.selector_rank:
+            ids = self._candidates[slots, number]
+            codes = self._tensors["candidate_selector.successor_codebook"][ids].float()
+            scores = logits.gather(1, ids) + (rows.float()[:, None] * codes).sum(-1)
+            return torch.full_like(logits, float("-inf")).scatter_(1, ids, scores)
+        return logits
+
+    # ---- DFlash 2's convolutions
+
+    def _shifts(self, starts: Any, count: int) -> list[tuple[Any, Any]]:
+        """For each tap of a convolution: the row that each of `count` rows reads, and whether its block has it."""
+        row = torch.arange(count, device=self.device)
+        starts = starts.long()
+        first = starts[(torch.searchsorted(starts, row, right=True) - 1).clamp(0, len(starts) - 1)]
+        taps = range(self.config.conv_kernel_size)
+        return [((row - tap).clamp(min=0), (row - tap >= first)[:, None, None]) for tap in taps]
+
+    def _convolve(self, name: str, side: int, x: Any, kernels: Any, shifts: list[tuple[Any, Any]]) -> Any:
+        """The convolution `name` before (`side` 0) or after a sublayer; `kernels` [R, 2, T, groups] of the rows."""
+        x = x.unflatten(1, (kernels.shape[3], -1))
+        base = self._tensors[f"{name}.base_kernel"][side].unflatten(1, x.shape[1:])
+        total = torch.zeros_like(x)
+        for tap, (row, there) in enumerate(shifts):
+            total = total + x[row] * (base[tap] + kernels[:, side, tap, :, None]) * there
+        return total.flatten(1)
+
+    def _run_convolved(
+        self, shifts: list[tuple[Any, Any]], i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any,
+        place: Placed,
+    ) -> Any:  # fmt: skip
+        """As `_run`, with a convolution before and after each sublayer."""
+        layer = self._layers[i]
+
+        def around(name: str, n: Any) -> tuple[Any, Callable[[Any], Any]]:
+            named = f"layers.{i}.{name}"
+            kernels = self._product(f"{named}.kernel_projection", n).unflatten(1, (2, len(shifts), -1))
+            return self._convolve(named, 0, n, kernels, shifts), lambda y: self._convolve(named, 1, y, kernels, shifts)
+
+        rows[first:], after = around("attention_conv", rows[first:])
+        x = x + after(F.linear(self._attend(i, rows, first, turns, lines, place), layer.out))
+        n, after = around("mlp_conv", self._normed(x, layer.mlp_norm))
+        return x + after(F.linear(self._gated(i, n), layer.down))
+
+
+def _best(logits: Any, count: int) -> Any:
+    """Ids of the `count` largest logits of the last axis, the largest first, equal ones by their ids."""
+    least = logits.topk(count, -1).values[..., -1:]
+    larger, equal = logits > least, logits == least
+    chosen = larger | (equal & (equal.cumsum(-1) <= count - larger.sum(-1, keepdim=True)))
+    ids = chosen.to(torch.uint8).topk(count, -1).indices.sort(-1).values
+    order = logits.gather(-1, ids).sort(stable=True, dim=-1, descending=True).indices
+    return ids.gather(-1, order)
 
 
 def _tensor(x: Any) -> Any:

@@ -27,7 +27,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -64,12 +64,15 @@ PICKLED = "pytorch_model.bin"
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
 _ORIGINAL = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-_SPECULATORS = ("eagle3", "peagle", "dflash", "dspark", "mtp")
+_SPECULATORS: Mapping[str, Kind] = {
+    **{kind: kind for kind in get_args(Kind) if kind != "draft_model"},
+    "dflash2": "dflash",
+}
 _LLAMA_LIKE = ("llama", "qwen2", "phi3")
 """Values of `model_type` in heads with Llama's layers, whose trainers copy it from the target."""
 _NESTED = "transformer_layer_config"
 _DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_config")
-_DFLASH = re.compile("DFlash(?!2)|(Qwen3)?DSpark")
+_DFLASH = re.compile("DFlash|(Qwen3)?DSpark")
 _DRAFTER_NAMES = re.compile(
     r"ForCausalLMEagle|^(P?Eagle|EAGLE)\w*(CausalLM|Model)$|Medusa|DraftModel$|DSpark|Speculator$|Assistant|NextN$|MTP$"
 )
@@ -200,8 +203,8 @@ def drafter_kind(folder: str | Path) -> Kind:
     nested = raw.get("dflash_config")
     projector = nested.get("projector_type") if isinstance(nested, dict) else None
     kind = raw.get("speculators_model_type")
-    if kind in _SPECULATORS:
-        return cast(Kind, kind)
+    if isinstance(kind, str) and kind in _SPECULATORS:
+        return _SPECULATORS[kind]
     if kind is None and projector in (None, "dflash", "dspark"):
         if architecture.startswith("PEagle"):
             return "peagle"

@@ -58,12 +58,13 @@ def decode(
 
 
 @pytest.mark.parametrize("blocks", [10, 64])
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2"])
 def test_every_draft_of_a_planted_one_is_accepted(
     planted: Any, kind: str, blocks: int, cuda: Any, tmp_path: Path
 ) -> None:
     model, head = planted
-    drafter: Any = head if kind == "eagle3" else dflash.perfect(head, DRAFTS)
+    make: dict[str, Any] = {"dflash": dflash.perfect, "dflash2": dflash.perfect_second}
+    drafter: Any = head if kind == "eagle3" else make[kind](head, DRAFTS)
     folder, temperature = drafter.write_speculators(tmp_path), 1.0 if kind == "eagle3" else 0.0
     outputs, counted = decode(model, cuda, folder, temperature, num_kv_blocks=blocks)
     assert counted["acceptance_rate"] == 1.0 and counted["accepted_tokens"] > 80
@@ -72,11 +73,12 @@ def test_every_draft_of_a_planted_one_is_accepted(
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
 
 
+SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 4}
 MARKOV = {"markov_rank": 8, "enable_confidence_head": True, "sample_from_anchor": True}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kind", ["peagle", "qwen3", "dflash", "vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("kind", ["peagle", "qwen3", "dflash", "dflash2", "windows", "vanilla", "gated", "rnn"])
 def test_random_drafters_change_no_token(
     planted: Any, kind: str, temperature: float, cuda: Any, tmp_path: Path
 ) -> None:
@@ -91,8 +93,10 @@ def test_random_drafters_change_no_token(
             made.tensors["mask_hidden"] = np.random.default_rng(2).standard_normal((1, 1, made.features))
         folder = made.write_speculators(tmp_path, **keys)
     else:
-        markov = {} if kind == "dflash" else {**MARKOV, "markov_head_type": kind}
-        drafter = dflash.Drafter(**sizes, head_dim=16, block_size=DRAFTS + 1, markov=markov).randomize(1)
+        own: dict[str, Any] = {
+            "dflash": {}, "dflash2": {"second": SECOND, "draft_vocab_size": None}, "windows": {"window": 4},
+        }.get(kind, {"markov": {**MARKOV, "markov_head_type": kind}})  # fmt: skip
+        drafter = dflash.Drafter(**{**sizes, "head_dim": 16, "block_size": DRAFTS + 1, **own}).randomize(1)
         folder = drafter.write_speculators(tmp_path)
     outputs, counted = decode(model, cuda, folder, temperature)
     plain, _ = decode(model, cuda, None, temperature)

@@ -226,8 +226,6 @@ def test_an_embedding_that_is_the_head_too(target: LlamaConfig, tmp_path: Path) 
     [
         ({"architectures": ["DominoDraftModel"], "dflash_config": {"projector_type": "domino"}}, "DominoDraftModel"),
         ({"architectures": ["DominoDraftModel"], "model_type": "qwen3"}, "DominoDraftModel"),
-        ({"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"}, "DFlash2DraftModel"),
-        ({"speculators_model_type": "dflash2"}, "speculators_model_type 'dflash2'"),
         ({"speculators_model_type": "xpress"}, "speculators_model_type 'xpress'"),
         ({"architectures": ["LlamaForCausalLMEagle"]}, "LlamaForCausalLMEagle"),
         ({"architectures": ["Gemma4AssistantForCausalLM"]}, "Gemma4AssistantForCausalLM"),

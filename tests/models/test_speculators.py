@@ -49,7 +49,7 @@ def layers(kind: str, **changes: Any) -> Any:
 
 
 def write(model: Any, target: Path, folder: Path) -> None:
-    """Random weights, the target's embedding, and every other token as the draft vocabulary."""
+    """Random weights, the target's embedding, and every other token as a smaller draft vocabulary."""
     torch.manual_seed(3)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -57,13 +57,16 @@ def write(model: Any, target: Path, folder: Path) -> None:
             if weight.ndim > 1 and "embed" not in name:
                 weight /= weight.shape[-1] ** 0.5
         model.embed_tokens.weight.copy_(torch.as_tensor(stored(target)["model.embed_tokens.weight"]))
-        model.d2t.copy_(torch.arange(len(model.d2t)))
-        model.t2d[::2] = True
+        if model.d2t is None:
+            model.lm_head.weight.copy_(model.embed_tokens.weight)  # the target's
+        else:
+            model.d2t.copy_(torch.arange(len(model.d2t)))
+            model.t2d[::2] = True
     model.eval().save_pretrained(folder)
 
 
 def speculator(kind: str, **changes: Any) -> Any:
-    """A model of the library for drafts in half of the vocabulary."""
+    """A model of the library, by default for drafts in half of the vocabulary."""
     about = pytest.importorskip("speculators.config")
     found = pytest.importorskip(f"speculators.models.{kind}")
     proposal = pytest.importorskip("speculators.proposals.greedy").GreedyTokenProposalConfig
@@ -73,9 +76,13 @@ def speculator(kind: str, **changes: Any) -> Any:
         default_proposal_method="greedy",
         verifier=about.VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
     )
-    prefix = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark"}[kind]
+    prefix = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash2"}[
+        kind
+    ]
     made = getattr(found, f"{prefix}SpeculatorConfig")
-    return getattr(found, f"{prefix}DraftModel")(made(speculators_config=described, draft_vocab_size=66, **changes))
+    return getattr(found, f"{prefix}DraftModel")(
+        made(**{"speculators_config": described, "draft_vocab_size": 66, **changes})
+    )
 
 
 def random_features(taps: tuple[int, ...]) -> dict[int, Any]:
@@ -134,17 +141,21 @@ def test_eagle3(target: Path, tmp_path: Path, kind: str, options: dict[str, Any]
 
 @pytest.mark.parametrize("from_anchor", [False, True])
 @pytest.mark.parametrize("window", [None, False, True])
-@pytest.mark.parametrize("kind", ["dflash", "vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "vanilla", "gated", "rnn"])
 def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, from_anchor: bool) -> None:
     """All drafts of a block after each token of a text. `window`: None, or whether rows see both sides in it."""
     from specdec_hal.models.draft_pass import BlockPass
 
-    markov = {} if kind == "dflash" else {"markov_rank": 6, "markov_head_type": kind}
+    second = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 7}
+    own: dict[str, Any] = {"dflash": {}, "dflash2": {**second, "draft_vocab_size": VOCABULARY}}.get(
+        kind, {"markov_rank": 6, "markov_head_type": kind}
+    )
+    markov = "markov_rank" in own
     theirs = speculator(
-        "dspark" if markov else "dflash",
+        "dspark" if markov else kind,
         transformer_layer_config=layers("qwen3", **({} if window is None else WINDOWS)),
         aux_hidden_state_layer_ids=[1, 3, 5], mask_token_id=MASK, block_size=BLOCK, sample_from_anchor=from_anchor,
-        sliding_window_non_causal=bool(window), **markov,
+        sliding_window_non_causal=bool(window), **own,
     )  # fmt: skip
     write(theirs, target, tmp_path)
     given = random_features((1, 3, 5))
@@ -156,7 +167,7 @@ def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, fr
             rows, ids, torch.ones_like(ids), torch.zeros(1, TOKENS, WIDTH), torch.zeros_like(ids), max_anchors=blocks
         )
     states, logits, at = states.view(blocks, BLOCK, -1), logits.view(blocks, BLOCK, -1), at.view(blocks, BLOCK)[:, 0]
-    offsets = theirs.d2t.numpy()
+    ids_of = np.arange(VOCABULARY) if theirs.d2t is None else np.arange(66) + theirs.d2t.numpy()
 
     model = load_model(target, "transformers")
     model.allocate(1, 64)
@@ -182,6 +193,12 @@ def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, fr
                 with torch.no_grad():
                     bias = theirs.markov_head.block_bias(prev_token_ids=filled, hidden_states=states[i : i + 1])
                 expected = expected + bias[0, slot]
+            if kind == "dflash2":
+                with torch.no_grad():
+                    best, scores = theirs.candidate_selector.select(
+                        expected[None], states[i, slot][None], torch.tensor(previous[-1:])
+                    )
+                expected = torch.full_like(expected, -torch.inf).scatter(0, best[0], scores[0])
             if draft:
                 given_rows = block.forward_further(
                     draft, ForwardBatch(np.array(previous[-1:]), [Segment(0, 0, 1, position + draft)])
@@ -190,7 +207,7 @@ def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, fr
             np.testing.assert_allclose(ours, expected.numpy(), atol=2e-3)
             token = int(ours.argmax())
             assert token == int(expected.argmax())
-            previous.append(token + int(offsets[token]))
+            previous.append(int(ids_of[token]))
 
 
 def test_peagle(target: Path, tmp_path: Path) -> None:

@@ -155,6 +155,52 @@ def test_confidence_cuts_the_drafts(target: Path, tmp_path: Path, framework: str
     assert len(lengths) > 1
 
 
+SECOND = {"conv_kernel_size": 3, "conv_group_size": 6, "selector_rank": 5, "selector_top_k": 4}
+FACTORS = {"output_multiplier": 0.5, "final_logit_softcapping": 3.0, "input_embedding_scale": 2.0}
+
+
+@pytest.mark.parametrize("framework", ["transformers", "device"])
+@pytest.mark.parametrize("second", [SECOND, {**SECOND, **FACTORS, "conv_kernel_size": 2}, {**SECOND, "window": 3}])
+def test_drafts_of_dflash_2(target: Path, tmp_path: Path, framework: str, second: dict[str, Any]) -> None:
+    """In every round those of a slow pass, which sorts the candidates; they are not the best tokens by logits alone."""
+    second = dict(second)
+    drafter = make_drafter(block_size=5, window=second.pop("window", 0), causal=False, second=second)
+    for name in drafter.tensors:  # so that they decide
+        drafter.tensors[name] *= 3 if name.endswith(("codebook", "base_kernel")) else 1
+    folder = drafter.write_zlab(tmp_path / "drafter", 5)
+    speculative = {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+    outputs = decode(make_runner(target, speculative, framework), tokens=12)
+    embedding = stored(target)["model.embed_tokens.weight"]
+    rounds = selected = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            wanted = drafter.select(given, text[-1], 4, embedding, embedding)
+            count = len(round_.token_ids)
+            assert list(round_.token_ids) == wanted[:count]
+            rounds += count == 4
+            selected += wanted != drafter.logits(given, text[-1], 4, embedding, embedding).argmax(-1).tolist()
+    assert rounds > 10 and selected > 5
+
+
+def test_rejection_of_dflash_2_keeps_the_tokens(target: Path, tmp_path: Path) -> None:
+    """Drafts are drawn from the candidates alone; greedy tokens and drafts within the candidates."""
+    drafter = make_drafter(second=SECOND)
+    settings = {"method": "dflash", "dflash": {"path": str(drafter.write_speculators(tmp_path))}, "adaptive": False}
+    outputs = decode(make_runner(target, {**settings, "verify_strategy": "rejection"}))
+    plain = decode(make_runner(target, {"method": "naive"}))
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    embedding = stored(target)["model.embed_tokens.weight"]
+    drawn = decode(make_runner(target, {**settings, "verify_strategy": "rejection"}), 1.0)
+    for prompt, output in zip(PROMPTS, drawn, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            best = np.argsort(-drafter.logits(given, text[-1], 4, embedding, embedding), -1)[:, :4]
+            assert all(token in row for token, row in zip(round_.token_ids, best, strict=False))
+
+
 CONFIDENT = {"enable_confidence_head": True, "confidence_head_with_markov": True}
 
 
@@ -181,7 +227,9 @@ def test_numbering(target: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nested", "changes", "message"),
     [
-        ({"conv_kernel_size": 3}, {}, r"dflash_config\.conv_kernel_size: no such key"),
+        ({"conv_kernel_size": 3, "conv_group_size": 5}, {}, r"conv_group_size: a divisor of hidden_size \(24\)"),
+        ({"selector_rank": 3, "selector_top_k": 25}, {}, "selector_top_k: at most the target's vocabulary of 24"),
+        ({"conv_width": 3}, {}, r"dflash_config\.conv_width: no such key"),
         ({"target_layer_ids": [2, 5]}, {}, "residuals after 1 to 5 layers"),
         ({"target_layer_ids": [3, 2]}, {}, "ascending residuals"),
         ({"mask_token_id": None}, {}, "mask_token_id: an integer"),

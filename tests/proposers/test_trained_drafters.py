@@ -25,13 +25,14 @@ def write_drafter(kind: str, head: drafters.Head, folder: Path) -> Path:
     """A planted drafter for the target of `drafters.perfect`."""
     if kind == "eagle3":
         return head.write_speculators(folder)
-    return dflash.perfect(head, DRAFTS).write_speculators(folder)
+    planted = dflash.perfect if kind == "dflash" else dflash.perfect_second
+    return planted(head, DRAFTS).write_speculators(folder)
 
 
 Make = Callable[..., ModelRunner]
 
 
-@pytest.fixture(params=["eagle3", "dflash"])
+@pytest.fixture(params=["eagle3", "dflash", "dflash2"])
 def drafter(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -37,6 +37,8 @@ class Drafter:
     """Whether the window counts from the block's first row, as in `speculators`, which the format must say."""
     markov: dict[str, Any] = field(default_factory=dict)
     """Of DSpark: what stands in its config.json."""
+    second: dict[str, Any] = field(default_factory=dict)
+    """Of DFlash 2: the same."""
     tensors: dict[str, Doubles] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -65,6 +67,15 @@ class Drafter:
             if self.markov.get("enable_confidence_head"):
                 width = d + rank * self.markov.get("confidence_head_with_markov", False)
                 found |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+        if taps := self.second.get("conv_kernel_size"):
+            groups = d // self.second["conv_group_size"]
+            for name in [f"layers.{i}.{part}_conv" for i in range(self.layers) for part in ("attention", "mlp")]:
+                found[f"{name}.base_kernel"] = (2, taps, d)
+                found[f"{name}.kernel_projection.weight"] = (2 * taps * groups, d)
+        if rank := self.second.get("selector_rank"):
+            for name in ("predecessor_codebook", "successor_codebook"):
+                found[f"candidate_selector.{name}"] = (self.vocab_size, rank)
+            found["candidate_selector.hidden_projection.weight"] = (rank, d)
         if self.draft_vocab_size is not None:
             found |= {"lm_head.weight": (self.draft_vocab_size, d), "embed_tokens.weight": (self.vocab_size, d)}
         return found
@@ -92,11 +103,11 @@ class Drafter:
         self, folder: Path, target_layers: int, nested: dict[str, Any] | None = None, **changes: Any
     ) -> Path:
         """z-lab's format: outputs of layers. `nested`, `changes`: keys of dflash_config, and beside it."""
-        own = {"mask_token_id": self.mask, "target_layer_ids": [tap - 1 for tap in self.taps]}
+        own = {"mask_token_id": self.mask, "target_layer_ids": [tap - 1 for tap in self.taps], **self.second}
         raw = {
-            "architectures": ["DFlashDraftModel"], **self._layer_config(), "block_size": self.block_size,
-            "num_target_layers": target_layers, "dflash_config": {**own, **(nested or {})},
-            **({} if self.causal else {"is_causal": False}),
+            "architectures": ["DFlash2DraftModel" if self.second else "DFlashDraftModel"], **self._layer_config(),
+            "block_size": self.block_size, "num_target_layers": target_layers,
+            "dflash_config": {**own, **(nested or {})}, **({} if self.causal else {"is_causal": False}),
         }  # fmt: skip
         return self._write(folder, {**raw, **changes})
 
@@ -110,6 +121,8 @@ class Drafter:
         }  # fmt: skip
         if self.markov:
             raw |= {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **self.markov}
+        if self.second:
+            raw |= {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", **self.second}
         return self._write(folder, {**raw, **changes})
 
     def _write(self, folder: Path, raw: dict[str, Any]) -> Path:
@@ -122,6 +135,31 @@ class Drafter:
         return folder
 
     # ---- computed
+
+    def select(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> list[int]:
+        """Greedy drafts of DFlash 2, each after the previous one. Arguments as `logits`."""
+        w, named, ids = self.tensors, "candidate_selector.", list[int]()
+        base, rows = self.logits(features, token, drafts, embedding, head, with_rows=True)
+        for logits, h in zip(base * self.second.get("output_multiplier", 1.0), rows, strict=True):
+            cap = self.second.get("final_logit_softcapping")
+            capped = cap * np.tanh(logits / cap) if cap else logits
+            best = sorted(range(self.vocab_size), key=lambda i: (-capped[i], i))[: self.second["selector_top_k"]]
+            before = w[f"{named}predecessor_codebook"][ids[-1] if ids else token]
+            context = before * (w[f"{named}hidden_projection.weight"] @ h)
+            ids.append(max(best, key=lambda i: capped[i] + context @ w[f"{named}successor_codebook"][i]))
+        return ids
+
+    def _convolved(self, name: str, side: int, y: Doubles, n: Doubles) -> Doubles:
+        """A convolution of a block's rows, before (0) or after (1) a sublayer; n decides on the kernels."""
+        taps = self.second.get("conv_kernel_size", 0)
+        if not taps:
+            return y
+        kernels = (n @ self.tensors[f"{name}.kernel_projection.weight"].T).reshape(len(n), 2, taps, -1)[:, side]
+        base, group, out = self.tensors[f"{name}.base_kernel"][side], self.second["conv_group_size"], np.zeros_like(y)
+        for i in range(len(y)):
+            for t in range(min(taps, i + 1)):
+                out[i] += (base[t] + np.repeat(kernels[i, t], group)) * y[i - t]
+        return out
 
     def chain(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> Any:
         """Greedy drafts of DSpark, each after the previous one, and their confidences. Arguments as `logits`."""
@@ -169,9 +207,11 @@ class Drafter:
         context = self._norm(features @ w["fc.weight"].T, "hidden_norm")
         start = len(context)
         x = (w["embed_tokens.weight"] if own else embedding)[[token, *[self.mask] * (drafts - from_anchor)]]
+        x = x * self.second.get("input_embedding_scale", 1.0)
         for i in range(self.layers):
             layer = f"layers.{i}"
-            n = self._norm(x, f"{layer}.input_layernorm")
+            normed = self._norm(x, f"{layer}.input_layernorm")
+            n = self._convolved(f"{layer}.attention_conv", 0, normed, normed)
             rows = np.concatenate([context, n])
             out = np.zeros((len(x), self.heads * self.head_dim))
             for h in range(self.heads):
@@ -189,14 +229,15 @@ class Drafter:
                     if self.window and i == 0:
                         shares *= self._seen(start, start + slot, len(keys))
                     out[slot, mine] = shares / shares.sum() @ values
-            x = x + out @ w[f"{layer}.self_attn.o_proj.weight"].T
-            n = self._norm(x, f"{layer}.post_attention_layernorm")
+            y = out @ w[f"{layer}.self_attn.o_proj.weight"].T
+            x = x + self._convolved(f"{layer}.attention_conv", 1, y, normed)
+            normed = self._norm(x, f"{layer}.post_attention_layernorm")
+            n = self._convolved(f"{layer}.mlp_conv", 0, normed, normed)
             gate = n @ w[f"{layer}.mlp.gate_proj.weight"].T
-            x = (
-                x
-                + (gate / (1 + np.exp(-gate)) * (n @ w[f"{layer}.mlp.up_proj.weight"].T))
-                @ w[f"{layer}.mlp.down_proj.weight"].T
-            )
+            y = (gate / (1 + np.exp(-gate)) * (n @ w[f"{layer}.mlp.up_proj.weight"].T)) @ w[
+                f"{layer}.mlp.down_proj.weight"
+            ].T
+            x = x + self._convolved(f"{layer}.mlp_conv", 1, y, normed)
         normed = self._norm(x if from_anchor else x[1:], "norm")
         found = np.full((drafts, self.vocab_size), -np.inf)
         found[:, self.ids] = normed @ (w["lm_head.weight"] if own else head).T
@@ -225,6 +266,19 @@ class Drafter:
 
 def _sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
+
+
+def perfect_second(head: Head, drafts: int) -> Drafter:
+    """The same as `perfect` by DFlash 2, whose convolutions and selector change nothing."""
+    made = perfect(head, drafts)
+    made.draft_vocab_size = None
+    made.second = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 3, "selector_top_k": 2}
+    for name, shape in made.shapes().items():
+        if name not in made.tensors:
+            made.tensors[name] = np.zeros(shape)
+        if name.endswith("base_kernel"):
+            made.tensors[name][:, 0] = 1
+    return made
 
 
 def perfect(head: Head, drafts: int) -> Drafter:
