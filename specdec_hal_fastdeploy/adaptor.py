@@ -65,9 +65,10 @@ class _Form:
     """One signature of an op: the function that plans a call of it; `dtypes` of tensors that tell it from others.
 
     `arguments`: FastDeploy's, in order, of which the function takes those that it names. Empty: the function's own.
+    `returns`: the arguments that an in-place op returns.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: str, dtypes: Mapping[str, str]) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: str, returns: str, dtypes: Mapping[str, str]) -> None:
         own = list(inspect.signature(function).parameters.values())[1:]
         parameters = list(map(_parameter, arguments.split())) or own
         annotations = [str(parameter.annotation) for parameter in parameters]
@@ -78,6 +79,7 @@ class _Form:
         self.is_int = [annotation == "int" for annotation in annotations]
         self.kinds = [_KINDS.get(annotation) for annotation in annotations]
         self.dtypes = {self.names.index(name): dtype for name, dtype in dtypes.items()}
+        self.outputs = _outputs([self.names.index(name) for name in returns.split()])
         self.most = len(parameters)
         self.least = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
         self.defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
@@ -92,11 +94,13 @@ class _Form:
         return self.least <= count <= self.most
 
     def fits(self, args: tuple[Any, ...], ints: bool) -> bool:
-        """Whether the arguments match its tensors and dtypes; with `ints`, tensors may be numbers."""
+        """Whether the arguments match its tensors, attributes and dtypes; with `ints`, tensors may be numbers."""
         return all(
-            is_tensor if wanted and not optional else wanted or not is_tensor or (ints and number)
-            for is_tensor, wanted, optional, number in zip(
-                map(_is_tensor, args), self.is_tensor, self.optional, self.is_int, strict=False
+            (_is_tensor(arg) or (optional and arg is None))
+            if wanted
+            else (kind is None or isinstance(arg, kind) or (ints and number and _is_tensor(arg)))
+            for arg, wanted, optional, number, kind in zip(
+                args, self.is_tensor, self.optional, self.is_int, self.kinds, strict=False
             )
         ) and all(args[i] is None or dtype_of(args[i]) == dtype for i, dtype in self.dtypes.items())
 
@@ -115,6 +119,14 @@ def _parameter(argument: str) -> inspect.Parameter:
 
 def _is_tensor(arg: Any) -> bool:
     return isinstance(arg, paddle.Tensor)
+
+
+def _outputs(positions: list[int]) -> Callable[[tuple[Any, ...]], Any]:
+    """What an in-place op returns of its arguments, as Paddle's custom ops do: a tensor, a list of several, or None."""
+    if not positions:
+        return lambda args: None
+    pick = itemgetter(*positions)
+    return pick if len(positions) == 1 else lambda args: list(pick(args))
 
 
 def _picked(positions: list[int]) -> Callable[[tuple[Any, ...]], Any]:
@@ -149,7 +161,7 @@ class Adaptor:
         self.decide()
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the op; returns FastDeploy's result, None for in-place ops."""
+        """Run the op; returns FastDeploy's result: fresh tensors, or the outputs of an in-place op."""
         if named:
             args = self._positional(args, named)
         key = tuple(map(id, args))
@@ -158,7 +170,7 @@ class Adaptor:
         if plan is None or plan.addresses != tuple(map(data_ptr, plan.pick(args))):
             return self._first(args, key)
         plan.run()
-        return None
+        return plan.outputs(args)
 
     def plan(self, plan: Plan, *args: Any) -> Any:
         """Plan a call of the newest signature as part of another's; without arguments, those of the same names."""
@@ -176,7 +188,7 @@ class Adaptor:
         self.plans.clear()
 
     def _first(self, args: tuple[Any, ...], key: tuple[int, ...]) -> Any:
-        """Plan a call, run it, and keep the plan if FastDeploy's op returns nothing."""
+        """Plan a call, run it, and keep the plan if FastDeploy's op works in place."""
         kinds: tuple[Any, ...] = tuple(map(type, args))
         if self._deciding:
             kinds += tuple(getattr(args[i], "dtype", None) for i in self._deciding if i < len(args))
@@ -187,11 +199,14 @@ class Adaptor:
             args = self._numbers(form, args, plan, look.numbers)
         result = form.function(plan, *args)
         plan.launch()
-        if result is None and plan.keep and look.repeats:
+        if result is not None:
+            return result
+        if plan.keep and look.repeats:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
-            self.plans[key] = KeptPlan(plan, args, look.tensors, look.others, partial(self._drop, key))
-        return result
+            end = partial(self._drop, key)
+            self.plans[key] = KeptPlan(plan, args, look.tensors, look.others, form.outputs, end)
+        return form.outputs(args)
 
     def _look(self, args: tuple[Any, ...], kinds: tuple[Any, ...]) -> _Look:
         """The shape of a call with new types; ArgumentError if no form of the op matches."""
@@ -259,16 +274,16 @@ class Adaptor:
 
 
 def adaptor(
-    *platforms: str, name: str = "", arguments: str = "", **dtypes: str
+    *platforms: str, name: str = "", arguments: str = "", returns: str = "", **dtypes: str
 ) -> Callable[[Callable[..., Any]], Adaptor]:
     """Serve the FastDeploy op of that name, else the function's, in these op packages ("gpu", "xpu").
 
-    `arguments`: see :class:`_Form`. `dtypes`, by parameter, are needed only where another version has as many of them:
-    see :func:`older`.
+    `arguments`, `returns`: see :class:`_Form`. `dtypes`, by parameter, are needed only where another version has as many
+    of them: see :func:`older`.
     """
 
     def register(function: Callable[..., Any]) -> Adaptor:
-        own, forms = name or function.__name__, [_Form(function, arguments, dtypes)]
+        own, forms = name or function.__name__, [_Form(function, arguments, returns, dtypes)]
         for platform in platforms:
             ADAPTORS[platform][own] = Adaptor(own, platform, forms)
         return ADAPTORS[platforms[0]][own]
@@ -276,11 +291,13 @@ def adaptor(
     return register
 
 
-def older(newest: Adaptor, arguments: str = "", **dtypes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def older(
+    newest: Adaptor, arguments: str = "", returns: str = "", **dtypes: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Serve, or refuse, another version's signature of an op; of those of one length, tensors and `dtypes` decide."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        newest.forms.append(_Form(function, arguments, dtypes))
+        newest.forms.append(_Form(function, arguments, returns, dtypes))
         for platform in PLATFORMS:
             served = ADAPTORS[platform].get(newest.__name__)
             if served is not None and served.forms is newest.forms:

@@ -22,6 +22,7 @@ _NO_LIMIT = 2**62
     "not_need_stop pre_ids accept_tokens accept_num target_model_seq_lens_encoder target_model_seq_lens_decoder "
     "target_model_step_idx target_model_stop_flags max_dec_len target_model_draft_tokens num_model_step:int "
     "is_splitwise_prefill:bool",
+    returns=f"draft_tokens input_ids stop_flags {' '.join(_OWN)} not_need_stop pre_ids target_model_draft_tokens",
 )
 def draft_model_preprocess(
     plan: Plan,
@@ -73,6 +74,7 @@ refused(
     arguments="inter_next_tokens draft_tokens pre_ids seq_lens_this_time seq_lens_encoder seq_lens_decoder "
     "step_idx cu_seqlens_q_output stop_flags not_need_stop max_dec_len end_ids base_model_draft_tokens "
     "max_seq_len:int substep:int",
+    returns=f"draft_tokens pre_ids {' '.join(_OWN)} not_need_stop base_model_draft_tokens",
 )
 def draft_model_update(
     plan: Plan,
@@ -111,7 +113,7 @@ refused(
 )
 
 
-@adaptor("gpu", "xpu")
+@adaptor("gpu", "xpu", returns="base_model_seq_lens_this_time")
 def draft_model_postprocess(
     plan: Plan,
     base_model_draft_tokens: Tensor,
@@ -192,7 +194,12 @@ def eagle_get_hidden_states(
     """The target's rows of all tokens that the draft model is fed, packed, and how many there are."""
     slots = seq_lens_this_time.shape[0]
     given = (seq_lens_this_time, seq_lens_encoder, accept_nums, base_model_seq_lens_this_time)
-    fed, enc, accepted, ran = (plan.first(slots, plan.flat(tensor)) for tensor in given)
+    return _fed_rows(plan, input, *(plan.first(slots, plan.flat(tensor)) for tensor in given))
+
+
+def _fed_rows(plan: Plan, input: Tensor, fed: Tensor, enc: Tensor, accepted: Tensor, ran: Tensor) -> list[Tensor]:
+    """The rows that the draft model is fed, of slots in the order of the rows of `input`, and how many there are."""
+    slots = fed.shape[0]
     offsets, base = (plan.scratch([slots + 1], "int32") for _ in range(2))
     row_slots, count = plan.scratch(input.shape[:1], "int32"), plan.empty([1], "int32")
     plan.step(lambda: _packed_rows(fed, enc, accepted, ran, offsets[1:], base[1:], row_slots))
@@ -233,13 +240,20 @@ def _kept_rows(fed: Tensor, enc: Tensor, accepted: Tensor, ran: Tensor) -> Tenso
 )
 def _eagle_get_hidden_states_xpu(
     plan: Plan,
+    input: Tensor,
     seq_lens_this_time: Tensor,
     seq_lens_encoder: Tensor,
     accept_nums: Tensor,
     base_model_seq_lens_this_time: Tensor,
+    base_model_seq_lens_encoder: Tensor,
 ) -> Tensor:
-    """As on GPUs, as many rows as there are."""
+    """As on GPUs, with as many rows as there are; as in adjusted batches, those of prompts stand first, given too."""
     slots = seq_lens_this_time.shape[0]
     given = (seq_lens_this_time, seq_lens_encoder, accept_nums, base_model_seq_lens_this_time)
-    rows = int(_kept_rows(*(plan.first(slots, plan.flat(tensor)) for tensor in given)).sum())
-    return eagle_get_hidden_states.plan(plan)[0][:rows]
+    fed, enc, accepted, ran, base_enc = (
+        plan.first(slots, plan.flat(tensor)) for tensor in (*given, base_model_seq_lens_encoder)
+    )
+    rows = int(_kept_rows(fed, enc, accepted, ran).sum())
+    order = paddle.argsort((enc <= 0).astype("int32") * (base_enc <= 0).astype("int32"), stable=True)
+    slots_in_order = (plan.hold(paddle.index_select(tensor, order)) for tensor in (fed, enc, accepted, ran))
+    return _fed_rows(plan, input, *slots_in_order)[0][:rows]

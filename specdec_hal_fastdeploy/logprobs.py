@@ -7,7 +7,7 @@ import paddle
 from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor
 
 
-@adaptor("gpu", "xpu")
+@adaptor("gpu", "xpu", returns="token_ids target_logits cu_batch_token_offset")
 def speculate_get_accept_tokens_and_logits(
     plan: Plan,
     token_ids: Tensor,
@@ -37,7 +37,7 @@ def speculate_get_accept_tokens_and_logits(
     plan.step(lambda: _copy_rows(rows, kept[1], source))
 
 
-@adaptor("gpu")
+@adaptor("gpu", returns="cu_batch_token_offset")
 def speculate_compute_cu_batch_offset(
     plan: Plan, cu_batch_token_offset: Tensor, accept_num: Tensor, real_bsz: int
 ) -> None:
@@ -63,6 +63,7 @@ def speculate_compute_cu_batch_offset(
     "xpu",
     arguments="target_logits logits cu_batch_token_offset ori_cu_batch_token_offset seq_lens_this_time "
     "seq_lens_encoder accept_num",
+    returns="target_logits",
 )
 def speculate_get_target_logits(plan: Plan, target_logits: Tensor, logits: Tensor, seq_lens_this_time: Tensor) -> None:
     """The logit rows that predict the accepted tokens, to the offsets that are given; what is in between stays.

@@ -13,10 +13,14 @@ ENV_BUDGET = "INFER_WITH_REFERENCE_TOKENUM_THRESHOLD"
 """FastDeploy's: input tokens of a step that drafts may fill up; 128 if it is not set."""
 
 
+_DRAFTED = "draft_tokens seq_lens_this_time"
+
+
 @adaptor(
     "gpu",
     arguments="token_ids_all prompt_lens step_idx draft_token_num draft_tokens seq_lens_this_time seq_lens_encoder "
     "seq_lens_decoder max_dec_len max_ngram_size:int max_draft_tokens:int pad_to_max:bool=False",
+    returns=_DRAFTED,
 )
 def ngram_match(
     plan: Plan, draft_tokens: Tensor, seq_lens_this_time: Tensor, max_ngram_size: int, pad_to_max: bool = False
@@ -53,6 +57,7 @@ refused(
     ngram_match,
     arguments="input_ids input_ids_len pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time "
     "seq_lens_encoder seq_lens_decoder max_dec_len max_ngram_size:int max_draft_tokens:int",
+    returns=_DRAFTED,
 )
 def _ngram_match_12(plan: Plan, draft_tokens: Tensor, max_ngram_size: int) -> None:
     """Of 2025, with the prompt in a buffer of its own, and `step_idx` a column of `pre_ids`."""
@@ -80,6 +85,7 @@ ENV_HYBRID_BUDGET = "SPEC_TOKENUM_THRESHOLD"
     "gpu",
     arguments="token_ids_all prompt_lens pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time "
     "seq_lens_decoder max_dec_len max_ngram_size:int min_ngram_size:int max_draft_tokens:int pad_to_max:bool",
+    returns=_DRAFTED,
 )
 def hybrid_mtp_ngram(
     plan: Plan,
@@ -122,6 +128,7 @@ def _with_tokens(plan: Plan, slots: int, lens: Tensor) -> Tensor:
     "gpu",
     arguments="input_ids input_ids_len pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time "
     "seq_lens_decoder max_dec_len max_ngram_size:int min_ngram_size:int max_draft_tokens:int",
+    returns=_DRAFTED,
 )
 def hybird_mtp_ngram(plan: Plan) -> None:
     """Before PR #7849, with the prompt in a buffer of its own; FastDeploy spells the name like this."""

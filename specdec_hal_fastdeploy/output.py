@@ -60,7 +60,10 @@ def _host(tensor: Tensor) -> Any:
     return as_numpy(tensor) if tensor.place.is_cpu_place() else tensor.numpy()
 
 
-_MATRICES = ("accept_tokens", "sampled_token_ids", "logprob_token_ids", "logprob_scores")
+_FIRST = 2
+"""Tokens that a prefill node sends of a slot: the first one and its draft."""
+
+_MATRICES = ("x", "accept_tokens", "sampled_token_ids", "logprob_token_ids", "logprob_scores")
 _STATE = ("not_need_stop", "seq_lens_decoder", "prompt_lens", "preempted_idx")
 
 
@@ -94,6 +97,41 @@ def speculate_save_output_dynamic(plan: Plan, rank_id: int, msg_queue_id: int, s
         _send_plain(plan, msg_queue_id)
 
 
+@adaptor(
+    "gpu",
+    "xpu",
+    arguments="x not_need_stop seq_lens_decoder prompt_lens step_idx rank_id:int save_each_rank:bool "
+    "skip_chunk_prefill:bool",
+)
+def mtp_save_first_token(plan: Plan, x: Tensor, rank_id: int, save_each_rank: bool, skip_chunk_prefill: bool) -> None:
+    """Send the first token and the first draft of each slot that has just ended its prompt: x [B, 2 or more].
+
+    For a prefill node. With `skip_chunk_prefill`, slots inside their prompt send nothing, whatever their step_idx.
+    """
+    plan.expect("int64", "x", "prompt_lens", "step_idx")
+    plan.expect("int32", "seq_lens_decoder")
+    if x.ndim != 2 or x.shape[1] < _FIRST:
+        plan.fail("x", f"[B, {_FIRST} or more]", str(x.shape), "pass the first tokens and their drafts")
+    if rank_id > 0 and not save_each_rank:
+        return
+    names = ("not_need_stop", "seq_lens_decoder", "prompt_lens", "step_idx")
+    tensors = _aliases(plan, "x", *names)
+    message, receiver = PlainMessage(), queue(PLAIN_PATH, queue_number())
+
+    def send() -> None:
+        values = {name: _host(tensor) for name, tensor in tensors.items()}
+        runs, decoder, prompts, steps = (values[name] for name in names)
+        tokens = values["x"][:, :_FIRST]
+        slots = len(tokens)
+        begins = steps[:slots] == 1
+        if not skip_chunk_prefill:
+            prompts = np.zeros_like(prompts)
+        counts = sent_counts(_FIRST * begins, decoder, prompts, np.zeros(slots), PLAIN_SLOTS)
+        receiver.send(message.write(stop_flag(runs[0]), counts, tokens))
+
+    plan.step(send)
+
+
 def _send_plain(plan: Plan, number: int) -> None:
     tensors = _aliases(plan, "accept_tokens", "accept_num", *_STATE)
     message, receiver = PlainMessage(), queue(PLAIN_PATH, number)
@@ -109,6 +147,7 @@ def _send_plain(plan: Plan, number: int) -> None:
 
 @adaptor(
     "gpu",
+    "xpu",
     arguments="sampled_token_ids logprob_token_ids logprob_scores logprob_ranks token_num_per_batch "
     "cu_batch_token_offset not_need_stop seq_lens_decoder prompt_lens preempted_idx message_flag:int rank_id:int "
     "save_each_rank:bool",
@@ -168,7 +207,7 @@ def _send_scored(plan: Plan, flag: int, *, drafts: int = 0) -> None:
     plan.step(send)
 
 
-@adaptor("gpu")
+@adaptor("gpu", "xpu", returns="output_tokens output_scores output_ranks")
 def speculate_get_output_topk(
     plan: Plan,
     output_tokens: Tensor,

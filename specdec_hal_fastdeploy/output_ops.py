@@ -14,6 +14,7 @@ from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor, older
     "xpu",
     arguments="accept_tokens accept_num token_ids_all prompt_lens step_idx stop_flags seq_lens stop_seqs "
     "stop_seqs_len end_ids min_tokens",
+    returns="accept_tokens accept_num",
 )
 def speculate_set_stop_value_multi_seqs(
     plan: Plan, accept_tokens: Tensor, accept_num: Tensor, stop_seqs_len: Tensor
@@ -38,6 +39,7 @@ def speculate_set_stop_value_multi_seqs(
     "xpu",
     arguments="next_tokens max_think_lens max_reply_lens step_idx limit_status accept_num stop_flags "
     "eos_token_ids inject_token_ids think_end_id:int splitwise_role_is_decode:bool",
+    returns="next_tokens max_reply_lens limit_status accept_num",
 )
 def speculate_limit_thinking_content_length(
     plan: Plan, next_tokens: Tensor, eos_token_ids: Tensor, inject_token_ids: Tensor, think_end_id: int
@@ -57,7 +59,7 @@ def speculate_limit_thinking_content_length(
     )
 
 
-@adaptor("gpu", "xpu")
+@adaptor("gpu", "xpu", returns="accept_num")
 def speculate_clear_accept_nums(plan: Plan, accept_num: Tensor, seq_lens_decoder: Tensor) -> None:
     """Forget the counts of slots that are not in the KV cache."""
     slots = min(accept_num.shape[0], seq_lens_decoder.shape[0])
@@ -68,13 +70,13 @@ def speculate_clear_accept_nums(plan: Plan, accept_num: Tensor, seq_lens_decoder
 _WRITTEN = "accept_tokens accept_num stop_flags seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx"
 
 
-@adaptor("gpu", "xpu", arguments=f"token_ids_all prompt_lens {_WRITTEN}")
+@adaptor("gpu", "xpu", arguments=f"token_ids_all prompt_lens {_WRITTEN}", returns="token_ids_all")
 def speculate_set_value_by_flags_and_idx(plan: Plan) -> None:
     """Write the accepted tokens into the history; the last one goes to column prompt_lens + step_idx."""
     plan.run("write_accepted", **plan.given("token_ids_all", "prompt_lens", *_WRITTEN.split()), last_index=True)
 
 
-@older(speculate_set_value_by_flags_and_idx, arguments=f"pre_ids_all {_WRITTEN}")
+@older(speculate_set_value_by_flags_and_idx, arguments=f"pre_ids_all {_WRITTEN}", returns="pre_ids_all")
 def _set_value_8(plan: Plan, pre_ids_all: Tensor, stop_flags: Tensor) -> None:
     """As on XPU, and before histories had prompts: the generated tokens alone, the last one in column step_idx."""
     no_prompts = plan.constant(0, [stop_flags.shape[0]], "int64")
@@ -88,6 +90,7 @@ def _set_value_8(plan: Plan, pre_ids_all: Tensor, stop_flags: Tensor) -> None:
     arguments="logits token_ids_all prompt_lens stop_flags seq_lens_this_time seq_lens_encoder step_idx "
     "allowed_tokens reasoning_status batch_id_per_token_output cu_seqlens_q_output enable_thinking think_end_id:int "
     "line_break_id:int",
+    returns="logits reasoning_status",
 )
 def reasoning_phase_token_constraint(
     plan: Plan,
@@ -119,6 +122,7 @@ def reasoning_phase_token_constraint(
     "xpu",
     arguments="draft_logits next_token_num batch_token_num cu_next_token_offset cu_batch_token_offset logits "
     "first_token_logits seq_lens_this_time seq_lens_encoder",
+    returns="draft_logits batch_token_num cu_batch_token_offset",
 )
 def speculate_get_logits(
     plan: Plan, first_token_logits: Tensor, seq_lens_this_time: Tensor, seq_lens_encoder: Tensor
@@ -147,7 +151,7 @@ def _with_total(plan: Plan, used: int, offsets: Tensor) -> Tensor:
     return plan.scratch([used + 1], "int32") if offsets.shape[0] == used else plan.first(used + 1, offsets)
 
 
-@adaptor("gpu", "xpu")
+@adaptor("gpu", "xpu", returns="token_ids")
 def speculate_insert_first_token(
     plan: Plan,
     token_ids: Tensor,

@@ -34,7 +34,7 @@ class Plan:
     """The steps of one call: launches of this project's ops, and now and then an operation of Paddle between them.
 
     An adaptor fills it through :meth:`run` and :meth:`step`, and returns the fresh tensors that FastDeploy's op
-    returns, if it returns any. A plan without any is kept, and run again when the same tensors come.
+    returns, if it makes any. A plan without any is kept, and run again when the same tensors come.
     """
 
     __slots__ = (
@@ -242,14 +242,16 @@ class Plan:
 class KeptPlan:
     """A plan for the caller's tensors, which ends with any of them."""
 
-    __slots__ = ("addresses", "attributes", "held", "pick", "references", "run")
+    __slots__ = ("addresses", "attributes", "held", "outputs", "pick", "references", "run")
 
-    def __init__(self, plan: Plan, args: tuple[Any, ...], pick: Pick, others: Pick, end: Callable[[Any], None]) -> None:
+    def __init__(
+        self, plan: Plan, args: tuple[Any, ...], pick: Pick, others: Pick, outputs: Pick, end: Callable[[Any], None]
+    ) -> None:
         launch, stream = plan.steps[0] if len(plan.steps) == 1 else _together(plan.steps), plan.stream
         self.run: Callable[[], None] = partial(launch, 0) if plan.backend.device == "cpu" else lambda: launch(stream())
         self.held = plan.held
         tensors = pick(args)
-        self.pick = pick
+        self.pick, self.outputs = pick, outputs
         self.addresses = tuple(map(data_ptr, tensors))
         self.references = list(map(weakref.ref, tensors, repeat(end)))
         self.attributes = others(args)

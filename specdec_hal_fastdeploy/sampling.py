@@ -141,6 +141,7 @@ def top_p_candidates(
     arguments="token_ids_all prompt_lens logits penalty_scores frequency_scores presence_scores temperatures "
     "bad_tokens bad_tokens_len? cur_len min_len eos_token_id seq_lens_this_time batch_id_per_token_output "
     "cu_seqlens_q_output max_seq_len:int",
+    returns="logits",
 )
 def speculate_get_token_penalty_multi_scores(
     plan: Plan,
@@ -194,6 +195,7 @@ def _bad_tokens(plan: Plan, slots: int, tokens: Tensor, lens: Tensor | None) -> 
     name="speculate_get_token_penalty_multi_scores",
     arguments="pre_ids logits penalty_scores frequency_scores presence_scores temperatures bad_tokens cur_len "
     "min_len eos_token_id seq_lens_this_time batch_id_per_token_output cu_seqlens_q_output max_seq_len:int",
+    returns="logits",
 )
 def _speculate_penalties_xpu(plan: Plan, pre_ids: Tensor) -> None:
     """As on GPUs, with a history of generated tokens alone."""
@@ -206,6 +208,7 @@ def _speculate_penalties_xpu(plan: Plan, pre_ids: Tensor) -> None:
     "xpu",
     arguments="pre_ids logits penalty_scores frequency_scores presence_scores temperatures bad_tokens cur_len "
     "min_len eos_token_id",
+    returns="logits",
 )
 def get_token_penalty_multi_scores(plan: Plan, pre_ids: Tensor, logits: Tensor) -> None:
     """As for speculative decoding, with one row of logits a slot."""

@@ -26,7 +26,6 @@ _BOTH = {
     "speculate_get_output_padding_offset": _OLD,
     "speculate_rebuild_append_padding": _OLD,
     "speculate_get_output": _UNKNOWN,
-    "mtp_save_first_token": _UNKNOWN,
     "update_attn_mask_offsets": _IMAGES,
 }
 
@@ -46,8 +45,6 @@ LEFT: dict[str, dict[str, str]] = {
         "save_output_dynamic": _PLAIN,
         "speculate_step_reschedule": _SCHEDULER,
         "speculate_update_v3": _OLD,
-        "speculate_save_output_with_topk": _UNKNOWN,
-        "speculate_get_output_with_topk": _UNKNOWN,
         "mtp_save_first_token_with_topk": _UNKNOWN,
     },
 }

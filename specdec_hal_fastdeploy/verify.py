@@ -23,6 +23,7 @@ _NO_LIMIT = 1 << 62
     "candidate_lens? topp stop_flags seq_lens_encoder seq_lens_this_time end_tokens is_block_step cu_seqlens_q_output "
     "reasoning_status max_dec_len step_idx max_seq_len:int verify_window:int verify_strategy:int reject_all:bool "
     "accept_all:bool",
+    returns="step_output_ids step_output_len",
 )
 def verify_draft_tokens(
     plan: Plan,
@@ -119,6 +120,7 @@ def _offsets(plan: Plan, used: int, offsets: Tensor) -> Tensor:
     arguments="step_output_ids step_output_len step_input_ids target_tokens? candidate_ids? candidate_scores? "
     "candidate_lens? topp stop_flags seq_lens_encoder seq_lens_this_time end_tokens is_block_step cu_seqlens_q_output "
     "reasoning_status max_seq_len:int verify_window:int verify_strategy:int reject_all:bool accept_all:bool",
+    returns="step_output_ids step_output_len",
 )
 def _verify_draft_tokens_20(
     plan: Plan,
@@ -137,11 +139,15 @@ def _verify_draft_tokens_20(
     verify_draft_tokens.plan(plan, *args, max_seq_len, verify_window, verify_strategy, reject_all, accept_all)
 
 
+_ADVANCED = "seq_lens_encoder seq_lens_decoder has_running_seqs step_input_ids step_output_ids step_output_len"
+
+
 @adaptor(
     "gpu",
     "xpu",
     arguments="seq_lens_encoder seq_lens_decoder has_running_seqs step_input_ids step_output_ids step_output_len "
     "stop_flags seq_lens_this_time is_paused token_ids_all prompt_lens step_idx end_tokens max_dec_len",
+    returns=f"{_ADVANCED} stop_flags seq_lens_this_time token_ids_all step_idx",
 )
 def unified_update_model_status(plan: Plan, has_running_seqs: Tensor) -> None:
     """Append the emitted tokens to the history and advance every slot."""
@@ -160,6 +166,7 @@ def unified_update_model_status(plan: Plan, has_running_seqs: Tensor) -> None:
     arguments="seq_lens_encoder seq_lens_decoder has_running_seqs step_input_ids adaptive_step_input_len "
     "step_output_ids step_output_len stop_flags seq_lens_this_time is_paused mask_rollback token_ids_all prompt_lens "
     "step_idx end_tokens max_dec_len is_naive_mode:bool prefill_one_step_stop:int",
+    returns=f"{_ADVANCED} stop_flags seq_lens_this_time mask_rollback token_ids_all step_idx",
 )
 def _unified_update_model_status_18(
     plan: Plan,
@@ -195,7 +202,7 @@ def _unified_update_model_status_18(
         plan.step(lambda: paddle.assign((~stop).astype("int32"), lens))
 
 
-@adaptor("gpu", "xpu")
+@adaptor("gpu", "xpu", returns="accept_tokens accept_num seq_lens_this_time")
 def naive_update_model_status(
     plan: Plan,
     accept_tokens: Tensor,

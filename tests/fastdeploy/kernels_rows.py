@@ -123,9 +123,14 @@ def eagle_get_hidden_states(x: Array, tt: Array, enc: Array, dec: Array, stop: A
     return [out, np.array([len(rows)], np.int32)]
 
 
-def eagle_get_hidden_states_xpu(*args: Any) -> Array:
-    out, count = eagle_get_hidden_states(*args)
-    return out[: int(count[0])]
+def eagle_get_hidden_states_xpu(x: Array, *args: Any) -> Array:
+    """Slots with a prompt first, in input and output."""
+    *slots, steps = args
+    enc, base_enc = slots[1].reshape(-1), slots[6].reshape(-1)
+    used = slots[0].size
+    order = sorted(range(used), key=lambda b: enc[b] <= 0 and base_enc[b] <= 0)
+    out, count = eagle_get_hidden_states(x, *(array.reshape(-1)[order] for array in slots), steps)
+    return out[: int(count[0])]  # type: ignore[no-any-return]
 
 
 def eagle_get_self_hidden_states_xpu(x: Array, last_tt: Array, tt: Array, step_idx: Array) -> Array:

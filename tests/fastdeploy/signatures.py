@@ -1,7 +1,7 @@
 """What each served op of FastDeploy takes and gives: the table that `test_signatures` checks, and arguments for it.
 
 A line: where, name, arguments (tensors but for `:int` and `:bool`; `?`: may be None), what is written in place, and
-what comes back. Sizes: B slots, T tokens, R output rows, A rows of packed buffers, K candidates, D the hidden size.
+what comes back: fresh tensors, or arguments by name, which are those written if none is named. Sizes: B slots, T tokens, R output rows, A rows of packed buffers, K candidates, D the hidden size.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ gpu,xpu | speculate_set_stop_value_multi_seqs | accept_tokens accept_num token_i
 gpu,xpu | speculate_limit_thinking_content_length | {_LIMITS} inject_token_ids think_end_id:int splitwise_role_is_decode:bool | next_tokens max_reply_lens limit_status accept_num |
 gpu,xpu | reasoning_phase_token_constraint | logits token_ids_all prompt_lens stop_flags seq_lens_this_time seq_lens_encoder step_idx allowed_tokens reasoning_status batch_id_per_token_output cu_seqlens_q_output enable_thinking think_end_id:int line_break_id:int | logits reasoning_status |
 gpu,xpu | speculate_clear_accept_nums | accept_num seq_lens_decoder | accept_num |
-gpu,xpu | speculate_get_logits | draft_logits next_token_num batch_token_num cu_next_token_offset cu_batch_token_offset logits first_token_logits seq_lens_this_time seq_lens_encoder | draft_logits next_token_num batch_token_num cu_next_token_offset cu_batch_token_offset |
+gpu,xpu | speculate_get_logits | draft_logits next_token_num batch_token_num cu_next_token_offset cu_batch_token_offset logits first_token_logits seq_lens_this_time seq_lens_encoder | draft_logits next_token_num batch_token_num cu_next_token_offset cu_batch_token_offset | draft_logits batch_token_num cu_batch_token_offset
 gpu,xpu | speculate_insert_first_token | token_ids accept_tokens next_tokens cu_next_token_offset cu_batch_token_offset seq_lens_this_time seq_lens_encoder | token_ids |
 gpu,xpu | speculate_get_accept_tokens_and_logits | token_ids target_logits logits cu_batch_token_offset cu_seqlens_q_output seq_lens_this_time seq_lens_encoder accept_num accept_tokens | token_ids target_logits cu_batch_token_offset |
 gpu,xpu | speculate_get_target_logits | target_logits logits cu_batch_token_offset ori_cu_batch_token_offset seq_lens_this_time seq_lens_encoder accept_num | target_logits |
@@ -97,10 +97,11 @@ gpu | eagle_get_self_hidden_states | input last_seq_lens_this_time seq_lens_this
 xpu | eagle_get_self_hidden_states | input last_seq_lens_this_time seq_lens_this_time step_idx | | f32[2,D]
 gpu,xpu | speculate_save_output | {_SAVED} save_each_rank:bool skip_prefill:bool | |
 xpu | speculate_save_output_dynamic | {_SAVED} msg_queue_id:int save_each_rank:bool skip_prefill:bool | |
-gpu | speculate_save_output_topk | {_SENT} preempted_idx {_FLAG} | |
-gpu | speculate_save_output_topk | {_SENT} {_FLAG} | |
+gpu,xpu | speculate_save_output_topk | {_SENT} preempted_idx {_FLAG} | |
+gpu,xpu | speculate_save_output_topk | {_SENT} {_FLAG} | |
+gpu,xpu | mtp_save_first_token | x not_need_stop seq_lens_decoder prompt_lens step_idx rank_id:int save_each_rank:bool skip_chunk_prefill:bool | |
 gpu | mtp_save_first_token_with_topk | {_SENT} preempted_idx {_FLAG} | |
-gpu | speculate_get_output_topk | output_tokens output_scores output_ranks real_k:int rank_id:int wait_flag:bool | output_tokens output_scores output_ranks |
+gpu,xpu | speculate_get_output_topk | output_tokens output_scores output_ranks real_k:int rank_id:int wait_flag:bool | output_tokens output_scores output_ranks |
 xpu | get_infer_param | seq_lens_encoder seq_lens_decoder seq_lens_this_time block_tables {_LISTS} prefix_block_tables {_host(_LISTS)} len_info_cpu block_size:int num_speculative_tokens:int | {_LISTS} prefix_block_tables {_host(_LISTS)} len_info_cpu | i32[3] i32[B*S]
 xpu | adjust_batch | x {_lod("idx")} output_padding_offset? max_input_length:int | | f32[T,D]
 xpu | adjust_batch | x cum_offsets {_lod("idx")} output_padding_offset? max_input_length:int | | f32[T,D]
@@ -131,6 +132,9 @@ class Signature:
     arguments: tuple[Argument, ...]
     writes: frozenset[str]
     gives: tuple[str, ...]
+    """Fresh tensors."""
+    returns: tuple[str, ...]
+    """Arguments that come back, in this order."""
 
     def __str__(self) -> str:
         return f"{self.platform}.{self.op}/{len(self.arguments)}"
@@ -148,7 +152,10 @@ def signatures() -> list[Signature]:
         platforms, op, arguments, writes, gives = (part.strip() for part in line.split("|"))
         taken = tuple(map(_argument, arguments.split()))
         for platform in platforms.split(","):
-            found.append(Signature(platform, op, taken, frozenset(writes.split()), tuple(gives.split())))
+            fresh = tuple(one for one in gives.split() if "[" in one)
+            written = [argument.name for argument in taken if argument.name in writes.split()]
+            returns = () if fresh else tuple(gives.split() or written)
+            found.append(Signature(platform, op, taken, frozenset(writes.split()), fresh, returns))
     return found
 
 
@@ -230,6 +237,7 @@ def _of_its_own(signature: Signature, fed: Any, tokens: Any) -> dict[str, Any]:
     """Where an op has something else under a name."""
     own: dict[str, dict[str, Any]] = {
         "speculate_limit_thinking_content_length": {"next_tokens": tokens},
+        "mtp_save_first_token": {"x": tokens},
         "eagle_get_self_hidden_states": {"last_seq_lens_this_time": np.minimum(fed, 2)},
         "eagle_get_hidden_states": {"accept_nums": _ints("int32", 1, 2, 0)},
     }

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_hal.errors import ArgumentError
 from tests.fastdeploy import kernels_drafts
-from tests.fastdeploy.batches import Batch, tensor
+from tests.fastdeploy.batches import Batch, equal, tensor, tensors
 from tests.fastdeploy.lockstep import Buffer, Lockstep
 
 STATE = ("draft_tokens", "input_ids", "stop_flags", "tt", "enc", "dec", "step_idx", "running", "pre_ids")
@@ -35,6 +35,20 @@ def slots_after_a_step(rng: Any, width: int, widths: tuple[int, int, int]) -> di
         "target_stop": b.stop | (accepted == 0), "max_dec_len": (step + rng.integers(0, 9, n)).reshape(-1, 1),
         "target_drafts": rng.integers(0, 40, (n, widths[2])),
     }  # fmt: skip
+
+
+def test_an_xpus_draft_model_is_fed_prompts_first(xpu: Any, gpu: Any) -> None:
+    """Slot 0 decodes, with one of two tokens accepted; slot 1 feeds a prompt of three."""
+    lens, enc, accepted = [1, 3], [0, 3], [1, 1]
+    state = [np.array(array, np.int32) for array in (lens, enc, [9, 0])]
+    state += [np.zeros(2, bool), np.array(accepted, np.int32), np.array([2, 3], np.int32), np.array(enc, np.int32)]
+    for shape in ((2,), (2, 1)):
+        slots = tensors(*(array.reshape(shape) for array in state))
+        adjusted = tensor(np.array([[10], [11], [12], [50], [51]], np.float32))
+        equal(xpu.eagle_get_hidden_states(adjusted, *slots, 1)[:, 0], [10, 11, 12, 50])
+        in_slot_order = tensor(np.array([[50], [51], [10], [11], [12]], np.float32))
+        rows, count = gpu.eagle_get_hidden_states(in_slot_order, *slots, 1)
+        equal(rows[: count.item(), 0], [50, 10, 11, 12])
 
 
 @pytest.mark.parametrize("widths", [(5, 5, 5), (4, 5, 100), (100, 5, 6), (5, 100, 5), (100, 100, 4)], ids=str)

@@ -300,7 +300,7 @@ def test_an_unknown_number_of_arguments_names_those_known(gpu: Any) -> None:
     [
         ("append_attention", "it is no op of speculative decoding"),
         ("speculate_schedule_cache", "KV blocks and their scheduler are the engine's"),
-        ("mtp_save_first_token", "an op of speculative decoding whose arguments this layer does not know"),
+        ("speculate_get_output", "an op of speculative decoding whose arguments this layer does not know"),
         ("speculate_rebuild_append_padding", "replaced in FastDeploy itself in 2026"),
         ("mtp_of_next_year", "an op of speculative decoding that it does not know"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.errors import ConfigError, FrameError, QueueError
+from specdec_hal.errors import ArgumentError, ConfigError, FrameError, QueueError
 from specdec_hal_fastdeploy import messages
 from specdec_hal_fastdeploy import output as ops
 from specdec_hal_fastdeploy.found import packs_columns
@@ -123,6 +123,38 @@ def test_accepted_tokens(layer: Any, rng: Any, number: int, platform: str) -> No
         assert tokens == [step.tokens[b, : max(n, 0)].tolist() for b, n in enumerate(step.counts)]
     with pytest.raises(AssertionError):
         received("./", number)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+@pytest.mark.parametrize(("skips", "counts"), [(False, [2, 0, 0, 2]), (True, [2, 0, 0, 0])])
+def test_first_tokens_of_a_prefill_node(layer: Any, number: int, platform: str, skips: bool, counts: list[int]) -> None:
+    """Of slots that have just ended their prompt: the last one is inside it by its lengths."""
+    op = layer.ADAPTORS[platform]["mtp_save_first_token"]
+    tokens = np.array([[11, 12, 13], [21, 22, 23], [31, 32, 33], [41, 42, 43]])
+    decoder, prompts, steps = np.array([9, 9, 9, 3], np.int32), np.array([9, 9, 9, 4]), np.array([1, 0, 2, 1])
+    column = [array.reshape(-1, 1) for array in (decoder, prompts, steps)]
+    for runs, shaped in ((True, [decoder, prompts, steps]), (False, column)):
+        given = tensors(tokens, np.array([runs]), *shaped)
+        for _ in range(2):
+            assert op(*given, 0, False, skips) is None
+            wanted = [[11, 12], [], [], [41, 42][: counts[3]]]
+            assert read_plain(received("./", number)) == (1 if runs else -1, counts, wanted)
+        op(*given, 1, False, skips)  # another rank says nothing
+        op(*given, 1, True, skips)
+        assert read_plain(received("./", number))[1] == counts
+    with pytest.raises(AssertionError):
+        received("./", number)
+    with pytest.raises(ArgumentError, match=r"mtp_save_first_token.*'x'.*2 or more"):
+        op(*tensors(tokens[:, :1], np.array([True]), decoder, prompts, steps), 0, False, skips)
+
+
+def test_messages_with_scores_of_an_xpu(xpu: Any, rng: Any, number: int) -> None:
+    step = Step(rng, 2)
+    xpu.speculate_save_output_topk(*step.scored, 3, 0, False)
+    buffers = tensors(np.zeros((512 * 126 + 515, 1), np.int64), np.zeros((512 * 126, 1), np.float32),
+                      np.zeros(512 * 6, np.int64))  # fmt: skip
+    assert xpu.speculate_get_output_topk(*buffers, 20, 0, False)[0] is buffers[0]
+    assert buffers[0][3:8, 0].tolist() == step.counts
 
 
 def test_a_queue_by_its_number(layer: Any, rng: Any, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 
 from specdec_hal.errors import ArgumentError
@@ -114,6 +115,20 @@ def test_penalties(request: Any, layer: Any, rng: Any, platform: str) -> None:
             ops.speculate_get_token_penalty_multi_scores(*args, *tensors(b.slt, b.row_slots, b.cu_out), 64)
         wanted = penalised(b, logits, text, prompt, b.step, pen, kept, least, temp)
         np.testing.assert_allclose(values(given), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_xpus_sampler_goes_on_with_the_result(xpu: Any) -> None:
+    """`softmax(get_token_penalty_multi_scores(...))`, of a call that is planned and of one that is kept."""
+    logits = tensor(np.array([[0, 4, 0, 0], [1, 2, 3, 4]], np.float32))
+    one = np.ones((2, 1), np.float32)
+    history, lens = tensor(np.array([[1, -1], [0, 3]])), tensors(np.array([[1], [2]]), np.zeros((2, 1), np.int64))
+    args = [history, logits, *tensors(one, 0 * one, 0 * one, 2 * one, np.array([[-1]])), *lens, tensor(np.array([[9]]))]
+    for step in (2, 4):
+        result = xpu.get_token_penalty_multi_scores(*args)
+        assert result is logits
+        probs = paddle.nn.functional.softmax(result)
+        wanted = np.exp(np.array([[0, 4, 0, 0], [1, 2, 3, 4]]) / step)
+        np.testing.assert_allclose(values(probs), wanted / wanted.sum(1, keepdims=True), rtol=1e-5)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])
