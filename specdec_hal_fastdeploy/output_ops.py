@@ -42,21 +42,45 @@ def speculate_set_stop_value_multi_seqs(
     returns="next_tokens max_reply_lens limit_status accept_num",
 )
 def speculate_limit_thinking_content_length(
-    plan: Plan, next_tokens: Tensor, eos_token_ids: Tensor, inject_token_ids: Tensor, think_end_id: int
+    plan: Plan,
+    next_tokens: Tensor,
+    eos_token_ids: Tensor,
+    inject_token_ids: Tensor,
+    think_end_id: int,
+    splitwise_role_is_decode: bool,
 ) -> None:
     """End thinking and answers at their limits, in next_tokens and accept_num; max_reply_lens may grow."""
     slots = next_tokens.shape[0]
-    state = plan.given("max_think_lens", "max_reply_lens", "step_idx", "limit_status", "accept_num", "stop_flags")
+    given = plan.given("max_think_lens", "max_reply_lens", "step_idx", "limit_status", "accept_num", "stop_flags")
+    state = {name: plan.first(slots, tensor) for name, tensor in given.items()}
+    if splitwise_role_is_decode:
+        _skip_first_of_text(plan, **state)
     plan.run(
         "limit_thinking",
         accept_tokens=next_tokens,
-        **{name: plan.first(slots, tensor) for name, tensor in state.items()},
+        **state,
         end_tokens=plan.flat(eos_token_ids),
         inject_token_ids=plan.flat(inject_token_ids),
         think_end_id=think_end_id,
         fastdeploy=True,
         keep_tail=True,
     )
+
+
+def _skip_first_of_text(
+    plan: Plan, max_think_lens: Tensor, limit_status: Tensor, accept_num: Tensor, stop_flags: Tensor, **state: Tensor
+) -> None:
+    """Without any thinking, the prefill node has emitted the first token of the text that ends it."""
+    names = {"max_think_lens": max_think_lens, "limit_status": limit_status, "accept_num": accept_num}
+    plan.expect("int32", *names)
+    limits, status, counts = (plan.alias(plan.flat(tensor)) for tensor in names.values())
+    stopped, second = plan.alias(plan.flat(stop_flags)), plan.constant(2, [limits.shape[0]], "int32")
+
+    def skip() -> None:
+        begins = (limits == 0) & (status <= 0) & (counts > 0) & ~stopped
+        paddle.assign(paddle.where(begins, second, status), status)
+
+    plan.step(skip)
 
 
 @adaptor("gpu", "xpu", returns="accept_num")

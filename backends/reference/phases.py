@@ -40,6 +40,7 @@ def limit_thinking(
     """End thinking and answers at their limits."""
     text = [int(token) for token in inject_token_ids] or [think_end_id] * (not fastdeploy)
     ends = {int(token) for token in end_tokens}
+    no_answer = len(text) + 1 + fastdeploy
     for b in range(len(accept_num)):
         max_think, max_reply = int(max_think_lens[b]), int(max_reply_lens[b])
         count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])
@@ -63,10 +64,12 @@ def limit_thinking(
             if status <= len(text):
                 token = text[status - 1]
                 status += 1
-            elif 0 <= max_reply <= status - len(text) - 1 and ends and token not in ends:
-                token = int(end_tokens[0])
             else:
-                status = min(status + 1, INT32_MAX)
+                status = max(status, no_answer)
+                if 0 <= max_reply <= status - no_answer and ends and (fastdeploy or token not in ends):
+                    token = int(end_tokens[0])
+                else:
+                    status = min(status + 1, INT32_MAX)
             if token != emitted:
                 accept_tokens[b, i] = token
                 if not keep_tail:

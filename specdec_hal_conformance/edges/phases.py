@@ -95,26 +95,44 @@ def _fastdeploy() -> Iterator[Case]:
     )
     yield limits("no thinking at all, at any step", "exact", ([40], 2), [5, 6], think=0, step_idx=[7], **theirs)
     yield limits(
-        "thought ends by itself", "allowance end reply", ([5, END, 6, 7], ANSWER + 2, 7), [5, END, 6, 7], think=9,
+        "thought ends by itself", "allowance end gap", ([5, END, 6, 7], ANSWER + 3, 7), [5, END, 6, 7], think=9,
         reply=5, **theirs,
     )  # fmt: skip
     yield limits(
-        "the answer is as much longer", "allowance reply-limit", ([END, 5, 6, STOP], ANSWER + 2, 2), [END, 5, 6, 7, 8],
+        "the answer is as much longer", "allowance reply-limit", ([END, 5, 6, STOP], ANSWER + 3, 2), [END, 5, 6, 7, 8],
         reply=0, **theirs,
     )  # fmt: skip
     yield limits(
         "as much as an int32 holds", "allowance", ([END], ANSWER, 2**31 - 1), [END], reply=2**31 - 2, **theirs
     )  # fmt: skip
-    yield limits("no limit does not grow", "allowance", ([END, 5], ANSWER + 1), [END, 5], think=3, **theirs)
+    yield limits("no limit does not grow", "allowance", ([END, 5], ANSWER + 2), [END, 5], think=3, **theirs)
     yield limits("the text adds nothing", "allowance inject", ([40], 2), [5, 6], think=0, reply=5, **theirs)
     without: dict[str, Any] = {**theirs, "inject_token_ids": []}
     yield limits("the limit without a text", "no-text", ([5, 6], 1), [5, 6], think=1, **without)
     yield limits(
-        "the answer after no text", "no-text reply-limit", ([5, 6, 7, STOP], 2), [5, 6, 7, 8, 9], think=1, reply=1,
+        "the answer after no text", "no-text reply-limit", ([5, 6, 7, STOP], 3), [5, 6, 7, 8, 9], think=1, reply=1,
         **without,
     )  # fmt: skip
     yield limits("an end token without a text", "no-text", ([5, 3, 6], 0), [5, 3, 6], think=9, **without)
-    yield limits("the end of thought without a text", "no-text end", ([5, END, 6], 2), [5, END, 6], think=9, **without)
+    yield limits("the end of thought without a text", "no-text end", ([5, END, 6], 3), [5, END, 6], think=9, **without)
+    yield limits(
+        "an answer of no token, by either status", "gap reply-limit cut", ([501, STOP], 3), [501, 502, 503], status=1,
+        reply=1, **without,
+    )  # fmt: skip
+    yield limits(
+        "an answer of no token", "gap reply-limit cut", ([501, STOP], 3), [501, 502, 503], status=2, reply=1, **without
+    )  # fmt: skip
+    yield limits(
+        "no answer at all, theirs", "gap reply-limit", ([STOP], ANSWER + 1), [5], status=ANSWER, reply=0, **theirs
+    )
+    yield limits(
+        "another end token at the limit", "any-end cut", ([5, STOP], ANSWER + 2), [5, 3, 6], status=ANSWER, reply=1,
+        **theirs,
+    )  # fmt: skip
+    yield limits(
+        "the first end token at the limit", "any-end same", ([5, STOP, STOP], ANSWER + 2), [5, STOP, 6], status=ANSWER,
+        reply=1, **theirs,
+    )  # fmt: skip
     yield limits("what follows the text stays", "tail inject", ([5, 40], 2), [5, 6, 7], think=1, keep_tail=True)
 
 

@@ -197,6 +197,8 @@ def speculate_limit_thinking_content_length(
     for b in range(len(counts)):
         if stop[b] or (think[b] < 0 and reply[b] < 0):
             continue
+        if is_decode_node and think[b] == 0 and status[b] == 0 and counts[b] > 0:
+            status[b] = 2  # the prefill node has emitted inject[0]
         for i in range(counts[b]):
             drawn = int(tokens[b, i])
             token, status[b], reply[b] = limited_token(
@@ -213,7 +215,8 @@ def limited_token(
 ) -> tuple[int, int, int]:
     """The replacement of a generated token, the new status, and the new limit of the answer.
 
-    Status: 0 while thinking, k while inject[k - 1] is next, len(inject) + 1 + n after n tokens of the answer.
+    Status: 0 while thinking, k while inject[k - 1] is next, len(inject) + 1 once all are out or thinking has ended by
+    itself, len(inject) + 2 + n after n tokens of the answer.
     """
     done = len(inject) + 1
     if status == 0:
@@ -227,7 +230,8 @@ def limited_token(
             return token, status, reply
     if status < done:
         return inject[status - 1], status + 1, reply
-    if reply >= 0 and status - done >= reply and token not in ends:
+    status = max(status, done + 1)
+    if 0 <= reply <= status - (done + 1):
         return ends[0], status, reply
     return token, status + 1, reply
 

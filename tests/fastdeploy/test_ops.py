@@ -105,7 +105,7 @@ def thinking(s: Step, platform: str) -> list[Any]:
     status = s.some(0, len(inject) + 4, dtype=np.int32)
     limits = s.all(s.emitted, s.some(-1, 9, dtype=np.int32), s.some(-1, 9, dtype=np.int32), s.step, status)
     ends = Buffer(s.ends), Buffer(np.array(inject, np.int64))
-    return [*limits, *s.all(s.counts, s.stop), *ends, THINK_END, False]
+    return [*limits, *s.all(s.counts, s.stop), *ends, THINK_END, s.number % 3 == 0]
 
 
 def update(s: Step, platform: str) -> list[Any]:

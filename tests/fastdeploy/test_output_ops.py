@@ -29,20 +29,24 @@ def columns(*arrays: Any) -> list[Any]:
     return [tensor(array.reshape(-1, 1)) for array in arrays]
 
 
-def limited(gpu: Any, tokens: list[int], *, think: int, reply: int, step: int = 0, inject: Any = ()) -> list[Any]:
-    """Tokens, count, status and max_reply_lens of one request that thinks; end tokens 5, the end of thought 7."""
+def limited(
+    gpu: Any, tokens: list[int], *, think: int, reply: int, step: int = 0, inject: Any = (), begins: int = 0,
+    ends: Any = (5,), decodes: bool = False,
+) -> list[Any]:  # fmt: skip
+    """Tokens, count, status and max_reply_lens of one request that thinks; the end of thought is 7."""
     row, count = tensors(np.array([tokens]), np.array([len(tokens)], np.int32))
     limits, status = tensors(np.array([think], np.int32), np.array([reply], np.int32)), tensor(np.zeros(1, np.int32))
-    others = tensors(np.zeros(1, bool), np.array([5]), np.array(inject, np.int64))
+    status.fill_(begins)
+    others = tensors(np.zeros(1, bool), np.array(ends), np.array(inject, np.int64))
     gpu.speculate_limit_thinking_content_length(
-        row, *limits, tensor(np.array([step])), status, count, *others, 7, False
+        row, *limits, tensor(np.array([step])), status, count, *others, 7, decodes
     )
     return [row.tolist()[0], count.item(), status.item(), limits[1].item()]
 
 
 def test_limits_of_thinking_by_example(gpu: Any) -> None:
     # thought ends by itself: the answer may be two tokens longer
-    assert limited(gpu, [1, 7, 2], think=9, reply=5) == [[1, 7, 2], 3, 2, 7]
+    assert limited(gpu, [1, 7, 2], think=9, reply=5) == [[1, 7, 2], 3, 3, 7]
     # without inject tokens, the token at the limit stands
     assert limited(gpu, [1, 2, 3], think=2, reply=-1) == [[1, 2, 3], 3, 1, -1]
     # at equality alone: a limit that is past ends nothing
@@ -50,6 +54,26 @@ def test_limits_of_thinking_by_example(gpu: Any) -> None:
     assert limited(gpu, [1, 2], think=3, reply=-1, step=4, inject=[8, 7]) == [[1, 2], 2, 0, -1]
     # what follows a replaced token stays, uncounted
     assert limited(gpu, [1, 2, 3, 4], think=1, reply=-1, inject=[8]) == [[1, 8, 3, 4], 2, 2, -1]
+
+
+def test_limits_of_answers_by_example(gpu: Any) -> None:
+    """len(inject) + 2 + n after n tokens of the answer."""
+    answers: dict[str, Any] = {"think": -1, "begins": 2, "ends": (2, 3)}
+    assert limited(gpu, [501, 502, 503], reply=1, **answers) == [[501, 2, 503], 2, 3, 1]
+    assert limited(gpu, [501, 502, 503], reply=9, **answers) == [[501, 502, 503], 3, 5, 9]
+    # at the limit, another end token becomes the first one
+    assert limited(gpu, [501, 3, 503], reply=1, **answers) == [[501, 2, 503], 2, 3, 1]
+    assert limited(gpu, [501, 3, 503], reply=2, **answers) == [[501, 3, 2], 3, 4, 2]
+    # after a text of three
+    assert limited(gpu, [501, 502], think=0, reply=9, inject=[8, 9, 7], begins=4) == [[501, 502], 2, 7, 9]
+
+
+def test_a_decode_node_goes_on_with_the_second_token_of_the_text(gpu: Any) -> None:
+    """Whose first one the prefill node has emitted."""
+    text: dict[str, Any] = {"reply": -1, "inject": [8, 9, 7], "decodes": True}
+    assert limited(gpu, [501, 502], think=0, **text) == [[9, 502], 1, 3, -1]
+    assert limited(gpu, [501, 502], think=0, begins=3, **text) == [[7, 502], 1, 4, -1]
+    assert limited(gpu, [501, 502], think=1, **text) == [[501, 8], 2, 2, -1]
 
 
 @pytest.mark.parametrize(

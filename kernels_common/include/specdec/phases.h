@@ -23,6 +23,8 @@ struct ThinkingLimits {
   SPECDEC_HD bool any() const { return max_think >= 0 || max_reply >= 0; }
   // Tokens of the text that ends thinking.
   SPECDEC_HD int64_t text_size() const { return fastdeploy ? inject_count : max64(inject_count, 1); }
+  // The status of a request whose answer has no token.
+  SPECDEC_HD int64_t no_answer() const { return text_size() + 1 + (fastdeploy ? 1 : 0); }
   // Whether thinking ends where `step + i` tokens were generated.
   SPECDEC_HD bool full(int64_t step, int64_t i) const {
     const int64_t before = min64(step, int64_t{kInt32Max} + 1) + i;  // more are past every limit
@@ -63,11 +65,14 @@ SPECDEC_HD Replacement limit_thinking_slot(int32_t* status, int32_t* max_reply, 
     if (now <= size) {
       wanted = limits.inject_count > 0 ? inject[now - 1] : limits.think_end_id;
       ++now;
-    } else if (reply >= 0 && now - size - 1 >= reply && limits.end_count > 0 &&
-               !contains(ends, limits.end_count, token)) {
-      wanted = ends[0];
     } else {
-      now = min64(now + 1, kInt32Max);
+      now = max64(now, limits.no_answer());
+      if (reply >= 0 && now - limits.no_answer() >= reply && limits.end_count > 0 &&
+          (limits.fastdeploy || !contains(ends, limits.end_count, token))) {
+        wanted = ends[0];
+      } else {
+        now = min64(now + 1, kInt32Max);
+      }
     }
     if (wanted != token) replaced = {i, wanted};
   }
