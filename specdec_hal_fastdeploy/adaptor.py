@@ -278,8 +278,8 @@ def adaptor(
 ) -> Callable[[Callable[..., Any]], Adaptor]:
     """Serve the FastDeploy op of that name, else the function's, in these op packages ("gpu", "xpu").
 
-    `arguments`, `returns`: see :class:`_Form`. `dtypes`, by parameter, are needed only where another version has as many
-    of them: see :func:`older`.
+    `arguments`, `returns`: see :class:`_Form`. `dtypes`, by parameter, are needed only where another version has as
+    many of them: see :func:`older`.
     """
 
     def register(function: Callable[..., Any]) -> Adaptor:

@@ -9,7 +9,7 @@ import paddle
 from numpy.typing import NDArray
 
 from specdec_hal.ops import TokenOrder
-from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor, older
+from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor, older, refused
 
 I32 = NDArray[np.int32]
 
@@ -82,6 +82,12 @@ def _recover_batch_sequence_10(plan: Plan, x: Tensor) -> Tensor:
 def gather_next_token(plan: Plan, x: Tensor, is_speculative: bool, max_bsz: int) -> Tensor:
     """The rows of an adjusted batch that predict a token, in slot order: packed, or one for each of max_bsz slots."""
     return _predicting_rows(plan, x, is_speculative, max_bsz)
+
+
+@older(gather_next_token, arguments=f"x {_lod('map')} output_padding_offset? max_bsz:int")
+def _gather_next_token_12(plan: Plan, x: Tensor, output_padding_offset: Tensor | None, max_bsz: int) -> Tensor:
+    """Of release/2.6, where an offset means drafts."""
+    return _predicting_rows(plan, x, output_padding_offset is not None, max_bsz)
 
 
 @older(gather_next_token, arguments=f"x cum_offsets {_lod('map')} output_padding_offset? max_input_length:int")
@@ -201,3 +207,10 @@ def get_infer_param(
         cache.cache_rows(prompts, dec[prompts], enc[prompts], total),
         cache.cache_rows(texts, dec[texts], lens[texts], most),
     ]
+
+
+refused(
+    get_infer_param,
+    "seq_lens_encoder seq_lens_decoder seq_lens_this_time block_tables block_size:int",
+    "5 arguments are those of release/2.6, whose results this layer does not know; FastDeploy's compiled op has them",
+)

@@ -7,7 +7,7 @@ import os
 import paddle
 
 from specdec_hal.ops import MatchPolicy
-from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor, older, refused
+from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor, older
 
 ENV_BUDGET = "INFER_WITH_REFERENCE_TOKENUM_THRESHOLD"
 """FastDeploy's: input tokens of a step that drafts may fill up; 128 if it is not set."""
@@ -44,13 +44,24 @@ def _budget(plan: Plan, variable: str, default: int) -> int:
     return int(text or default)
 
 
-refused(
+@older(
     ngram_match,
-    "input_ids input_ids_len token_ids_all prompt_lens step_idx draft_token_num draft_tokens "
-    "seq_lens_this_time seq_lens_encoder seq_lens_decoder max_dec_len max_ngram_size:int "
-    "max_draft_tokens:int",
-    "13 arguments are those before PR #7774, which looked up a token that was not written yet; update it",
+    arguments="input_ids input_ids_len token_ids_all prompt_lens step_idx draft_token_num draft_tokens "
+    "seq_lens_this_time seq_lens_encoder seq_lens_decoder max_dec_len max_ngram_size:int max_draft_tokens:int",
+    returns=_DRAFTED,
 )
+def _ngram_match_13(plan: Plan, token_ids_all: Tensor, prompt_lens: Tensor, draft_tokens: Tensor) -> None:
+    """Of release/2.6, where column prompt_lens + step_idx has the newest token, and the prompt its own buffer."""
+    slots, width = draft_tokens.shape[0], token_ids_all.shape[1]
+    text, prompts = plan.alias(plan.first(slots, token_ids_all)), plan.alias(plan.flat(prompt_lens))[:slots]
+    generated, column = plan.scratch([slots, width], "int64"), paddle.arange(width)
+
+    def cut() -> None:
+        columns = paddle.clip(prompts.unsqueeze(1) + column, 0, width - 1)
+        paddle.assign(paddle.take_along_axis(text, columns, 1, broadcast=False), generated)
+
+    plan.step(cut)
+    _look_up_2025(plan, generated)
 
 
 @older(
@@ -59,18 +70,22 @@ refused(
     "seq_lens_encoder seq_lens_decoder max_dec_len max_ngram_size:int max_draft_tokens:int",
     returns=_DRAFTED,
 )
-def _ngram_match_12(plan: Plan, draft_tokens: Tensor, max_ngram_size: int) -> None:
+def _ngram_match_12(plan: Plan, pre_ids: Tensor) -> None:
     """Of 2025, with the prompt in a buffer of its own, and `step_idx` a column of `pre_ids`."""
-    slots = draft_tokens.shape[0]
-    buffers = plan.given(
-        "pre_ids", "step_idx", "draft_token_num", "seq_lens_encoder", "seq_lens_decoder", "max_dec_len"
-    )
-    buffers |= plan.given(token_ids_all="input_ids", prompt_lens="input_ids_len")
+    _look_up_2025(plan, pre_ids)
+
+
+def _look_up_2025(plan: Plan, generated: Tensor) -> None:
+    """Look up the last of the generated tokens, which end at column step_idx, in input_ids and in themselves."""
+    drafted = plan.given("draft_tokens", "seq_lens_this_time")
+    slots = drafted["draft_tokens"].shape[0]
+    buffers = plan.given("step_idx", "draft_token_num", "seq_lens_encoder", "seq_lens_decoder", "max_dec_len")
+    buffers |= {"pre_ids": generated, **plan.given(token_ids_all="input_ids", prompt_lens="input_ids_len")}
     plan.run(
         "ngram_match",
         **{name: plan.first(slots, tensor) for name, tensor in buffers.items()},
-        **plan.given("draft_tokens", "seq_lens_this_time"),
-        max_ngram_size=max_ngram_size,
+        **drafted,
+        **plan.given("max_ngram_size"),
         token_budget=_budget(plan, ENV_BUDGET, 128),
         match_policy=MatchPolicy.LEFTMOST,
         skip_last=True,

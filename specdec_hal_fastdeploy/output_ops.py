@@ -7,6 +7,10 @@ from functools import partial
 import paddle
 
 from specdec_hal_fastdeploy.adaptor import Plan, Tensor, adaptor, older
+from specdec_hal_fastdeploy.found import is_release_2_6
+
+_NEVER = 2**62
+"""A min_tokens that no request reaches."""
 
 
 @adaptor(
@@ -31,6 +35,42 @@ def speculate_set_stop_value_multi_seqs(
         end_after_stop=True,
         keep_tail=True,
         **plan.given("accept_num", end_tokens="end_ids"),
+    )
+
+
+_STOPPED = "accept_tokens accept_num pre_ids step_idx stop_flags seq_lens stop_seqs stop_seqs_len end_ids"
+
+
+@older(speculate_set_stop_value_multi_seqs, arguments=f"{_STOPPED} min_tokens", returns="accept_tokens accept_num")
+def _set_stop_value_10(plan: Plan, min_tokens: Tensor) -> None:
+    """As XPU's of release/2.6: see `_set_stop_value`."""
+    _set_stop_value(plan, min_tokens)
+
+
+@older(speculate_set_stop_value_multi_seqs, arguments=_STOPPED, returns="accept_tokens accept_num")
+def _set_stop_value_9(plan: Plan, step_idx: Tensor) -> None:
+    """As XPU's of release/2.6: see `_set_stop_value`."""
+    _set_stop_value(plan, plan.constant(0, step_idx.shape, "int64"))
+
+
+def _set_stop_value(plan: Plan, min_tokens: Tensor) -> None:
+    """Of release/2.6, where step_idx counts the accepted tokens and pre_ids has the newest one before them in column
+    step_idx - accept_num; slots that have just stopped are left alone.
+    """
+    state = plan.given("accept_tokens", "accept_num", "pre_ids", "step_idx", "stop_flags")
+    slots = state["accept_num"].shape[0]
+    counts, steps, stopped, least = (
+        plan.alias(plan.flat(tensor))[:slots]
+        for tensor in (state["accept_num"], state["step_idx"], state["stop_flags"], min_tokens)
+    )
+    before, minimum = plan.scratch([slots], "int64"), plan.scratch([slots], "int64")
+    column_of_first, never = plan.constant(1, [slots], "int64"), plan.constant(_NEVER, [slots], "int64")
+    plan.step(lambda: paddle.assign(steps - paddle.clip(counts, 0).astype("int64"), before))
+    plan.step(lambda: paddle.assign(paddle.where(stopped, never, least), minimum))
+    sequences = plan.given("seq_lens", "stop_seqs", "stop_seqs_len", "end_ids").values()
+    text = (state["pre_ids"], column_of_first, before, state["stop_flags"])
+    speculate_set_stop_value_multi_seqs.plan(
+        plan, state["accept_tokens"], state["accept_num"], *text, *sequences, minimum
     )
 
 
@@ -128,17 +168,36 @@ def reasoning_phase_token_constraint(
     """Make the first token after thinking one of allowed_tokens, in logits."""
     used = seq_lens_this_time.shape[0]
     names = ("token_ids_all", "prompt_lens", "stop_flags", "seq_lens_encoder", "step_idx", "reasoning_status")
-    state = plan.given(*names, "enable_thinking")
-    slots = min(tensor.shape[0] for tensor in state.values())
+    given = plan.given(*names, "enable_thinking")
+    slots = min(tensor.shape[0] for tensor in given.values())
+    state = {name: plan.first(slots, tensor) for name, tensor in given.items()}
+    if plan.platform == "gpu" and is_release_2_6():
+        state["step_idx"] = _generated(plan, **state)
     plan.run(
         "reasoning_constraint",
         logits=logits,
-        **{name: plan.first(slots, tensor) for name, tensor in state.items()},
+        **state,
         allowed_tokens=plan.flat(allowed_tokens),
         cu_seqlens_q_output=plan.first(used + 1, cu_seqlens_q_output),
         think_end_id=think_end_id,
         line_break_id=line_break_id,
     )
+
+
+def _generated(
+    plan: Plan, step_idx: Tensor, seq_lens_encoder: Tensor, enable_thinking: Tensor, **state: Tensor
+) -> Tensor:
+    """How many tokens were generated, where column prompt_lens + step_idx has the newest one: see `found`."""
+    plan.expect("int64", "step_idx")
+    steps, enc, thinks = (plan.alias(plan.flat(tensor)) for tensor in (step_idx, seq_lens_encoder, enable_thinking))
+    count = plan.scratch(steps.shape, "int64")
+
+    def add_one() -> None:  # a request that does not think begins with none
+        begins = (steps <= 0) & (enc > 0) & ~thinks
+        paddle.assign(steps + (~begins).astype("int64"), count)
+
+    plan.step(add_one)
+    return count
 
 
 @adaptor(

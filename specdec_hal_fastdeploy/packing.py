@@ -122,8 +122,9 @@ older(  # as PR #7727 had it for two days, until #7766: lengths may be left out,
 def _get_padding_offset_4(
     plan: Plan, input_ids: Tensor, cum_offsets: Tensor, token_num: Tensor, seq_len: Tensor
 ) -> list[Tensor]:
-    """As in 2025: the number of tokens is a tensor."""
-    return _unpadded(plan, input_ids, seq_len, None, None, None, token_num.item())
+    """As in 2025: the number of tokens is a tensor. XPU's, also of release/2.6, gives cum_offsets_out second."""
+    packed = _unpadded(plan, input_ids, seq_len, None, None, None, token_num.item())
+    return packed if plan.platform == "gpu" else _with_cum_offsets(plan, packed, cum_offsets)
 
 
 @older(get_padding_offset)

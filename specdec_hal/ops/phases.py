@@ -38,9 +38,9 @@ LIMIT_THINKING = op(
     With `fastdeploy`, max_think_lens[b] > 0 ends thinking only if step_idx + i == max_think_lens[b] [#exact]. If
     thinking ends by itself, max_reply_lens[b] >= 0 grows by 2, for the tokens between thinking and answer [#allowance].
     The status after r > 0 tokens of the answer is n + 2 + r; before the first, it is n + 1 or n + 2 [#gap]. At the
-    limit of the answer, end_tokens[0] also replaces another end token [#any-end]. If J is 0, the text is empty: n = 0, at the limit t stays and the status becomes 1, and an end token changes nothing
-    [#no-text]. Source: FastDeploy's `speculate_limit_thinking_content_length`, whose runners start a request with
-    status 0.
+    limit of the answer, end_tokens[0] also replaces another end token [#any-end]. If J is 0, the text is empty: n = 0,
+    at the limit t stays and the status becomes 1, and an end token changes nothing [#no-text]. Source: FastDeploy's
+    `speculate_limit_thinking_content_length`, whose runners start a request with status 0.
     """,
     inp("step_idx", "max_think_lens"),
     inout("max_reply_lens"),

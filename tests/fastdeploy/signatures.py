@@ -1,7 +1,8 @@
 """What each served op of FastDeploy takes and gives: the table that `test_signatures` checks, and arguments for it.
 
 A line: where, name, arguments (tensors but for `:int` and `:bool`; `?`: may be None), what is written in place, and
-what comes back: fresh tensors, or arguments by name, which are those written if none is named. Sizes: B slots, T tokens, R output rows, A rows of packed buffers, K candidates, D the hidden size.
+what comes back: fresh tensors, or arguments by name, which are those written if none is named. Sizes: B slots, T
+tokens, R output rows, A rows of packed buffers, K candidates, D the hidden size.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ TABLE = f"""
 gpu,xpu | get_padding_offset | input_ids seq_len seq_lens_encoder seq_lens_decoder draft_tokens? token_num_cpu:int | | i64[T] i32[T] i32[B+1] i32[B+1]
 gpu,xpu | get_padding_offset | input_ids seq_len draft_tokens? seq_lens_encoder? cpu_token_num:int | | i64[T] i32[T] i32[B+1] i32[B+1]
 gpu,xpu | get_padding_offset | input_ids seq_len token_num:int | | i64[T] i32[B] i32[T] i32[B+1] i32[B+1]
-gpu,xpu | get_padding_offset | input_ids cum_offsets token_num seq_len | | i64[T] i32[T] i32[B+1] i32[B+1]
+gpu | get_padding_offset | input_ids cum_offsets token_num seq_len | | i64[T] i32[T] i32[B+1] i32[B+1]
+xpu | get_padding_offset | input_ids cum_offsets token_num seq_len | | i64[T] i32[B] i32[T] i32[B+1] i32[B+1]
 gpu | speculate_get_padding_offset | input_ids draft_tokens cum_offsets token_num seq_len seq_lens_encoder | | i64[T] i32[T] i32[B+1] i32[B+1]
 xpu | speculate_get_padding_offset | input_ids draft_tokens cum_offsets token_num seq_len seq_lens_encoder | | i64[T] i32[B] i32[T] i32[B+1] i32[B+1]
 gpu,xpu | speculate_pre_process | cpu_token_num:int input_ids seq_len draft_tokens seq_lens_encoder seq_lens_decoder | | i64[T] i32[T] i32[B+1] i32[B+1] i32[B+1] i32[B*S] i32[1]
@@ -75,6 +77,8 @@ gpu,xpu | naive_update_model_status | accept_tokens accept_num seq_lens_this_tim
 gpu | speculate_set_value_by_flags_and_idx | token_ids_all prompt_lens accept_tokens accept_num stop_flags seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx | token_ids_all |
 xpu | speculate_set_value_by_flags_and_idx | pre_ids_all accept_tokens accept_num stop_flags seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx | pre_ids_all |
 gpu,xpu | speculate_set_stop_value_multi_seqs | accept_tokens accept_num token_ids_all prompt_lens step_idx stop_flags seq_lens stop_seqs stop_seqs_len end_ids min_tokens | accept_tokens accept_num |
+gpu,xpu | speculate_set_stop_value_multi_seqs | accept_tokens accept_num pre_ids step_idx stop_flags seq_lens stop_seqs stop_seqs_len end_ids min_tokens | accept_tokens accept_num |
+gpu,xpu | speculate_set_stop_value_multi_seqs | accept_tokens accept_num pre_ids step_idx stop_flags seq_lens stop_seqs stop_seqs_len end_ids | accept_tokens accept_num |
 gpu,xpu | speculate_limit_thinking_content_length | {_LIMITS} inject_token_ids think_end_id:int splitwise_role_is_decode:bool | next_tokens max_reply_lens limit_status accept_num |
 gpu,xpu | reasoning_phase_token_constraint | logits token_ids_all prompt_lens stop_flags seq_lens_this_time seq_lens_encoder step_idx allowed_tokens reasoning_status batch_id_per_token_output cu_seqlens_q_output enable_thinking think_end_id:int line_break_id:int | logits reasoning_status |
 gpu,xpu | speculate_clear_accept_nums | accept_num seq_lens_decoder | accept_num |
@@ -84,6 +88,7 @@ gpu,xpu | speculate_get_accept_tokens_and_logits | token_ids target_logits logit
 gpu,xpu | speculate_get_target_logits | target_logits logits cu_batch_token_offset ori_cu_batch_token_offset seq_lens_this_time seq_lens_encoder accept_num | target_logits |
 gpu | speculate_compute_cu_batch_offset | cu_batch_token_offset accept_num real_bsz:int | cu_batch_token_offset |
 gpu | ngram_match | token_ids_all prompt_lens step_idx draft_token_num draft_tokens {_LENGTHS} max_dec_len max_ngram_size:int max_draft_tokens:int pad_to_max:bool | draft_tokens seq_lens_this_time |
+gpu | ngram_match | input_ids input_ids_len token_ids_all prompt_lens step_idx draft_token_num draft_tokens {_LENGTHS} max_dec_len max_ngram_size:int max_draft_tokens:int | draft_tokens seq_lens_this_time |
 gpu | ngram_match | input_ids input_ids_len pre_ids step_idx draft_token_num draft_tokens {_LENGTHS} max_dec_len max_ngram_size:int max_draft_tokens:int | draft_tokens seq_lens_this_time |
 gpu | hybrid_mtp_ngram | token_ids_all prompt_lens pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time seq_lens_decoder max_dec_len max_ngram_size:int min_ngram_size:int max_draft_tokens:int pad_to_max:bool | draft_tokens seq_lens_this_time |
 gpu | hybird_mtp_ngram | input_ids input_ids_len pre_ids step_idx draft_token_num draft_tokens seq_lens_this_time seq_lens_decoder max_dec_len max_ngram_size:int min_ngram_size:int max_draft_tokens:int | draft_tokens seq_lens_this_time |
@@ -108,6 +113,7 @@ xpu | adjust_batch | x cum_offsets {_lod("idx")} output_padding_offset? max_inpu
 xpu | recover_batch_sequence | x cum_offsets? {_lod("map")} | | f32[T,D]
 xpu | recover_batch_sequence | x {_lod("map")} | | f32[T,D]
 xpu | gather_next_token | x {_lod("map")} is_speculative:bool max_bsz:int | | f32[R,D]
+xpu | gather_next_token | x {_lod("map")} output_padding_offset? max_bsz:int | | f32[B,D]
 xpu | gather_next_token | x cum_offsets {_lod("map")} output_padding_offset? max_input_length:int | | f32[B,D]
 """  # noqa: E501
 

@@ -23,11 +23,17 @@ def test_whole_buffers_of_more_slots_than_drafts(gpu: Any) -> None:
     equal(given[4][0, :2], [0, 3])
 
 
-def test_an_older_version_is_refused_by_name(gpu: Any, rng: Any) -> None:
-    b = Batch(rng)
-    given = tensors(b.input_ids, b.prompt, b.text, b.prompt, b.step, b.slt, b.drafts, b.slt, b.enc, b.dec, b.limit)
-    with pytest.raises(NotImplementedError, match=r"ngram_match .FastDeploy on .*13 arguments .* PR #7774"):
-        gpu.ngram_match(*given, 3, 3)
+def test_ngram_match_of_release_2_6(gpu: Any) -> None:
+    """Column prompt_lens + step_idx has the newest token; prompts are looked up in a buffer of their own."""
+    prompt = np.array([[5, 6, 7, 8], [1, 1, 1, 1]])
+    text = np.array([[0, 0, 9, 5, 6, -1, -1, -1], [3, 4, 3, -1, -1, -1, -1, -1]])  # after 2 tokens, and after none
+    column, one = [np.full((2, 1), n) for n in (4, 2)], np.ones(2, np.int32)
+    shape = tensors(prompt, column[0], text, np.array([[2], [0]]), column[1], one * 3, np.zeros((2, 4), np.int64))
+    for _ in range(2):  # planned, and run again
+        given = [*shape, *tensors(one, one * 0, one, column[0] * 9)]
+        assert gpu.ngram_match(*given, 3, 3)[0] is given[6]
+        equal(given[7], [3, 2])
+        equal(given[6][:, 1:3], [[7, 8], [4, 0]])
 
 
 def test_ngram_match_of_2025(gpu: Any) -> None:

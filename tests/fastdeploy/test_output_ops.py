@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specdec_hal.errors import ArgumentError
-from tests.fastdeploy.batches import Batch, equal, tensor, tensors
+from specdec_hal.errors import ArgumentError, ConfigError
+from specdec_hal_fastdeploy import found
+from tests.fastdeploy.batches import Batch, equal, tensor, tensors, values
 
 ROUNDS = range(15)
 
@@ -54,6 +56,81 @@ def test_limits_of_thinking_by_example(gpu: Any) -> None:
     assert limited(gpu, [1, 2], think=3, reply=-1, step=4, inject=[8, 7]) == [[1, 2], 2, 0, -1]
     # what follows a replaced token stays, uncounted
     assert limited(gpu, [1, 2, 3, 4], think=1, reply=-1, inject=[8]) == [[1, 8, 3, 4], 2, 2, -1]
+
+
+STOPS = [
+    # emitted, columns 1.. of the text before them, step_idx, least, stopped, wanted, count
+    ([10, 20, 30, 40], [], 4, 0, False, [10, 20, 30, 2], 4),
+    ([50, 60, 70, 80], [7, 20, 30], 7, 0, False, [2, 60, 70, 80], 1),
+    ([30, 60, 70, 80], [20], 5, 2, False, [30, 2, 70, 80], 2),
+    ([30, 60, 70, 80], [20], 5, 3, False, [30, 60, 70, 80], 4),
+    ([10, 20, 30, 40], [], 4, 0, True, [10, 20, 30, 40], 4),
+]
+
+
+@pytest.mark.parametrize(("emitted", "older", "steps", "least", "stopped", "wanted", "count"), STOPS)
+def test_stop_sequences_of_release_2_6(
+    xpu: Any, emitted: list[int], older: list[int], steps: int, least: int, stopped: bool, wanted: list[int], count: int
+) -> None:
+    """step_idx counts the emitted tokens, and the text is that of generated tokens, whose first column is empty."""
+    text = np.full((1, 16), -1)
+    text[0, 1 : 1 + len(older)] = older
+    state = (text, np.array([[steps]]), np.array([stopped]), np.array([9], np.int32), np.array([[[20, 30]]]))
+    more = tensors(*state, np.array([[2]], np.int32), np.array([2, 3]))
+    for args in ([tensor(np.array([[least]]))], []) if least == 0 else ([tensor(np.array([[least]]))],):
+        given = tensors(np.array([emitted]), np.array([4], np.int32))
+        result = xpu.speculate_set_stop_value_multi_seqs(*given, *more, *args)
+        assert [id(tensor) for tensor in result] == list(map(id, given))
+        equal(given[0], [wanted])
+        equal(given[1], [count])
+
+
+@pytest.mark.parametrize(
+    ("setting", "installed", "newest"),
+    [("release/2.6", "", True), ("development", "2.6.1", False), ("auto", "2.6.1", True), ("auto", "2.6.0", True),
+     ("auto", "2.6.0.dev0", False), ("auto", "2.7.0", False), ("auto", "", False)],
+)  # fmt: skip
+def test_the_constraint_reads_where_its_version_writes(
+    gpu: Any, xpu: Any, tmp_path: Path, monkeypatch: Any, setting: str, installed: str, newest: bool
+) -> None:
+    """release/2.6 has the newest token in column prompt_lens + step_idx, the development branch one before it."""
+    if installed:
+        (tmp_path / "fastdeploy").mkdir()
+        (tmp_path / "fastdeploy/__init__.py").write_text("")
+        info = tmp_path / f"fastdeploy_gpu-{installed}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fastdeploy-gpu\nVersion: {installed}\n")
+        (info / "top_level.txt").write_text("fastdeploy\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(found.VERSION_VARIABLE, setting)
+    found.is_release_2_6.cache_clear()
+    text = np.array([[0, 0, 4, 3, 4, 4, -1, -1]])  # after a prompt of two: newline, end of thought, two newlines
+    for served, step in ((gpu, 3 if newest else 4), (xpu, 4)):
+        for steps, wanted in ((step, 2), (step - 1, 1)):
+            logits, status = tensor(np.zeros((1, 8), np.float32)), tensor(np.zeros(1, np.int32))
+            state = tensors(text, np.array([2]), np.zeros(1, bool), np.ones(1, np.int32), np.zeros(1, np.int32))
+            rows = tensors(np.zeros(1, np.int32), np.array([0, 1], np.int32), np.ones(1, bool))
+            allowed = tensor(np.array([5]))
+            served.reasoning_phase_token_constraint(
+                logits, *state, tensor(np.array([[steps]])), allowed, status, *rows, 3, 4
+            )
+            equal(status, [wanted])
+            assert (values(logits)[0, 0] < 0) == (wanted == 2)
+    begins = tensors(np.zeros((1, 8), np.float32), text, np.array([2]), np.zeros(1, bool), *[np.ones(1, np.int32)] * 2)
+    status = tensor(np.zeros(1, np.int32))
+    gpu.reasoning_phase_token_constraint(
+        *begins, *tensors(np.zeros(1, np.int64), np.array([5])), status,
+        *tensors(np.zeros(1, np.int32), np.array([0, 1], np.int32), np.zeros(1, bool)), 3, 4,
+    )  # fmt: skip
+    equal(status, [2])  # it does not think
+    found.is_release_2_6.cache_clear()
+
+
+def test_no_other_version_is_named(gpu: Any, rng: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv(found.VERSION_VARIABLE, "2.5")
+    found.is_release_2_6.cache_clear()
+    with pytest.raises(ConfigError, match=r"FASTDEPLOY_VERSION: expected auto, release/2\.6 or development"):
+        found.is_release_2_6()
 
 
 def test_limits_of_answers_by_example(gpu: Any) -> None:
@@ -150,8 +227,8 @@ def test_rows_and_tokens_of_a_draft_model(layer: Any, rng: Any, platform: str) -
             ops["speculate_get_logits"](out, *counts, *offsets, *tensors(logits, first), *lens)
         equal(out, wanted)
         sums = [np.concatenate([[0], np.cumsum(n)])[: slots + extra] for n in (own, both)]
-        for given, values in zip([*counts, *offsets], [own, both, *sums], strict=True):
-            equal(given, values)
+        for given, numbers in zip([*counts, *offsets], [own, both, *sums], strict=True):
+            equal(given, numbers)
 
         ids, drawn = np.full(len(wanted), -1), rng.integers(0, 99, rows + 1)
         get_logits(ids[:, None], drawn[:, None], b.emitted[:, :1], b.slt, b.enc)

@@ -27,6 +27,8 @@ def test_fewer_arguments_of_older_versions(gpu: Any, xpu: Any) -> None:
     for served in (gpu, xpu):
         five = served.get_padding_offset(*tensors(ids, lens), None, None, 5)
         four = served.get_padding_offset(*tensors(ids, np.cumsum(4 - lens), np.array([5]), lens))
+        if served is xpu:
+            equal(four.pop(1), [0, 2, 6])
         three = served.get_padding_offset(*tensors(ids, lens), 5)
         equal(three.pop(1), [0, 2, 6])
         for now, *others in zip(today, five, four, three, strict=True):

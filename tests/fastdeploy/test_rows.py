@@ -123,13 +123,20 @@ def test_rows_of_the_worked_example(xpu: Any) -> None:
     rows = xpu.gather_next_token(adjusted, *lod(made, "map"), True, -1)
     equal(rows[:, 0], [99, 100, 101, 102, 222, 362, 363, 364, 365])
     offsets = tensor(np.zeros(7, np.int32))  # before PR #7180: one entry a slot, and an offset where there are drafts
-    rows = xpu.gather_next_token(adjusted, offsets, *lod(made, "map"), offsets, 512)
-    equal(rows[:, 0], [99, 100, 101, 102, 222, 362, 363, 364, 365])
+    for args in ([offsets, *lod(made, "map"), offsets, 512], [*lod(made, "map"), offsets, 7]):  # and release/2.6
+        rows = xpu.gather_next_token(adjusted, *args)
+        equal(rows[:, 0], [99, 100, 101, 102, 222, 362, 363, 364, 365])
     one = np.array([100, 1, 0, 1, 120, 140, 1])
     made = infer_param(xpu, ENC, DEC, one)
     adjusted = xpu.adjust_batch(x[:363], *lod(made, "idx"), None, -1)
-    for args in ([*lod(made, "map"), False, 7], [offsets, *lod(made, "map"), None, 512]):
+    none = [*lod(made, "map"), None, 7]
+    for args in ([*lod(made, "map"), False, 7], [offsets, *lod(made, "map"), None, 512], none):
         equal(xpu.gather_next_token(adjusted, *args)[:, 0], [99, 100, 0, 101, 221, 361, 362])
+
+
+def test_infer_params_of_release_2_6_are_fastdeploys_own(xpu: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"get_infer_param .FastDeploy.*5 arguments are those of release/2.6"):
+        xpu.get_infer_param(*tensors(ENC, DEC, LENS, np.zeros((7, 2), np.int32)), 64)
 
 
 def test_an_offset_of_older_versions_is_refused(xpu: Any) -> None:

@@ -43,7 +43,7 @@ MUTANTS = (
            _edit("len(text) + 1 + fastdeploy", "len(text) + 1")),
     edited("gap-counted-as-an-answer", _LIMIT, "the first token of FastDeploy's answers only bridges the gap",
            _edit("max(status, no_answer)", "status")),
-    edited("other-end-token-stands", _LIMIT, "another end token at the limit stands where FastDeploy puts its first one",
+    edited("other-end-token-stands", _LIMIT, "another end token at the limit stands where FastDeploy puts its first",
            _edit("(fastdeploy or token not in ends)", "token not in ends")),
     edited("end-token-replaced-by-another", _LIMIT,
            "an answer that ends by itself at its limit loses its own end token, and the tokens of later steps with it",
