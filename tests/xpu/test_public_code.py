@@ -153,7 +153,7 @@ def test_what_differs_on_the_device_draws_warnings(tmp_path, monkeypatch, capfd)
         "k.xpu:5: warning: the device has no 'double'; use float",
         f"sizes.h:1: warning: {long}",
     ]
-    assert "no public code converts between these types: the device may do nothing, as here" in err
+    assert "the vendor's header does not convert between these types: nothing is done" in err
 
 
 def test_a_value_that_the_compiler_makes_away_with_draws_its_warning(tmp_path, monkeypatch, capfd):

@@ -14,11 +14,11 @@ namespace xpu_sim::detail {
 // a neighbour's, and checking builds ask for the room.
 void cast_needs_room(const void* from, long long from_bytes, void* to, long long to_bytes, Site site);
 
-// How many elements a step has: 128 of int64, 64 of int8, else 32.
+// How many elements a step has: 128 of int64 and 16 to int64, 64 of bytes, else 32; a plain copy has no steps.
 template <class A, class B>
 constexpr long long cast_step() {
   constexpr size_t least = sizeof(A) < sizeof(B) ? sizeof(A) : sizeof(B);
-  return sizeof(A) == 8 || sizeof(B) == 8 ? 128 : least == 1 ? 64 : 32;
+  return std::is_same_v<A, B> ? 1 : sizeof(A) == 8 ? 128 : sizeof(B) == 8 ? 16 : least == 1 ? 64 : 32;
 }
 
 // Where an unordered cast from 16 to 32 bits puts element i of a step: those at even places come first, as with
@@ -41,6 +41,10 @@ inline __attribute__((always_inline)) void cast_array(const char* name, const A*
     std::memcpy(&a, x + i, sizeof a);
     return converted<B>(a);
   };
+  if constexpr (std::is_same_v<A, B>) {
+    if (x != y) std::memmove(y, x, static_cast<size_t>(n < 0 ? 0 : n) * sizeof(A));
+    return;
+  }
   // In place: widening must not overwrite what it has yet to read, so it walks backwards.
   constexpr bool kBackwards = sizeof(B) > sizeof(A);
   if constexpr (!UNORDERED) {
@@ -67,20 +71,27 @@ constexpr bool is_signed_64() {
   return std::is_integral_v<T> && std::is_signed_v<T> && sizeof(T) == 8;
 }
 
-// The vendor's template returns at once for a pair of types that it has no specialisation of. Which it has beyond those
-// seen in public is not known, so that the others do nothing here and draw a warning.
+// The pairs of types that the vendor's public header has a specialisation of; its template returns at once for others.
+// Between any two of float, float16, int, int8 and uint8, a float or half also to itself; between float and bfloat16, and
+// between int64 and int.
 template <class A, class B>
 constexpr bool is_cast_pair() {
-  constexpr bool float_a = std::is_same_v<A, float>, float_b = std::is_same_v<B, float>;
-  constexpr auto narrow = [](auto* t) {
+  constexpr auto common = [](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    return std::is_same_v<T, float16> || std::is_same_v<T, bfloat16> || std::is_same_v<T, int> ||
-           std::is_same_v<T, int8_t>;
+    return std::is_same_v<T, float> || std::is_same_v<T, float16> || std::is_same_v<T, int> ||
+           std::is_same_v<T, int8_t> || std::is_same_v<T, uint8_t>;
   };
-  return (float_a && narrow(static_cast<B*>(nullptr))) || (float_b && narrow(static_cast<A*>(nullptr))) ||
-         (is_signed_64<A>() && std::is_same_v<B, int>) || (std::is_same_v<A, int> && is_signed_64<B>());
+  constexpr auto is_pair = [](auto* a, auto* b) {
+    using X = std::remove_pointer_t<decltype(a)>;
+    using Y = std::remove_pointer_t<decltype(b)>;
+    return (std::is_same_v<X, float> && std::is_same_v<Y, bfloat16>) || (std::is_same_v<X, int> && is_signed_64<Y>());
+  };
+  constexpr A* a = nullptr;
+  constexpr B* b = nullptr;
+  if (std::is_same_v<A, B>) return std::is_same_v<A, float> || std::is_same_v<A, float16>;
+  return (common(a) && common(b)) || is_pair(a, b) || is_pair(b, a);
 }
-[[gnu::warning("primitive_cast: no public code converts between these types: the device may do nothing, as here")]]
+[[gnu::warning("primitive_cast: the vendor's header does not convert between these types: nothing is done")]]
 void no_such_cast();
 
 }  // namespace xpu_sim::detail

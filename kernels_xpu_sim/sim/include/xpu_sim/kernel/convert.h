@@ -18,11 +18,14 @@ inline B truncated(float x) {
   return static_cast<B>(x);
 }
 
-// Integers keep their lower bits; floats become integers toward zero and bfloat16 by their upper half; all others are
-// rounded to the nearest, ties to even.
+// Wider integers become bytes clamped, and other integers keep their lower bits; floats become integers toward zero and
+// bfloat16 by their upper half; all others are rounded to the nearest, ties to even.
 template <class B, class A>
 inline B converted(A x) {
-  if constexpr (std::is_integral_v<A> && std::is_integral_v<B>) {
+  if constexpr (std::is_integral_v<A> && std::is_integral_v<B> && sizeof(A) > sizeof(B) && sizeof(B) == 1) {
+    constexpr A kLow = std::numeric_limits<B>::min(), kHigh = std::numeric_limits<B>::max();
+    return static_cast<B>(x < kLow ? kLow : x > kHigh ? kHigh : x);
+  } else if constexpr (std::is_integral_v<A> && std::is_integral_v<B>) {
     return static_cast<B>(x);
   } else if constexpr (std::is_integral_v<B>) {
     return truncated<B>(static_cast<float>(x));
