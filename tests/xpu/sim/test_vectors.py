@@ -193,27 +193,29 @@ class Type:
             loaded, stored = f"{load2}_mz(x, v, w%s); put(v); put(w);", f"{clear} {store2}_mz(y, a, b%s); {both}"
             for code in (loaded, stored):
                 cases += [Case(code % "", (a, b)), Case(code % ", 0x0FF05A31u", some)]
+        if self.name in ("int16x32", "int32x16", "uint32x16", "float32x16"):
             cases += list(self.indexed(space))
         return cases
 
     def indexed(self, space: str) -> Iterator[Case]:
-        v, at, rows = self.name, self.c.view(np.int32) & 31, np.arange(len(self.c))[:, None]
-        zero, mask = self.dtype.type(0), f"{self.mask:#x}"
-        index = "const int32x16_t at = vvand_int32x16(reinterpret_cast<int32x16_t>(c), int32x16_t(31));"
+        v, n, size, rows = self.name, self.lanes, self.dtype.itemsize, np.arange(len(self.c))[:, None]
+        at, zero, mask = self.c.view(f"int{8 * size}") & (2 * n - 1), self.dtype.type(0), f"{self.mask:#x}"
+        o = f"int{8 * size}x{n}"  # bytes
+        index = f"const {o}_t at = vvsll_{o}({o}_t({size // 2}), vvand_{o}(reinterpret_cast<{o}_t>(c), {o}_t({2 * n - 1})));"
         gathered = np.concatenate([self.a, self.b], 1)[rows, at]
         for arguments, value in (
             ("(x, at)", gathered), ("_mz(x, at)", gathered), (f"_mz(x, at, {mask})", self.where(gathered, zero)),
             ("_mh(x, at, b)", gathered), (f"_mh(x, at, b, {mask})", self.where(gathered, self.b)),
         ):  # fmt: skip
             yield Case(f"{index} put(vgather_{space}_{v}{arguments});", (value,))
-        for form, lanes in (("", range(16)), ("_mh", np.flatnonzero(self.on))):
+        for form, lanes in (("", range(n)), ("_mh", np.flatnonzero(self.on))):
             scattered = np.concatenate([self.b, self.b], 1)
             for lane in lanes:  # the last of those that go to one place stays
                 scattered[rows[:, 0], at[:, lane]] = self.a[:, lane]
             more = f", {mask}" if form else ""
             code = f"vstore2_{space}(y, b, b); vscatter_{space}_{v}{form}(y, a, at{more});"
-            both = f"put(vload_{space}_{v}(y)); put(vload_{space}_{v}(y + 16));"
-            yield Case(f"{index} {code} {both}", (scattered[:, :16], scattered[:, 16:]))
+            both = f"put(vload_{space}_{v}(y)); put(vload_{space}_{v}(y + {n}));"
+            yield Case(f"{index} {code} {both}", (scattered[:, :n], scattered[:, n:]))
 
 
 def put(expression: str, expected: Array) -> Case:

@@ -68,19 +68,21 @@ XPU_SIM_SIMD void store2(void* p, const V& v0, const V& v1, unsigned mask, Site 
   store_or_zero(static_cast<char*>(p) + 64, v1, static_cast<MaskOf<V>>(mask >> 16), site);
 }
 
-// Lane i is the element, or goes to the element, that lies `offsets[i]` elements after p.
-template <class V>
-XPU_SIM_SIMD V gather(const void* p, const int32x16_t& offsets, const V& hold, MaskOf<V> mask) {
+// Lane i is the element, or goes to the element, that lies `offsets[i]` bytes after p.
+template <class V, class O>
+XPU_SIM_SIMD V gather(const void* p, const O& offsets, const V& hold, MaskOf<V> mask) {
   V v = hold;
   for (int i = 0; i < Lanes<V>::count; ++i) {
-    if (mask >> i & 1) v.raw[i] = static_cast<const ElementOf<V>*>(p)[offsets.raw[i]];
+    const char* const at = static_cast<const char*>(p) + offsets.raw[i];
+    if (mask >> i & 1) v.raw[i] = *reinterpret_cast<const ElementOf<V>*>(at);
   }
   return v;
 }
-template <class V>
-XPU_SIM_SIMD void scatter(void* p, const V& v, const int32x16_t& offsets, MaskOf<V> mask) {
+template <class V, class O>
+XPU_SIM_SIMD void scatter(void* p, const V& v, const O& offsets, MaskOf<V> mask) {
   for (int i = 0; i < Lanes<V>::count; ++i) {
-    if (mask >> i & 1) static_cast<ElementOf<V>*>(p)[offsets.raw[i]] = v[i];
+    char* const at = static_cast<char*>(p) + offsets.raw[i];
+    if (mask >> i & 1) *reinterpret_cast<ElementOf<V>*>(at) = v[i];
   }
 }
 
@@ -179,34 +181,36 @@ XPU_SIM_SIMD void narrow(H* p, const float32x16_t& v0, const float32x16_t& v1, i
     ::xpu_sim::detail::narrow(p, v0, v1, 1, 2, ~0u, xpu_sim_site);                                                    \
   }
 
-// By an index for each lane, in LM and SM: of lanes of 32 bits.
-#define XPU_SIM_INDEXED(SPACE, V)                                                                               \
-  XPU_SIM_SIMD V##_t vgather_##SPACE##_##V(const void* p, int32x16_t offsets) {                                 \
-    return ::xpu_sim::detail::gather(p, offsets, V##_t{}, -1);                                                  \
+// By an offset in bytes for each lane, as wide as the lanes.
+#define XPU_SIM_INDEXED(SPACE, V, O, M)                                                                         \
+  XPU_SIM_SIMD V##_t vgather_##SPACE##_##V(const void* p, O##_t offsets) {                                      \
+    return ::xpu_sim::detail::gather(p, offsets, V##_t{}, static_cast<M>(-1));                                  \
   }                                                                                                             \
-  XPU_SIM_SIMD V##_t vgather_##SPACE##_##V##_mz(const void* p, int32x16_t offsets, int mask = -1) {             \
+  XPU_SIM_SIMD V##_t vgather_##SPACE##_##V##_mz(const void* p, O##_t offsets, M mask = static_cast<M>(-1)) {    \
     return ::xpu_sim::detail::gather(p, offsets, V##_t{}, mask);                                                \
   }                                                                                                             \
-  XPU_SIM_SIMD V##_t vgather_##SPACE##_##V##_mh(const void* p, int32x16_t offsets, V##_t hold, int mask = -1) { \
+  XPU_SIM_SIMD V##_t vgather_##SPACE##_##V##_mh(const void* p, O##_t offsets, V##_t hold,                       \
+                                                M mask = static_cast<M>(-1)) {                                  \
     return ::xpu_sim::detail::gather(p, offsets, hold, mask);                                                   \
   }                                                                                                             \
-  XPU_SIM_SIMD void vscatter_##SPACE##_##V(void* p, V##_t v, int32x16_t offsets) {                              \
-    ::xpu_sim::detail::scatter(p, v, offsets, -1);                                                              \
+  XPU_SIM_SIMD void vscatter_##SPACE##_##V(void* p, V##_t v, O##_t offsets) {                                   \
+    ::xpu_sim::detail::scatter(p, v, offsets, static_cast<M>(-1));                                              \
   }                                                                                                             \
-  XPU_SIM_SIMD void vscatter_##SPACE##_##V##_mh(void* p, V##_t v, int32x16_t offsets, int mask = -1) {          \
+  XPU_SIM_SIMD void vscatter_##SPACE##_##V##_mh(void* p, V##_t v, O##_t offsets, M mask = static_cast<M>(-1)) { \
     ::xpu_sim::detail::scatter(p, v, offsets, mask);                                                            \
   }
 
-#define XPU_SIM_SPACE(SPACE)              \
-  XPU_SIM_VECTORS(XPU_SIM_MEMORY_##SPACE) \
-  XPU_SIM_MASKED2(SPACE, int32x16)        \
-  XPU_SIM_MASKED2(SPACE, uint32x16)       \
-  XPU_SIM_MASKED2(SPACE, float32x16)      \
-  XPU_SIM_WIDENING(SPACE, float16)        \
-  XPU_SIM_WIDENING(SPACE, bfloat16)       \
-  XPU_SIM_INDEXED(SPACE, int32x16)        \
-  XPU_SIM_INDEXED(SPACE, uint32x16)       \
-  XPU_SIM_INDEXED(SPACE, float32x16)
+#define XPU_SIM_SPACE(SPACE)                           \
+  XPU_SIM_VECTORS(XPU_SIM_MEMORY_##SPACE)              \
+  XPU_SIM_MASKED2(SPACE, int32x16)                     \
+  XPU_SIM_MASKED2(SPACE, uint32x16)                    \
+  XPU_SIM_MASKED2(SPACE, float32x16)                   \
+  XPU_SIM_WIDENING(SPACE, float16)                     \
+  XPU_SIM_WIDENING(SPACE, bfloat16)                    \
+  XPU_SIM_INDEXED(SPACE, int16x32, int16x32, unsigned) \
+  XPU_SIM_INDEXED(SPACE, int32x16, int32x16, int)      \
+  XPU_SIM_INDEXED(SPACE, uint32x16, int32x16, int)     \
+  XPU_SIM_INDEXED(SPACE, float32x16, int32x16, int)
 #define XPU_SIM_MEMORY_lm(V, T, M) XPU_SIM_MEMORY(lm, V, T, M)
 #define XPU_SIM_MEMORY_sm(V, T, M) XPU_SIM_MEMORY(sm, V, T, M)
 #define XPU_SIM_MEMORY_gsm(V, T, M) XPU_SIM_MEMORY(gsm, V, T, M)
