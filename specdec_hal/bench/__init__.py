@@ -12,6 +12,7 @@ SUITES = {
     "slots": "state of slots: the draft model's, scheduling, stop sequences, limits of thinking",
     "sampling": "from logits to tokens: sampling, probabilities, candidates, penalties",
     "logprobs": "log-probabilities of accepted tokens",
+    "recurrent": "layers with a recurrent state",
     "step": "the captured token plane of a whole decode step, and the host's cost of a call",
 }
 """The suites by module name, with a description."""

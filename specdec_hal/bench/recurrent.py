@@ -1,0 +1,97 @@
+"""Recurrent layers in the shapes of Qwen3.5-4B (gated delta rule) and of a Mamba-2 hybrid of 4 B, a layer each.
+
+Peers are kernels in Triton (states by position, and a checkpoint with recent updates) on an H100, with their states in
+memory alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.bench.case import Case, OpCall, WarmCold, alone
+from specdec_hal.ops.enums import Activation
+
+TOKENS = (1, 4, 8)
+"""Of each slot in a step: drafts and one."""
+RING = 9
+"""Entries of a ring: K = 7 drafts, and two."""
+_CHECKED = 8
+"""Most slots whose results are compared with the reference, which takes minutes for more."""
+_TARGETS = {(64, 1): 65.0, (64, 4): 100.0, (256, 1): 260.0}
+_PEERS: Mapping[tuple[int, int], tuple[float, float]] = {
+    (1, 1): (3.9, 5.2), (1, 4): (6.7, 7.6), (1, 8): (10.5, 10.6), (8, 1): (14.7, 12.0), (8, 4): (34.4, 22.3),
+    (8, 8): (60.8, 31.7), (64, 1): (100.1, 74.6), (64, 4): (265.7, 134.8), (64, 8): (464.9, 189.8),
+    (256, 1): (395.7, 283.6),
+}  # fmt: skip
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """The delta rule, Mamba-2 and the convolution by slots and tokens."""
+    sizes = [(2, 1), (2, 4)] if quick else [(slots, tokens) for slots in (1, 8, 64, 256) for tokens in TOKENS]
+    for slots, tokens in sizes:
+        yield _recurrence("gated_delta_rule", slots, tokens, (16, 32, 128, 128))
+        yield _recurrence("mamba2_step", slots, tokens, (8, 112, 128, 64))
+        yield _convolution(slots, tokens)
+
+
+def _steps(slots: int, tokens: int, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng([seed, 13])
+    offsets = np.arange(slots + 1, dtype=np.int32) * tokens
+    return {"cu_seqlens_q": offsets, "seq_lens_decoder": rng.integers(1, 1000, slots).astype(np.int32)}
+
+
+def _recurrence(op: str, slots: int, tokens: int, shape: tuple[int, int, int, int]) -> Case:
+    """`shape`: key heads, value heads, and their widths."""
+    key_heads, heads, key_width, width = shape
+    rows, state = slots * tokens, heads * key_width * width * 4
+    delta = op == "gated_delta_rule"
+
+    def call(seed: int) -> OpCall:
+        rng = np.random.default_rng([seed, 17])
+
+        def drawn(*extents: int) -> Any:
+            return rng.standard_normal(extents, np.float32)
+
+        inputs = {"q": drawn(rows, key_heads, key_width), "k": drawn(rows, key_heads, key_width)}
+        inputs |= {"v": drawn(rows, heads, width), "decay": rng.random((rows, heads), np.float32)}
+        inputs["beta" if delta else "dt"] = rng.random((rows, heads), np.float32)
+        states = np.zeros((slots, RING, heads, key_width, width), np.float32)
+        if slots <= _CHECKED:
+            states += drawn(1, 1, *states.shape[2:])
+        outputs = {"states": states, "core_out": np.zeros((rows, heads, width), np.float32)}
+        return OpCall(op, inputs | _steps(slots, tokens, seed) | outputs)
+
+    known: dict[str, Any] = {}
+    if delta:
+        names = "states in Triton, H100", "updates in Triton, H100"
+        times = _PEERS.get((slots, tokens), ())
+        peers: dict[str, WarmCold] = {name: (time, None) for name, time in zip(names, times, strict=False)}
+        known = {"target": (_TARGETS.get((slots, tokens)), None), "peers": peers}
+    moved = slots * state * (1 + tokens)
+    params = {"slots": slots, "tokens": tokens, "heads": heads, "state_bytes": state}
+    label = f"{op}, {slots} slots of {tokens} tokens"
+    return Case(label, op, alone(call), moved, params=params, checked=slots <= _CHECKED, **known)
+
+
+def _convolution(slots: int, tokens: int, channels: int = 8192, taps: int = 4) -> Case:
+    """Over queries, keys and values."""
+    rows, ring = slots * tokens, 16
+
+    def call(seed: int) -> OpCall:
+        rng = np.random.default_rng([seed, 19])
+        inputs: dict[str, Any] = {
+            "conv_x": rng.standard_normal((rows, channels), np.float32),
+            "conv_weight": rng.standard_normal((channels, taps), np.float32),
+            "conv_ring": rng.standard_normal((slots, ring, channels), np.float32),
+            "conv_out": np.zeros((rows, channels), np.float32),
+            "activation": Activation.SILU,
+        }
+        return OpCall("causal_conv1d", inputs | _steps(slots, tokens, seed))
+
+    moved = 4 * channels * (slots * (taps - 1) + 3 * rows)
+    params = {"slots": slots, "tokens": tokens, "channels": channels}
+    label = f"causal_conv1d, {slots} slots of {tokens} tokens"
+    return Case(label, "causal_conv1d", alone(call), moved, params=params)
