@@ -32,6 +32,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Ernie4_5": {"num_hidden_layers": 3},
     "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
     "MiMo": {"num_hidden_layers": 3},
+    "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
+    "Qwen3_5MoeText": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
+    "Qwen3Next": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
 }
 """Each with one layer more than the target has: the module's."""
 
@@ -46,20 +49,23 @@ def write(folder: Path, kind: str) -> tuple[Path, Any]:
     write_model(folder, "Qwen2" if mimo else kind, **FAMILIES[kind])
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tensors, generator = load_file(folder / "model.safetensors"), np.random.default_rng(2)
-    ernie = kind.startswith("Ernie")
-    for name in [name for name in tensors if (ernie or mimo) and name.startswith("model.layers.2.")]:
-        tensors[name.replace("layers.2", "mtp_block.0" if ernie else "mtp_layers.0")] = tensors.pop(name)
+    ernie, qwen = kind.startswith("Ernie"), kind.startswith("Qwen")
+    layer = "model.mtp_block.0" if ernie else "mtp.layers.0" if qwen else "model.mtp_layers.0"
+    for name in [name for name in tensors if (ernie or mimo or qwen) and name.startswith("model.layers.2.")]:
+        tensors[name.replace("model.layers.2", layer)] = tensors.pop(name)
     names = [f"model.mtp_{name}.0.weight" for name in ("emb_norm", "hidden_norm", "linear_proj")]
     if mimo:
         parts = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
         names = [f"model.mtp_layers.0.{name}.weight" for name in parts]
+    elif qwen:
+        names = [f"mtp.{name}.weight" for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")]
     elif not ernie:
         names = [f"model.layers.2.{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")]
         tensors["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
     for name in names:
-        shape = (32, 64) if "proj" in name else (32,)
-        values = generator.standard_normal(shape)
-        tensors[name] = (values / 8 if "proj" in name else 1 + values / 10).astype(np.float32)
+        projects = "proj" in name or "fc.w" in name
+        values = generator.standard_normal((32, 64) if projects else (32,))
+        tensors[name] = (values / 8 if projects else (not qwen) + values / 10).astype(np.float32)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     raw = json.loads((folder / "config.json").read_text())
     changed = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
@@ -81,10 +87,11 @@ def wanted(reference: Any, kind: str, tokens: Any, hidden: Any) -> Any:
     epsilon = whole.config.rms_norm_eps
 
     def norm(x: Any, weight: Any) -> Any:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * (weight + qwen)
 
     embedded = tensors["model.embed_tokens.weight"].astype(np.float64)[tokens[1:]]
-    if not kind.startswith("Ernie"):
+    qwen = kind.startswith("Qwen")
+    if not qwen and not kind.startswith("Ernie"):
         embedded[0] = 0
     parts = [norm(embedded, norms[0]), norm(hidden.astype(np.float64), norms[1])]
     x = np.concatenate(parts[::-1] if kind == "MiMo" else parts, -1) @ projection.T
@@ -94,9 +101,10 @@ def wanted(reference: Any, kind: str, tokens: Any, hidden: Any) -> Any:
         positions = torch.arange(len(x))[None]
         mask = torch.full((len(x), len(x)), -torch.inf).triu(1)[None, None]
         base = whole.get_decoder()
+        turned = positions.expand(3, 1, -1) if kind.startswith("Qwen3_5") else positions  # of images
         given = base.layers[2](
             rows, attention_mask=mask, position_ids=positions,
-            position_embeddings=base.rotary_emb(rows, position_ids=positions),
+            position_embeddings=base.rotary_emb(rows, position_ids=turned),
         )  # fmt: skip
         given = given[0] if isinstance(given, tuple) else given
     return norm(given[0].numpy().astype(np.float64), final)

@@ -11,11 +11,12 @@ used.
 | DeepSeek-V3, GLM-4.5, Llama | enorm, hnorm, eh_proj, shared_head.norm, the layer in ``model.layers.N`` | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
 | MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
+| Qwen3-Next, Qwen3.5 | ``mtp``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, a layer with attention | its own |
 
-MiMo's projection takes the hidden state first. The first row of all but ERNIE's and Llama's reads no embedding, as in
-vLLM.
+MiMo's projection takes the hidden state first. The first row of all but ERNIE's, Llama's and Qwen's reads no embedding,
+as in vLLM. Qwen's norms multiply by 1 + their weight.
 Engines disagree about GLM's state for the next draft (vLLM: from before the norm) and about ERNIE's norm (vLLM: none);
-these are SGLang's and FastDeploy's. Decoders of Qwen3-Next and Qwen3.5 keep a recurrent state and are refused by name.
+these are SGLang's and FastDeploy's. Qwen's module reads the target's state after its norm, as in vLLM.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Family:
     """Names of a module's weights; `final_norm` None: the target's. `first`: whether its first row has an embedding.
 
     `changes`: what its layer's configuration has instead of the target's. `hidden_first`: the projection's input is the
-    hidden state, then the embedding.
+    hidden state, then the embedding. `offset`: what its first norms add to their weights.
     """
 
     layer: str
@@ -57,6 +58,7 @@ class _Family:
     first: bool
     changes: dict[str, Any]
     hidden_first: bool = False
+    offset: float = 0.0
 
     def named(self, layers: int) -> _Family:
         """With the names in a checkpoint of so many decoder layers."""
@@ -79,6 +81,10 @@ _MIMO = _Family(
     _MIMO_LAYER, f"{_MIMO_LAYER}token_layernorm.weight", f"{_MIMO_LAYER}hidden_layernorm.weight",
     f"{_MIMO_LAYER}input_proj.weight", f"{_MIMO_LAYER}final_layernorm.weight", False, {}, hidden_first=True,
 )  # fmt: skip
+_QWEN = _Family(
+    "mtp.layers.0.", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight",
+    "mtp.norm.weight", True, {"layer_types": ["full_attention"]}, offset=1.0,
+)  # fmt: skip
 FAMILIES = {
     "llama": replace(_DEEPSEEK, first=True, changes={}),
     "deepseek_v3": _DEEPSEEK,
@@ -86,6 +92,9 @@ FAMILIES = {
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": _ERNIE,
     MODEL_TYPE: _MIMO,
+    "qwen3_next": _QWEN,
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
 }
 _VOCABULARY = 64  # of the decoder of one layer, which nobody asks for tokens
 
@@ -146,7 +155,8 @@ class ModuleDecoder(Decoder):
         if group is not None:
             divide(model, group)
         epsilon = target.model.config.get_text_config().rms_norm_eps
-        own = _norm(embedding_norm, epsilon), _norm(hidden_norm, epsilon), _linear(projection)
+        first_norms = (_norm(weight + family.offset, epsilon) for weight in (embedding_norm, hidden_norm))
+        own = *first_norms, _linear(projection)
         model.mtp = torch.nn.ModuleDict(dict(zip(("embedding_norm", "hidden_norm", "projection"), own, strict=True)))
         size = ModelConfig(
             vocab_size=_VOCABULARY, hidden_size=len(norm), max_position_embeddings=target.config.max_position_embeddings
@@ -236,8 +246,8 @@ def _one_layer(target: Decoder, layer: dict[str, Any], norm: Any, family: _Famil
     config = copy.deepcopy(target.model.config)
     kinds = getattr(config, "layer_types", None)
     changes = {
-        **family.changes, "num_hidden_layers": 1, "vocab_size": _VOCABULARY, "pad_token_id": None,
-        "tie_word_embeddings": False, "layer_types": None if kinds is None else kinds[-1:],
+        "num_hidden_layers": 1, "vocab_size": _VOCABULARY, "pad_token_id": None, "tie_word_embeddings": False,
+        "layer_types": None if kinds is None else kinds[-1:], **family.changes,
     }  # fmt: skip
     for name, value in changes.items():
         if hasattr(config, name):
