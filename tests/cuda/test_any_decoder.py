@@ -47,8 +47,11 @@ def case(kind: str, tmp_path: Path) -> Case:
     return Case(write_model(tmp_path, kind))
 
 
-# Windows, soft caps, sinks, experts, values narrower than keys, learned positions.
-@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "GptOss", "DeepseekV3", "Mixtral", "GPT2"])
+# Windows, soft caps, sinks, experts, values narrower than keys, learned positions; recurrent layers of each op.
+@pytest.mark.parametrize(
+    "kind",
+    ["Qwen3", "Gemma2", "GptOss", "DeepseekV3", "Mixtral", "GPT2", "Qwen3_5Text", "KimiLinear", "NemotronH", "Lfm2"],
+)
 def test_tokens(case: Case) -> None:
     model = load_model(case.folder, "transformers", device="cuda:0", dtype="float32")
     assert model.capabilities.static_shapes
