@@ -48,10 +48,6 @@ class TextProcessor:
         """A step's deltas with their texts; those of requests that a stop string has ended are left out."""
         return [made for delta in deltas if (made := self.texts[delta.request_id].take(delta)) is not None]
 
-    def stopped(self, request_id: str) -> bool:
-        """Whether a stop string has ended a request."""
-        return self.texts[request_id].stopped
-
     def output(self, output: RequestOutput) -> RequestOutput:
         """A finished request with its text, cut at its stop string; it is forgotten."""
         return self.texts.pop(output.request_id).output(output)

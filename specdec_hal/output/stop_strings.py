@@ -86,12 +86,14 @@ class TextStream:
         text = "".join(pieces)
         if self._content is not None or self._held:
             return False
-        if any([stop.matched or stop.text[0] in text for stop in self.stop]):
-            before = [stop.matched for stop in self.stop]
-            if any([stop.feed(text) or stop.matched for stop in self.stop]):
-                for stop, matched in zip(self.stop, before, strict=True):
-                    stop.matched = matched
-                return False
+        for each in self.stop:
+            if each.matched or each.text[0] in text:
+                before = [stop.matched for stop in self.stop]
+                if any([stop.feed(text) or stop.matched for stop in self.stop]):
+                    for stop, matched in zip(self.stop, before, strict=True):
+                        stop.matched = matched
+                    return False
+                break
         self._pieces.append(text)
         return True
 

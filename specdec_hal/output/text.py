@@ -52,20 +52,12 @@ class RequestText:
         """Whether a stop string has ended the request."""
         self.counts = NO_COUNTS
         """See :class:`StreamDelta`; those of the last delta, up to the stop string."""
-        self._stream: TextStream | None = None
+        self.stream: TextStream | None = None
+        """Finds stop strings, if there are any."""
         if self._make is not None and params.stop:
             parser = params.answer_parser
             content = None if parser is None else ContentFinder(make_parser(**dict(parser)))
-            self._stream = TextStream(self._make(), params.stop, params.include_stop_str_in_output, content)
-
-    @property
-    def finds(self) -> bool:
-        """Whether it looks for stop strings."""
-        return self._stream is not None
-
-    def passes(self, pieces: list[str] | None) -> bool:
-        """Whether a step's texts can be shown as they are; else, and if None are known, :meth:`take` looks at them."""
-        return pieces is not None and self._stream is not None and self._stream.passes(pieces)
+            self.stream = TextStream(self._make(), params.stop, params.include_stop_str_in_output, content)
 
     def take(self, delta: StreamDelta, start: int | None = None) -> StreamDelta | None:
         """The delta, whose tokens come after the first `start`, with its text; None if it has nothing to show."""
@@ -76,17 +68,17 @@ class RequestText:
         kept = spoken = len(tokens)
         if tokens and tokens[-1] in self._silent:
             spoken -= 1
-        if self._stream is not None:
+        if self.stream is not None:
             held_for = self._least - start - 1
-            if stopped := self._stream.extend(tokens[:spoken], flags, held_for):
+            if stopped := self.stream.extend(tokens[:spoken], flags, held_for):
                 self.stopped, kept, reason = True, stopped, "stop"
                 steps, drafted, accepted, num_drafts = counts
                 counts = steps, drafted, accepted - sum(flags[kept:]), num_drafts
                 tokens, flags, logprobs = tokens[:kept], flags[:kept], logprobs[:kept]
                 drafts = _until(drafts, start + kept, accepted=sum(flags))
             if reason is not None:
-                self._stream.finish()
-            spans = self._stream.release(reason is not None)
+                self.stream.finish()
+            spans = self.stream.release(reason is not None)
         else:
             spans = self.spans(start, tokens[:spoken], flags)
             if reason is not None and self._make is not None and (rest := self._rest):
@@ -112,19 +104,19 @@ class RequestText:
         """The finished request with its text, without what came after a stop string."""
         if self._make is None:
             return output
-        if self._stream is None:
+        if self.stream is None:
             tokens = output.token_ids
             with READING:
                 end = len(tokens) - (tokens[-1:] != () and tokens[-1] in self._silent)
                 self._pieces += push_all(self._detokenizer, tokens[len(self._pieces) : end])
                 return replace(output, text="".join(self._pieces) + self._rest)
         if not self.stopped:
-            return replace(output, text=self._stream.text)
+            return replace(output, text=self.stream.text)
         kept, (steps, drafted, accepted, num_drafts) = slice(self.count), self.counts
         flags = output.accepted_draft[kept]
         return replace(
             output, token_ids=output.token_ids[kept], accepted_draft=flags, logprobs=output.logprobs[kept],
-            drafts=_until(output.drafts, self.count, sum(flags)), text=self._stream.text, finish_reason="stop",
+            drafts=_until(output.drafts, self.count, sum(flags)), text=self.stream.text, finish_reason="stop",
             error="", steps=steps, drafted=drafted, accepted=accepted, num_drafts=num_drafts,
         )  # fmt: skip
 
@@ -149,27 +141,21 @@ def _until(drafts: Sequence[Drafts], end: int, accepted: int) -> tuple[Drafts, .
 
 
 class StepTexts:
-    """A step's tokens by slot and which are accepted drafts, with the texts of `slots`, made together if one is read.
+    """A step's tokens by slot and which are accepted drafts; the texts of `slots`, made together if one is read.
 
     `make`: returns these; None for one that must be decoded token by token.
     """
 
-    def __init__(
-        self,
-        tokens: Callable[[int], list[int]],
-        flags: Callable[[int], list[bool]],
-        slots: Sequence[int],
-        make: Callable[[], list[list[str] | None]],
-    ) -> None:
-        self.tokens, self.flags, self._slots, self._make = tokens, flags, slots, make
+    slots: Sequence[int] = ()
+    make: Callable[[], list[list[str] | None]]
 
-    def pieces(self, slot: int) -> list[str] | None:
-        """The text of each token, and more empty ones; None if there are none."""
-        return self._pieces.get(slot)
+    def __init__(self, tokens: Callable[[int], list[int]], flags: Callable[[int], list[bool]]) -> None:
+        self.tokens, self.flags = tokens, flags
 
     @cached_property
-    def _pieces(self) -> dict[int, list[str] | None]:
-        return dict(zip(self._slots, self._make(), strict=True)) if self._slots else {}
+    def pieces(self) -> dict[int, list[str] | None]:
+        """By slot: the text of each token, and more empty ones."""
+        return dict(zip(self.slots, self.make(), strict=True)) if self.slots else {}
 
 
 _item: Any = tuple.__getitem__
@@ -191,10 +177,9 @@ class LazyDelta(StreamDelta):
         names: Iterable[str],
         texts: Iterable[RequestText],
         starts: Iterable[int],
-        counts: Iterable[tuple[int, int, int, int]],
     ) -> Iterator[StreamDelta]:
         """Of requests that gain nothing but tokens."""
-        before, nothing = zip(texts, starts, strict=True), repeat(())
+        before, nothing, counts = zip(texts, starts, strict=True), repeat(()), repeat(NO_COUNTS)
         return map(_lazy, zip(names, repeat(step), slots, before, repeat(None), nothing, nothing, nothing, counts))
 
     @property
@@ -211,7 +196,7 @@ class LazyDelta(StreamDelta):
     def spans(self) -> tuple[Span, ...]:
         """The new text."""
         step, slot, (text, start) = _item(self, slice(1, 4))
-        if (pieces := step.pieces(slot)) is not None:
+        if (pieces := step.pieces.get(slot)) is not None:
             return tuple([span for span in zip(pieces, step.flags(slot), strict=False) if span[0]])
         spans: tuple[Span, ...] = text.spans(start, step.tokens(slot), step.flags(slot))
         return spans
@@ -219,7 +204,7 @@ class LazyDelta(StreamDelta):
     @property
     def text(self) -> str:
         """The new text."""
-        pieces = _item(self, 1).pieces(_item(self, 2))
+        pieces = _item(self, 1).pieces.get(_item(self, 2))
         return super().text if pieces is None else "".join(pieces)
 
     @classmethod

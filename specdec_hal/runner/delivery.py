@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_hal.output.processor import TextProcessor
 from specdec_hal.output.text import LazyDelta, StepTexts
-from specdec_hal.request import NO_COUNTS, RequestOutput, StreamDelta
+from specdec_hal.request import RequestOutput, StreamDelta
 from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Ints, SlotTable
@@ -29,7 +29,7 @@ class Delivery(StepSink):
     def __init__(self, texts: TextProcessor, slots: int, fail: Callable[[Sequence, str], None]) -> None:
         self._texts, self._fail = texts, fail
         self._joint, self._stops = np.zeros((2, slots), np.bool_)
-        """Of each slot's request: whether its text can be made with others'; whether it has stop strings."""
+        """Of each slot's request: whether its text is read and made with others'; whether it has stop strings."""
         self._waiting: deque[tuple[Sequence, StreamDelta]] = deque()
         self._delivered: list[StreamDelta] = []
         self._running = False
@@ -51,57 +51,52 @@ class Delivery(StepSink):
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
         """See :class:`StepSink`."""
         text = self._texts.texts[sequence.request.request_id]
-        self._joint[slot], self._stops[slot] = text.joint, bool(sequence.request.params.stop)
+        stops, reader = bool(sequence.request.params.stop), sequence.request.callback
+        self._joint[slot], self._stops[slot] = text.joint and (stops or reader is not None), stops
 
     def stepped(
         self, report: StepReport, slots: Ints, table: SlotTable, running: Mapping[int, Sequence]
-    ) -> list[Sequence]:
+    ) -> dict[int, int]:
         """See :class:`StepSink`."""
         if not slots.size:
-            return []
-        starts, joint = table.reported[slots].tolist(), slots[self._joint[slots]]
-        table.reported[slots] += report.counts[slots]
-        before = table.tokens[joint, table.length[joint] - report.counts[joint] - 1]
-        known, where = self._texts.known, slots.tolist()
-        make = (
-            partial(known.pieces, before, report.emitted[joint], report.counted[joint]) if known is not None else list
-        )
-        step = StepTexts(report.tokens, report.flags, [] if known is None else joint.tolist(), make)
-        sequences = list(map(running.__getitem__, where))
+            return {}
+        before, where, joint = table.reported[slots], slots.tolist(), slots[self._joint[slots]]
+        table.reported[slots] = before + report.counts[slots]
+        step = StepTexts(report.tokens, report.flags)
+        if self._texts.known is not None and joint.size:
+            last = table.tokens[joint, table.length[joint] - report.counts[joint] - 1]
+            step.make = partial(self._texts.known.pieces, last, report.emitted[joint], report.counted[joint])
+            step.slots = joint.tolist()
+        sequences, starts = list(map(running.__getitem__, where)), before.tolist()
         names = [sequence.request.request_id for sequence in sequences]
         texts = list(map(self._texts.texts.__getitem__, names))
-        stopping, counts = self._stops[slots].nonzero()[0].tolist(), [NO_COUNTS] * len(where)
-        for at in stopping:
-            if not texts[at].finds:  # who reads them does
-                counts[at] = sequences[at].counts
-        deltas, ended = list(LazyDelta.of_step(step, where, names, texts, starts, counts)), list[Sequence]()
-        for at in stopping:
-            slot = where[at]
-            if texts[at].finds and not texts[at].passes(step.pieces(slot)):
+        deltas, ended = list(LazyDelta.of_step(step, where, names, texts, starts)), dict[int, int]()
+        stopping = self._stops[slots]
+        for at in stopping.nonzero()[0].tolist() if stopping.any() else ():
+            slot, text, stream = where[at], texts[at], texts[at].stream
+            pieces = None if stream is None else step.pieces.get(slot)
+            if pieces is None or stream is None or not stream.passes(pieces):
                 tokens, flags = tuple(report.tokens(slot)), tuple(report.flags(slot))
                 gained = StreamDelta(names[at], tokens, flags, (), None, counts=sequences[at].counts)
-                made = texts[at].take(gained, starts[at])
+                made = text.take(gained, starts[at])
                 assert made is not None
                 deltas[at] = made
-                if texts[at].stopped:
-                    ended.append(sequences[at])
+                if text.stopped:
+                    ended[slot] = text.count - starts[at]
         self._waiting.extend(zip(sequences, deltas, strict=True))
         return ended
 
-    def took(self, sequence: Sequence) -> bool:
+    def took(self, sequence: Sequence) -> int | None:
         """Queue a request's new delta, if any, merged with queued ones after its end."""
-        name, start = sequence.request.request_id, sequence.reported
-        made = sequence.delta()
-        delta = None if made is None else self._texts.texts[name].take(made, start)
-        if delta is None:
-            return self._texts.stopped(name)
-        if delta.finish_reason is not None:
+        text, start, made = self._texts.texts[sequence.request.request_id], sequence.reported, sequence.delta()
+        delta = None if made is None else text.take(made, start)
+        if delta is not None:
             earlier = [waiting for other, waiting in self._waiting if other is sequence]
-            if earlier:
+            if delta.finish_reason is not None and earlier:
                 self._waiting = deque(item for item in self._waiting if item[0] is not sequence)
                 delta = StreamDelta.joined([*earlier, delta])
-        self._waiting.append((sequence, delta))
-        return self._texts.stopped(name)
+            self._waiting.append((sequence, delta))
+        return text.count if text.stopped else None
 
     def deliver(self) -> None:
         """Call the callbacks; nested calls from a callback return at once."""

@@ -88,7 +88,7 @@ class StepReport:
         """Forget what these slots emitted after so many tokens."""
         if all(self._lengths[slot] == count for slot, count in kept.items()):
             return
-        self.accepted = self.matched
+        _ = self.accepted  # before they are forgotten
         self.counts[list(kept)] = list(kept.values())
         for name in ("counted", "matched", "_lengths"):
             vars(self).pop(name, None)
@@ -211,9 +211,9 @@ class StepSink:
         `drafted`: how many drafts it had; None after a chunk of its prompt.
         """
 
-    def took(self, sequence: Sequence) -> bool:
-        """A request has new tokens from :meth:`gained`, or has ended; returns whether its text ends it."""
-        return False
+    def took(self, sequence: Sequence) -> int | None:
+        """A request has new tokens from :meth:`gained`, or has ended; returns how many it has if its text ends it."""
+        return None
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
         """The next of the request's prompt tokens got these log-probabilities, after `sequence.prompt_logprobs`."""
@@ -223,11 +223,11 @@ class StepSink:
 
     def stepped(
         self, report: StepReport, slots: Ints, table: SlotTable, running: Mapping[int, Sequence]
-    ) -> list[Sequence]:
+    ) -> dict[int, int]:
         """End of the step. Those `running` in `slots` got tokens and nothing else; `report` has these and `table`
-        contexts with them. Returns those whose text ends.
+        contexts with them. Returns the slots whose text ends, with how many of these tokens.
         """
-        return []
+        return {}
 
     def deliver(self) -> None:
         """Call the callbacks of what is queued."""

@@ -459,12 +459,7 @@ class ModelRunner:
                 step.prompts.read(self.sink.scored)
             report = StepReport(values, schedule.slots)
             self._hook.took(self.metrics.steps, schedule.work, report)
-            together = self._take(step, report)
-            for sequence in self.scheduler.take_preempted():
-                self.sink.resumes(sequence, failed=False)
-            for sequence in self.sink.stepped(report, together, self.scheduler.table, self.scheduler.running):
-                sequence.finish("stop")
-                self._retire(sequence)
+            self._take(step, report)
         if self.proposer.runs_on == "host":
             with record.stage("propose"):
                 longest = self._draft(step.plan, report, record)
@@ -473,11 +468,11 @@ class ModelRunner:
         self.metrics.add(record)
         self._registry.step_finished(record)
 
-    def _take(self, step: LaunchedStep, report: StepReport) -> Ints:
-        """Take over a step's tokens, of all slots at once; returns the slots that got tokens and nothing else.
+    def _take(self, step: LaunchedStep, report: StepReport) -> None:
+        """Take over a step's tokens, of all slots at once, and have the sink show them.
 
-        The others are looked at alone: where a request ends or has left its slot, prompts, and what needs more of a
-        step than tokens.
+        Some are also looked at alone: where a request ends or has left its slot, prompts, and what needs more of a step
+        than tokens.
         """
         schedule, table, own = step.schedule, self.scheduler.table, slice(step.schedule.slots)
         part, fresh = schedule.takes_part[own], table.owner[own] == schedule.owner[own]
@@ -508,11 +503,18 @@ class ModelRunner:
         for one in taken:
             self._look_at(one, report, stays=bool(fresh[one.slot]))
         self._commit([one.sequence for one in taken])
-        for one in taken:
-            self._took(one.sequence)
-        gone = [one for one in taken if not fresh[one.slot]]
-        self._count(step, report, slots, decoding, verified, gone)
-        return np.flatnonzero(together)
+        for at, one in enumerate(taken):
+            if (end := self._took(one.sequence)) is not None:
+                taken[at] = one._replace(flags=one.flags[: end - one.before])
+                report.cut({one.slot: len(taken[at].flags)})
+        for sequence in self.scheduler.take_preempted():
+            self.sink.resumes(sequence, failed=False)
+        ended = self.sink.stepped(report, np.flatnonzero(together), table, self.scheduler.running)
+        if ended:
+            report.cut(ended)
+        for slot in ended:
+            self._retire(self.scheduler.running[slot], "stop")
+        self._count(step, report, slots, decoding, verified, [one for one in taken if not fresh[one.slot]])
 
     def _gained(self, slot: int, work: Work, report: StepReport, goes_on: bool) -> _Taken | None:
         """What a slot got, up to its request's end; None inside a prompt."""
@@ -579,22 +581,27 @@ class ModelRunner:
             record.output_rows -= int(np.maximum(fed[schedule.chunks] - 1, 0).sum())
         if self.state.symbols["S"] == 1:
             return
-        record.count_drafts(
-            [*report.drafted[verified].tolist(), *(one.drafted or 0 for one in lost)],
-            [*report.matched[verified].tolist(), *(sum(one.flags) for one in lost)],
-        )
+        drafted, accepted = report.drafted[verified], report.matched[verified]
+        if lost:
+            drafted = np.append(drafted, [one.drafted or 0 for one in lost])
+            accepted = np.append(accepted, [sum(one.flags) for one in lost])
+        record.count_drafts(drafted, accepted)
         if self.lengths is not None and not schedule.chunked:  # after a pure decode step
             own = verified if not step.forced else np.setdiff1d(verified, list(step.forced))
-            rows, accepted = self._length_rows[own], report.accepted[own]
-            self.lengths.stepped(rows, report.drafted[own], accepted, float(record.seconds.total()))
+            rows, seconds = self._length_rows[own], float(record.seconds.total())
+            self.lengths.stepped(rows, report.drafted[own], report.accepted[own], seconds)
             self._set_limits()
 
-    def _took(self, sequence: Sequence) -> None:
-        """Have the sink show what a request got; retire it if it has ended, also by its text."""
-        if self.sink.took(sequence):
-            sequence.finish("stop")
-        if sequence.finish_reason is not None:
-            self._retire(sequence)
+    def _took(self, sequence: Sequence) -> int | None:
+        """Have the sink show what a request got, and retire it if it has ended.
+
+        Returns after how many tokens its text ends it, if it does.
+        """
+        end = self.sink.took(sequence)
+        reason = sequence.finish_reason if end is None else "stop"
+        if reason is not None:
+            self._retire(sequence, reason, sequence.error if end is None else "")
+        return end
 
     def _failed(self, schedule: Schedule, error: Exception) -> None:
         """After a failed launch: read pending steps, requeue all requests, and find the faulty one."""
@@ -642,13 +649,13 @@ class ModelRunner:
         sequence.finish(reason, error)
         self._took(sequence)
 
-    def _retire(self, sequence: Sequence) -> None:
+    def _retire(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
         """An ended request frees its slot; its output is kept."""
-        assert sequence.finish_reason is not None
+        sequence.finish(reason, error)
         self.scheduler.release(sequence)
         self._masked -= sequence.wants.masked
         self._finished[sequence.request.request_id] = sequence
-        self.metrics.requests[sequence.finish_reason] += 1
+        self.metrics.requests[reason] += 1
         self._deadlines.ended()
 
 

@@ -123,6 +123,7 @@ class Scheduler:
         self._free_slots = list(range(size["M"]))
         self._by_id: dict[str, Sequence] = {}
         self._stops: set[int] = set()
+        self._keep = np.full(size["M"], SlotAction.KEEP, np.int64)
         self._grown: dict[int, list[int]] = {}
         """See :class:`Schedule`; since the last one."""
         self._dirty = False  # whether the device has actions of the last step
@@ -209,7 +210,7 @@ class Scheduler:
         """
         table = self.table
         decodes = table.used & ~table.prefilling
-        step = Schedule(np.full(len(table.used), SlotAction.KEEP, np.int64), decodes, decodes, table.owner)
+        step = Schedule(self._keep.copy(), decodes, decodes, table.owner)
         preempted = self.preemptions
         if only is not None:
             for slot, sequence in self.running.items():
@@ -226,7 +227,8 @@ class Scheduler:
         if not step.work:
             return None
         step.stops = frozenset(self._stops)
-        step.actions[list(self._stops - self.running.keys())] = SlotAction.STOP
+        if self._stops:
+            step.actions[list(self._stops - self.running.keys())] = SlotAction.STOP
         used = np.flatnonzero(step.actions)
         step.slots = 1 + max(max(self.running), int(used[-1]) if used.size else 0)
         step.grown, self._grown = self._grown, {}
@@ -242,8 +244,8 @@ class Scheduler:
 
     def idle(self) -> Schedule:
         """A step in which no slot does anything."""
-        nothing = np.zeros(len(self.table.used), np.bool_)
-        step = Schedule(np.full(len(nothing), SlotAction.KEEP, np.int64), nothing, nothing, self.table.owner)
+        nothing = np.zeros(len(self._keep), np.bool_)
+        step = Schedule(self._keep.copy(), nothing, nothing, self.table.owner)
         step.actions[list(self._stops)] = SlotAction.STOP
         self._dirty = True
         return step

@@ -113,11 +113,10 @@ class FrameWriter(StepSink):
         step.counts.append(RECOVERY if failed else PREEMPTED)
         step.drafted.append(-1)
 
-    def took(self, sequence: Sequence) -> bool:
+    def took(self, sequence: Sequence) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
         if sequence.finish_reason is not None:
             self._ended.append(StreamEnd(self._number(sequence), sequence.finish_reason, sequence.error))
-        return False
 
     def released(self, sequence: Sequence) -> None:
         """Forget a request without readers."""
@@ -137,7 +136,7 @@ class FrameWriter(StepSink):
 
     def stepped(
         self, report: StepReport, slots: Ints, table: SlotTable, running: Mapping[int, Sequence]
-    ) -> list[Sequence]:
+    ) -> dict[int, int]:
         """Send collected entries with a step's tokens."""
         step = self._step
         where = np.concatenate([np.array(step.slots, np.int64), slots])
@@ -152,15 +151,15 @@ class FrameWriter(StepSink):
         if not self._send_drafts(report):
             step, self._step = self._step, _Step()
             self._lose(step)
-            return []
+            return {}
         if report.scores is None:
             self._send_frame(1, report.emitted[where][mask].data, NOTHING, NOTHING)
-            return []
+            return {}
         offsets = report.scores["cu_batch_token_offset"][where]
         rows = (offsets[:, None] + self._columns)[mask]
         ids, scores, ranks = (np.ascontiguousarray(report.scores[name][rows]) for name in ("ids", "logprobs", "ranks"))
         self._send_frame(ids.shape[1], ids.data, scores.data, ranks.data)
-        return []
+        return {}
 
     def _send_drafts(self, report: StepReport) -> bool:
         """Send drafts of requests with return_drafts; False if the reader refuses."""
