@@ -91,8 +91,8 @@ class Delivery(StepSink):
         text, start, made = self._texts.texts[sequence.request.request_id], sequence.reported, sequence.delta()
         delta = None if made is None else text.take(made, start)
         if delta is not None:
-            earlier = [waiting for other, waiting in self._waiting if other is sequence]
-            if delta.finish_reason is not None and earlier:
+            ends = delta.finish_reason is not None
+            if ends and (earlier := [waiting for other, waiting in self._waiting if other is sequence]):
                 self._waiting = deque(item for item in self._waiting if item[0] is not sequence)
                 delta = StreamDelta.joined([*earlier, delta])
             self._waiting.append((sequence, delta))
