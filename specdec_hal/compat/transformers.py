@@ -436,7 +436,10 @@ def _check(model: Any, config: Any, processors: Any, model_kwargs: dict[str, Any
 
 
 def _check_cached(model: Any, packed: bool = False) -> None:
-    """UnsupportedError for a model without a cache of keys and values. `packed`: the engine's cache holds states too."""
+    """UnsupportedError for a model without a cache of keys and values.
+
+    `packed`: the engine's cache holds states too.
+    """
     stateful = getattr(model, "_is_stateful", False) and not (packed and not unsupported(type(model)))
     if stateful or _cache_name(model) is None:
         raise UnsupportedError(

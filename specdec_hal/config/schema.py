@@ -272,8 +272,8 @@ class SpeculativeSettings(Section):
     `num_speculative_tokens` (K): most drafts per step; always 0 for naive. `adaptive`: draft 0 to K tokens per request,
     by measured acceptance and step times; tokens do not change; null: unless ranks of engine.tensor_parallel must agree
     or drafts are padded to K. Where "auto" has chosen a module or a drafter, adaptive requests draft by n-grams while
-    that gives more tokens per second. `verify_strategy`: how drafts are compared with the model; "target_match" and "greedy" keep the
-    tokens, "rejection" keeps the distribution, "topp" neither.
+    that gives more tokens per second. `verify_strategy`: how drafts are compared with the model; "target_match" and
+    "greedy" keep the tokens, "rejection" keeps the distribution, "topp" neither.
     `verify_window`: for "topp", best drafts that must follow a second-best one. `candidates` (C): for "topp",
     candidates per row.
     """

@@ -156,17 +156,19 @@ class DraftLengths:
         self._asks = True
         self._proposals.add(longest, seconds)
 
-    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> None:
-        """Record a decode step's time, without a host proposer's, and choose again.
+    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> bool:
+        """Record a decode step's time, without a host proposer's, and choose again. Returns whether it has chosen.
 
         `rows`, `drafted`, `accepted`: decoding requests, and their drafts.
         """
         if self._rest:
             self._rest -= 1
-        elif len(rows):
+            return False
+        if len(rows):
             began_s = time.perf_counter()
             self._choose(rows, drafted, accepted, seconds)
             self._count_choice(time.perf_counter() - began_s, seconds)
+        return bool(len(rows))
 
     def _count_choice(self, choosing_s: float, step_s: float) -> None:
         """Count a step that chose lengths, and begin a rest after a burst that has taken too much of its time."""

@@ -172,14 +172,15 @@ class DraftMethods:
             inputs.host[LIMIT][:], inputs.host[FED][:] = own, fed
             inputs.upload()
 
-    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> None:
+    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> bool:
         """As :meth:`DraftLengths.stepped`."""
         if not len(rows):
-            return
+            return False
         if self._settling:
             self._settling -= 1
-            return
-        self._lengths[self._at].stepped(rows, drafted, accepted, seconds)
+            return False
+        before = self._at, self.feeds
+        chosen = self._lengths[self._at].stepped(rows, drafted, accepted, seconds)
         of, cold = (bool(self._rows["samples"][rows].any()), len(rows).bit_length()), self._rows["cold"][rows]
         rates = self._rates[of]
         if self._at == 0:
@@ -196,6 +197,7 @@ class DraftMethods:
         self._of = of
         if self._left <= 0:
             self._decide(rates, bool(cold.any()))
+        return chosen or before != (self._at, self.feeds)
 
     def _decide(self, rates: _Rates, cold: bool) -> None:
         """End a trial, or begin one. `cold`: whether a request of this step is."""

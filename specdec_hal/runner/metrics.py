@@ -15,6 +15,11 @@ from specdec_hal.plugin.step_record import StepRecord
 from specdec_hal.runner.watchdog import Activity
 
 
+def clock() -> float:
+    """Seconds, for differences."""
+    return time.perf_counter()
+
+
 class _Stage:
     """Times a block of a step. A class, since a step has many: a generator takes three times as long."""
 

@@ -36,7 +36,7 @@ from specdec_hal.runner.guard import Guard, check_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.journal import Journal, Record, record_of, revive
 from specdec_hal.runner.method import DraftMethods
-from specdec_hal.runner.metrics import Counts, Load, Metrics, TimedStep
+from specdec_hal.runner.metrics import Counts, Load, Metrics, TimedStep, clock
 from specdec_hal.runner.plan import CompiledStep, Features, LaunchedStep
 from specdec_hal.runner.prefill_budget import PrefillBudget
 from specdec_hal.runner.prompt_logprobs import chunks_of
@@ -102,6 +102,8 @@ class ModelRunner:
             self.scheduler.prompt_limit = self.prefill_budget.limit
         self._gap_from: float | None = None
         """When the last call of :meth:`step` ended, if requests ran."""
+        self._read_at: float | None = None
+        """When the last step was read, if requests ran."""
         self._features: Features | None = None
         """Those of the last step."""
         self.bisection = Bisection()
@@ -460,6 +462,7 @@ class ModelRunner:
             report = StepReport(values, schedule.slots)
             self._hook.took(self.metrics.steps, schedule.work, report)
             self._take(step, report)
+        self._read_at = clock() if self.scheduler.running else None
         if self.proposer.runs_on == "host":
             with record.stage("propose"):
                 longest = self._draft(step.plan, report, record)
@@ -588,9 +591,17 @@ class ModelRunner:
         record.count_drafts(drafted, accepted)
         if self.lengths is not None and not schedule.chunked:  # after a pure decode step
             own = verified if not step.forced else np.setdiff1d(verified, list(step.forced))
-            rows, seconds = self._length_rows[own], float(record.seconds.total())
-            self.lengths.stepped(rows, report.drafted[own], report.accepted[own], seconds)
-            self._set_limits()
+            rows, seconds = self._length_rows[own], self._seconds_of(record)
+            if self.lengths.stepped(rows, report.drafted[own], report.accepted[own], seconds):
+                self._set_limits()
+
+    def _seconds_of(self, record: TimedStep) -> float:
+        """Of a step that is being read: since the last one was, which includes callbacks and what else its caller does;
+        where a host proposer drafts in between, those of its stages so far.
+        """
+        if self._read_at is None or self.proposer.runs_on == "host":
+            return float(record.seconds.total())
+        return clock() - self._read_at
 
     def _took(self, sequence: Sequence) -> int | None:
         """Have the sink show what a request got, and retire it if it has ended.
