@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +159,17 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def delta(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """One kind of layers suffices for what does not depend on it."""
-    return Models(write_model(tmp_path_factory.mktemp("delta"), KINDS[0]))
+    """One kind of layers suffices for what does not depend on it. It has an MTP module, like its attention layer."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = write_model(tmp_path_factory.mktemp("delta"), KINDS[0])
+    tensors, generator = load_file(folder / "model.safetensors"), np.random.default_rng(2)
+    layer = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.1.")}
+    tensors |= {name.replace("model.layers.1", "mtp.layers.0"): tensor.copy() for name, tensor in layer.items()}
+    for name, shape in {"fc": (32, 64), "pre_fc_norm_embedding": 32, "pre_fc_norm_hidden": 32, "norm": 32}.items():
+        tensors[f"mtp.{name}.weight"] = (generator.standard_normal(shape) / 8).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return Models(folder)
 
 
 def test_plain_decoding(models: Models) -> None:
@@ -183,6 +194,13 @@ def test_drafts(models: Models, method: str) -> None:
 @pytest.mark.parametrize("changes", [{"prefill_chunk": 1}, {"prefill_chunk": 96, "max_num_seqs": 4}])
 def test_other_chunks_and_batches(delta: Models, changes: dict[str, Any]) -> None:
     assert delta.run(delta.runner("guess", delta.recording(), **changes)) == delta.tokens
+
+
+def test_an_mtp_module(delta: Models) -> None:
+    runner = delta.runner("mtp", delta.recording())
+    assert delta.run(runner) == delta.tokens
+    counted = runner.summary()
+    assert counted["drafted_tokens"] > counted["accepted_tokens"] and not counted["failed_proposals"]
 
 
 def test_adaptive_lengths(delta: Models) -> None:
@@ -343,6 +361,69 @@ def test_a_backend_without_the_ops(delta: Models) -> None:
     backend.capabilities = {op: one for op, one in backend.capabilities.items() if op != "gated_delta_rule"}
     with pytest.raises(UnsupportedError, match="backend 'reference' lacks gated_delta_rule, which the model's recurrent"):
         delta.runner("naive", delta.model, backend=backend)
+
+
+class RecordingDevice:
+    """The same for a model over device tensors."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._texts: dict[int, list[int]] = {}
+        self.rows: dict[tuple[int, ...], bytes] = {}
+        self.wrong: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward_device(self, batch: Any, out: Any) -> None:
+        self._model.forward_device(batch, out)
+        ids, hidden = np.asarray(batch.token_ids).ravel(), np.asarray(out[FINAL_NORM])
+        ends, positions = np.asarray(batch.cu_seqlens_q), np.asarray(batch.seq_lens_decoder)
+        for slot, (start, end) in enumerate(pairwise(ends.tolist())):
+            text = self._texts.get(slot, [])[: positions[slot]]
+            for row in range(start, end):
+                text.append(int(ids[row]))
+                bits = hidden[row].tobytes()
+                if self.rows.setdefault(tuple(text), bits) != bits:
+                    self.wrong.append(tuple(text))
+            self._texts[slot] = text
+
+
+def test_bits_of_the_gpu_model(tmp_path: Path, triton_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With our kernels, and so few blocks that requests lose them and come back."""
+    import torch
+
+    from specdec_hal.models.transformers import device
+    from specdec_hal.models.transformers.load import load_decoder
+    from specdec_hal.models.triton_kernels.launcher import Launcher
+    from specdec_hal.runner import build as build_module
+    from specdec_hal.tensors.on_torch import TorchDevice
+
+    on_host = triton_device == "cpu"
+    if on_host:
+        monkeypatch.setattr(build_module, "get_device", lambda place, framework: TorchDevice("cpu"))
+        monkeypatch.setattr(device, "SIZES", (1, 3))
+    # As many heads as PyTorch's vectors on a CPU have values, whose tails have other bits.
+    few = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 16}
+    decoder = load_decoder(write_model(tmp_path, KINDS[0], **few), triton_device, "float32")
+    make = partial(Launcher, torch.device(triton_device))
+    model = device.DeviceTransformers(decoder, make_launcher=make, batch_invariant=True)
+    assert model.capabilities.static_shapes
+    prompts, rows, texts = ([7, 8] * 4, [9, 5, 6], [11]), None, None
+    for method in ("naive", "ngram"):
+        recording = RecordingDevice(model)
+        settings = {"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 24, "block_size": 4, "num_kv_blocks": 6}
+        speculative = {"method": method, "num_speculative_tokens": 0 if method == "naive" else K, "adaptive": False}
+        config = parse({"speculative": speculative, "runner": settings})
+        runner = build_runner(config, sd.get_backend("cpu" if on_host else "cuda"), recording)  # type: ignore[arg-type]
+        for number, prompt in enumerate(prompts):
+            runner.add_request(Request(str(number), prompt, SamplingParams(max_new_tokens=10, ignore_eos=True)))
+        outputs = [list(one.token_ids) for one in runner.run().values()]
+        assert recording.wrong == [] and runner.scheduler.preemptions > 0
+        if rows is None:
+            rows, texts = recording.rows, outputs
+    assert outputs == texts and rows is not None
+    assert {text: recording.rows[text] for text in rows} == rows
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
