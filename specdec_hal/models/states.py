@@ -176,6 +176,8 @@ def delta_gates(g: Any, beta: Any) -> tuple[Any, Any]:
 
 def mamba2_gates(dt: Any, a: Any, dt_bias: Any, limits: Any) -> tuple[Any, Any]:
     """The decay and the step size of `mamba2` [T, heads], float32."""
-    dt = torch.nn.functional.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias.float())
+    dt = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
+    # Not PyTorch's softplus, whose last elements on a CPU have other bits, by the number of rows.
+    dt = torch.where(dt > 20, dt, dt.exp().log1p())
     dt = dt if limits is None else dt.clamp(*limits)
     return (dt * a.float()).exp(), dt
