@@ -46,6 +46,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "Starcoder2": {},
     "Phi3": {},
     "Qwen3Moe": {},
+    "Qwen3_5Text": {},  # every rank has the whole recurrent layers
 }
 
 
