@@ -119,7 +119,8 @@ class Models:
         if method == "guess":
             speculative["guess"] = {"guess": 4}
         settings = {"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 96, **runner}
-        config = parse({"speculative": speculative, "runner": settings}, registry=registry)
+        sections = {"speculative": speculative, "runner": settings, "model": {"path": str(self.case.folder)}}
+        config = parse(sections, registry=registry)
         return build_runner(config, backend or sd.get_backend("cpu"), model, registry=registry)
 
     def add(self, runner: ModelRunner) -> None:
@@ -309,13 +310,17 @@ def test_states_that_are_gone(delta: Models) -> None:
     assert (step(0, 1) == whole[:1]).all()
 
 
-def test_memory(delta: Models) -> None:
+def test_memory(delta: Models, caplog: pytest.LogCaptureFixture) -> None:
     """The runner counts the states and reports them."""
     from specdec_hal.runner.footprint import footprint
+    from specdec_hal.serve import logs
 
+    caplog.set_level("INFO")
     runner = delta.runner("ngram", delta.model)
     inputs, states = (K + 4) * (2 * 2 * 8 + 4 * 8) * 4, (K + 2) * 4 * 8 * 8 * 4
     assert runner.state_bytes == delta.model.state_bytes == 2 * 2 * (inputs + states)
+    logs.started(runner.config, runner, 1.0)
+    assert caplog.records[-1].fields["states_mib"] == round(runner.state_bytes / 2**20, 1)  # type: ignore[attr-defined]
     assert footprint(runner.config, delta.model, 96, 96)["recurrent states"] == runner.state_bytes
     assert "recurrent states" not in footprint(runner.config, Recording(_Without(delta.model)), 96, 96)
 
@@ -359,7 +364,7 @@ def test_a_backend_without_the_ops(delta: Models) -> None:
     """Is refused by name when a runner is made, not in its first step."""
     backend = sd.get_backend("reference")
     backend.capabilities = {op: one for op, one in backend.capabilities.items() if op != "gated_delta_rule"}
-    with pytest.raises(UnsupportedError, match="backend 'reference' lacks gated_delta_rule, which the model's recurrent"):
+    with pytest.raises(UnsupportedError, match="backend 'reference' lacks gated_delta_rule, which the model"):
         delta.runner("naive", delta.model, backend=backend)
 
 
