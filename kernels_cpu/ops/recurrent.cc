@@ -6,6 +6,7 @@
 
 #include "../op.h"
 #include "specdec/row_floats.h"
+#include "specdec_ops/advance_checkpoints.h"
 #include "specdec_ops/causal_conv1d.h"
 #include "specdec_ops/gated_delta_rule.h"
 #include "specdec_ops/mamba2_step.h"
@@ -24,12 +25,11 @@ constexpr Limit kConvLimits[] = {{"Taps", served::kTaps}};
 constexpr Limit kStateLimits[] = {{"D_k", served::kD_k}};
 
 // m_0 .. m_B.
-template <class Args>
-std::vector<int64_t> row_offsets(const Args& a) {
-  std::vector<int64_t> offsets(static_cast<size_t>(a.B + 1));
+std::vector<int64_t> row_offsets(const int32_t* cu_seqlens_q, int64_t slots, int64_t capacity) {
+  std::vector<int64_t> offsets(static_cast<size_t>(slots + 1));
   int64_t most = 0;
-  for (int64_t b = 0; b <= a.B; ++b) {
-    most = max64(most, row_offset(a.cu_seqlens_q[b], a.T_cap));
+  for (int64_t b = 0; b <= slots; ++b) {
+    most = max64(most, row_offset(cu_seqlens_q[b], capacity));
     offsets[static_cast<size_t>(b)] = most;
   }
   return offsets;
@@ -47,7 +47,7 @@ void convolve(const CausalConv1dArgs& a, Context threads) {
   const auto *x = static_cast<const Bits*>(a.conv_x), *weight = static_cast<const Bits*>(a.conv_weight),
              *bias = static_cast<const Bits*>(a.conv_bias);
   auto *ring = static_cast<Bits*>(a.conv_ring), *out = static_cast<Bits*>(a.conv_out);
-  const std::vector<int64_t> offsets = row_offsets(a);
+  const std::vector<int64_t> offsets = row_offsets(a.cu_seqlens_q, a.B, a.T_cap);
   clear_tails(out, a.D, a.T_cap, offsets);
   const int64_t tiles = (a.D + kChannels - 1) / kChannels;
   const int64_t ns = a.T_cap * kChannels * (a.Taps + 8) / kFlopsPerNs / max64(a.B, 1);
@@ -86,8 +86,8 @@ void convolve(const CausalConv1dArgs& a, Context threads) {
 // kColumns columns.
 template <bool kDelta>
 SPECDEC_VECTOR void recur_wide(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t,
-                               const float* v, float* out) {
-  recur<kDelta, kVectors, Floats>(before, from, after, to, t, v, out);
+                               const float* v, float* update, float* out) {
+  recur<kDelta, kVectors, Floats>(before, from, after, to, t, v, update, out);
 }
 
 // What the two recurrences differ in.
@@ -102,10 +102,10 @@ struct Delta {
     }
     const float scale = query_scale(a.D_k);
     for (int64_t i = 0; i < a.D_k; ++i) q[i] = mul_rn(q[i], scale);
-    const int64_t at = row * a.H_v + h;
-    const bool channels = a.decay_per_channel;
-    return {k, q, a.decay + (channels ? at * a.D_k : at), channels ? 1 : 0, a.D_k, a.beta[at]};
+    const int64_t at = row * a.H_v + h, step = decay_step(a);
+    return {k, q, a.decay + (step > 0 ? at * a.D_k : at), step, a.D_k, a.beta[at]};
   }
+  static int64_t decay_step(const Args& a) { return a.decay_per_channel ? 1 : 0; }
   static const float* skip(const Args&, int64_t) { return nullptr; }
 };
 
@@ -117,7 +117,56 @@ struct Mamba2 {
     const int64_t at = row * a.H_v + h;
     return {k, q, a.decay + at, 0, a.D_k, a.dt[at]};
   }
+  static int64_t decay_step(const Args&) { return 0; }
   static const float* skip(const Args& a, int64_t h) { return a.skip != nullptr ? a.skip + h : nullptr; }
+};
+
+// The checkpoint of a tile of columns, and what is kept of later positions.
+template <class Rule>
+class Checkpoint {
+ public:
+  Checkpoint(const typename Rule::Args& a, int64_t b, int64_t h, int64_t low, int64_t width)
+      : a_(a), b_(b), h_(h), low_(low), width_(width), tile_(((b * a.H_v + h) * a.D_k) * a.D_v + low) {}
+
+  // The state before position `start`, rows kColumns apart. Moves the checkpoint there if the step needs its entries.
+  void load(float* state, int64_t start, int64_t count) {
+    const CheckpointMove move = checkpoint_move(a_.checkpoint_lens[b_], start, count, a_.R);
+    to_ = move.to;
+    for (int64_t i = 0; i < a_.D_k; ++i) {
+      const float* row = a_.checkpoint + tile_ + i * a_.D_v;
+      for (int64_t c = 0; c < width_; ++c) state[i * kColumns + c] = move.at > 0 ? row[c] : 0.0f;
+    }
+    for (int64_t j = move.at; j < start; ++j) {
+      const int64_t e = entry(j);
+      replay(state, kColumns, a_.D_k, width_, a_.replay_k + e * a_.D_k, a_.replay_u + e * a_.D_v + low_,
+             a_.replay_decay + e * decays(), Rule::decay_step(a_));
+    }
+    if (to_ == start && move.at < start) store(state);
+  }
+  // After the token at position j.
+  void record(const float* state, int64_t j, const HeadToken& token, const float* updates) {
+    if (to_ <= j) {
+      const int64_t e = entry(j);
+      std::copy_n(updates, width_, a_.replay_u + e * a_.D_v + low_);
+      if (low_ == 0) {
+        std::copy_n(token.k, a_.D_k, a_.replay_k + e * a_.D_k);
+        std::copy_n(token.decay, decays(), a_.replay_decay + e * decays());
+      }
+    }
+    if (to_ == j + 1) store(state);
+  }
+
+ private:
+  int64_t entry(int64_t j) const { return (b_ * a_.R + j % a_.R) * a_.H_v + h_; }
+  int64_t decays() const { return Rule::decay_step(a_) > 0 ? a_.D_k : 1; }
+  void store(const float* state) {
+    for (int64_t i = 0; i < a_.D_k; ++i) {
+      std::copy_n(state + i * kColumns, width_, a_.checkpoint + tile_ + i * a_.D_v);
+    }
+  }
+
+  const typename Rule::Args& a_;
+  int64_t b_, h_, low_, width_, tile_, to_ = -1;
 };
 
 template <class Rule, class L>
@@ -125,7 +174,7 @@ void run_tokens(const typename Rule::Args& a, Context threads) {
   using Bits = typename L::Bits;
   const auto *q = static_cast<const Bits*>(a.q), *k = static_cast<const Bits*>(a.k), *v = static_cast<const Bits*>(a.v);
   auto* out = static_cast<Bits*>(a.core_out);
-  const std::vector<int64_t> offsets = row_offsets(a);
+  const std::vector<int64_t> offsets = row_offsets(a.cu_seqlens_q, a.B, a.T_cap);
   clear_tails(out, a.H_v * a.D_v, a.T_cap, offsets);
   const int64_t tiles = (a.D_v + kColumns - 1) / kColumns, entry = a.H_v * a.D_k * a.D_v;
   const int64_t ns = a.T_cap * a.D_k * kColumns * 8 / kFlopsPerNs / max64(a.B, 1);
@@ -133,24 +182,34 @@ void run_tokens(const typename Rule::Args& a, Context threads) {
     const int64_t b = item / (a.H_v * tiles), h = item / tiles % a.H_v, low = item % tiles * kColumns;
     const int64_t width = min64(a.D_v - low, kColumns), group = key_head(h, a.H_k, a.H_v);
     const int64_t first = offsets[static_cast<size_t>(b)], stop = offsets[static_cast<size_t>(b + 1)];
+    if (first == stop) return;
     int64_t position = first_position(a.seq_lens_decoder[b]);
-    float* states = a.states + b * a.R * entry + h * a.D_k * a.D_v + low;
-    float keys[served::kD_k], queries[served::kD_k];
-    float values[kColumns], sums[kColumns];
+    const bool replays = a.storage == Storage::kReplay;
+    float state[served::kD_k * kColumns];  // of REPLAY
+    Checkpoint<Rule> checkpoint(a, b, h, low, width);
+    if (replays) checkpoint.load(state, position, stop - first);
+    float keys[served::kD_k], queries[served::kD_k], values[kColumns], updates[kColumns], sums[kColumns];
     for (int64_t row = first; row < stop; ++row, ++position) {
       const int64_t vectors = (row * a.H_k + group) * a.D_k, at = (row * a.H_v + h) * a.D_v + low;
       for (int64_t i = 0; i < a.D_k; ++i) keys[i] = L::widen(k[vectors + i]);
       for (int64_t i = 0; i < a.D_k; ++i) queries[i] = L::widen(q[vectors + i]);
       for (int64_t c = 0; c < width; ++c) values[c] = L::widen(v[at + c]);
       const HeadToken token = Rule::token(a, row, h, keys, queries);
-      const float* before = position > 0 ? states + (position - 1) % a.R * entry : kZeros;
-      const int64_t from = position > 0 ? a.D_v : 0;
-      float* after = states + position % a.R * entry;
+      const float* before = state;
+      float* after = state;
+      int64_t from = kColumns, to = kColumns;
+      if (!replays) {
+        float* states = a.states + b * a.R * entry + h * a.D_k * a.D_v + low;
+        before = position > 0 ? states + (position - 1) % a.R * entry : kZeros;
+        from = position > 0 ? a.D_v : 0;
+        after = states + position % a.R * entry;
+        to = a.D_v;
+      }
       if (width == kColumns) {
-        recur_wide<Rule::kDelta>(before, from, after, a.D_v, token, values, sums);
+        recur_wide<Rule::kDelta>(before, from, after, to, token, values, updates, sums);
       } else {
         for (int64_t c = 0; c < width; ++c) {
-          recur<Rule::kDelta, 1, float>(before + c, from, after + c, a.D_v, token, values + c, sums + c);
+          recur<Rule::kDelta, 1, float>(before + c, from, after + c, to, token, values + c, updates + c, sums + c);
         }
       }
       const float* skip = Rule::skip(a, h);
@@ -158,6 +217,7 @@ void run_tokens(const typename Rule::Args& a, Context threads) {
         const float sum = skip != nullptr ? add_rn(sums[c], mul_rn(*skip, values[c])) : sums[c];
         out[at + c] = L::narrow(sum);
       }
+      if (replays) checkpoint.record(state, position, token, updates);
     }
   });
 }
@@ -178,5 +238,17 @@ void mamba2_step(const Mamba2StepArgs& a, Context threads) {
   with_float_type(a.q_type, [&](auto type) { run_tokens<Mamba2, decltype(type)>(a, threads); });
 }
 SPECDEC_OP(mamba2_step, kStateLimits)
+
+void advance_checkpoints(const AdvanceCheckpointsArgs& a, Context) {
+  const std::vector<int64_t> offsets = row_offsets(a.cu_seqlens_q, a.B, a.num_rows);
+  for (int64_t b = 0; b < a.B; ++b) {
+    const int64_t count = offsets[static_cast<size_t>(b + 1)] - offsets[static_cast<size_t>(b)];
+    if (count == 0) continue;
+    const int64_t start = first_position(a.seq_lens_decoder[b]);
+    a.checkpoint_lens[b] =
+        static_cast<int32_t>(min64(checkpoint_move(a.checkpoint_lens[b], start, count, a.ring).to, kInt32Max));
+  }
+}
+SPECDEC_OP(advance_checkpoints, kUnlimited)
 
 }  // namespace specdec::cpu

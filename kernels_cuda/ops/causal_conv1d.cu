@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_kernel(const __gri
     if (c < a.D) free.clear(out, a.T_cap, a.D, c);
     return;
   }
-  const PackedRows rows = rows_of_slot(a, b);
+  const PackedRows rows = rows_of_slot(a, b, a.T_cap);
   if (c >= a.D || rows.count == 0) return;
 
   const int unused = kTaps - static_cast<int>(a.Taps);

@@ -5,16 +5,21 @@
 #include "launch.cuh"
 #include "ops.h"
 #include "recurrent.cuh"
+#include "specdec_ops/advance_checkpoints.h"
 #include "specdec_ops/gated_delta_rule.h"
 #include "specdec_ops/mamba2_step.h"
 
 namespace specdec::cuda {
 
 constexpr unsigned kStateLanes = 4;  // of a group
-constexpr unsigned kLaneColumns = 4;  // of a lane
-constexpr unsigned kWarpColumns = kStateLanes * kLaneColumns;  // of a warp
 constexpr unsigned kMaxWarps = 4;  // of a block
+constexpr unsigned kMaxColumns = 64;  // of a block
 constexpr int kPrepared = 8;  // tokens at a time
+// Columns of a lane, so that a state takes 64 registers, and of a warp.
+template <int kRows>
+constexpr unsigned kLaneColumnsOf = kRows <= 16 ? 4 : 2;
+template <int kRows>
+constexpr unsigned kWarpColumns = kStateLanes * kLaneColumnsOf<kRows>;
 static_assert(kStateLanes * kDotParts == kWarp, "a group for each partial sum");
 
 // What the recurrences differ in. kChannels: a decay for each channel of the key.
@@ -43,7 +48,7 @@ struct PreparedTokens {
   static constexpr int kWidth = kRows * kDotParts + kDotParts;
 
   float k[kPrepared][kWidth], q[kPrepared][kWidth], decay[kPrepared][kChannels ? kWidth : 1];
-  float v[kPrepared][kMaxWarps * kWarpColumns], rate[kPrepared];
+  float v[kPrepared][kMaxColumns], rate[kPrepared];
 };
 
 // Sum over the lanes that have the other rows of the same columns, in the contract's order.
@@ -60,7 +65,7 @@ __device__ __forceinline__ float sum_of_groups(float part) {
 template <typename Rule, int kRows, typename Prepared>
 __device__ __forceinline__ void load_tokens(const typename Rule::Args& a, Prepared& tokens, int64_t first, int count,
                                             int64_t h, int64_t column) {
-  const int width = static_cast<int>(a.D_k), columns = static_cast<int>(blockDim.x / kWarp * kWarpColumns);
+  const int width = static_cast<int>(a.D_k), columns = static_cast<int>(blockDim.x / kWarp * kWarpColumns<kRows>);
   const int64_t group = key_head(h, a.H_k, a.H_v);
   for (int t = 0; t < count; ++t) {
     const int64_t row = first + t;
@@ -77,6 +82,43 @@ __device__ __forceinline__ void load_tokens(const typename Rule::Args& a, Prepar
     const int64_t at = (first + t) * a.H_v + h;
     tokens.rate[t] = Rule::rates(a)[at];
     if constexpr (!Rule::kChannels) tokens.decay[t][0] = a.decay[at];
+  }
+}
+
+// What was kept of the positions from `first` on, as if it were tokens with these updates as values.
+template <typename Rule, int kRows, typename Prepared>
+__device__ __forceinline__ void load_kept(const typename Rule::Args& a, Prepared& tokens, int64_t b, RingEntry entry,
+                                          int count, int64_t h, int64_t column) {
+  const int width = static_cast<int>(a.D_k), columns = static_cast<int>(blockDim.x / kWarp * kWarpColumns<kRows>);
+  for (int t = 0; t < count; ++t, entry.advance()) {
+    const int64_t e = (b * a.R + entry.at) * a.H_v + h;
+    for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
+      tokens.k[t][i] = a.replay_k[e * width + i];
+      if constexpr (Rule::kChannels) tokens.decay[t][i] = a.replay_decay[e * width + i];
+    }
+    for (int c = static_cast<int>(threadIdx.x); c < columns; c += static_cast<int>(blockDim.x)) {
+      if (column + c < a.D_v) tokens.v[t][c] = a.replay_u[e * a.D_v + column + c];
+    }
+    if constexpr (!Rule::kChannels) {
+      if (threadIdx.x == 0) tokens.decay[t][0] = a.replay_decay[e];
+    }
+  }
+}
+
+// The other way: keys and decays of prepared tokens. By the block that has a head's first columns.
+template <typename Rule, typename Prepared>
+__device__ __forceinline__ void keep_tokens(const typename Rule::Args& a, const Prepared& tokens, int64_t b,
+                                            RingEntry entry, int count, int64_t h) {
+  const int width = static_cast<int>(a.D_k);
+  for (int t = 0; t < count; ++t, entry.advance()) {
+    const int64_t e = (b * a.R + entry.at) * a.H_v + h;
+    for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
+      a.replay_k[e * width + i] = tokens.k[t][i];
+      if constexpr (Rule::kChannels) a.replay_decay[e * width + i] = tokens.decay[t][i];
+    }
+    if constexpr (!Rule::kChannels) {
+      if (threadIdx.x == 0) a.replay_decay[e] = tokens.decay[t][0];
+    }
   }
 }
 
@@ -107,16 +149,17 @@ __device__ __forceinline__ void normalize_tokens(const GatedDeltaRuleArgs& a, Pr
 }
 
 // kRows of the state for each lane. kWhole: a key has as many elements as the groups' rows, and a lane's columns are
-// whole and aligned to 16 bytes.
-template <typename Rule, int kRows, bool kWhole>
-__global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
+// whole and aligned to 16 bytes (at most 16 rows).
+template <typename Rule, int kRows, bool kWhole, bool kReplay>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 3)
     recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles) {
   using Prepared = PreparedTokens<kRows, Rule::kChannels>;
   __shared__ Prepared tokens;
   wait_for_previous();
   let_next_start();
   const int64_t b = blockIdx.y, h = blockIdx.x / tiles;
-  const unsigned columns = blockDim.x / kWarp * kWarpColumns;
+  constexpr unsigned kLaneColumns = kLaneColumnsOf<kRows>;
+  const unsigned columns = blockDim.x / kWarp * kWarpColumns<kRows>;
   const int64_t block_column = int64_t{blockIdx.x % tiles} * columns;
   if (b == a.B) {
     const FreeRows free(a);
@@ -129,22 +172,26 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     }
     return;
   }
-  const PackedRows rows = rows_of_slot(a, b);
+  const PackedRows rows = rows_of_slot(a, b, a.T_cap);
   if (rows.count == 0) return;
 
   const unsigned group = lane_id() / kStateLanes;
-  const unsigned own = warp_id() * kWarpColumns + lane_id() % kStateLanes * kLaneColumns;  // within the block's
+  const unsigned own = warp_id() * kWarpColumns<kRows> + lane_id() % kStateLanes * kLaneColumns;  // within the block's
   const int64_t column = block_column + own;
   const int64_t row_step = kDotParts * a.D_v, entry_step = a.H_v * a.D_k * a.D_v;
-  float* base = a.states + b * a.R * entry_step + (h * a.D_k + group) * a.D_v + column;
+  float* base = (kReplay ? a.checkpoint + b * entry_step : a.states + b * a.R * entry_step) +
+                (h * a.D_k + group) * a.D_v + column;
   const auto row_there = [&](int r) { return kWhole || static_cast<int64_t>(group) + r * kDotParts < a.D_k; };
   float state[kRows][kLaneColumns];
   RingEntry entry(rows.start, a.R);
-  const float* before = base + entry.before(1) * entry_step;
+  CheckpointMove move = {rows.start, -1};
+  if constexpr (kReplay) move = checkpoint_move(a.checkpoint_lens[b], rows.start, rows.count, a.R);
+  const float* before = kReplay ? base : base + entry.before(1) * entry_step;
+  const bool known = move.at > 0;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if constexpr (kWhole) {
-      const bool there = rows.start > 0 && column < a.D_v;
+      const bool there = known && column < a.D_v;
       const float4 x = there ? __ldcs(reinterpret_cast<const float4*>(before + r * row_step)) : float4{};
       state[r][0] = x.x;
       state[r][1] = x.y;
@@ -153,10 +200,46 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     } else {
 #pragma unroll
       for (unsigned c = 0; c < kLaneColumns; ++c) {
-        const bool there = rows.start > 0 && row_there(r) && column + c < a.D_v;
+        const bool there = known && row_there(r) && column + c < a.D_v;
         state[r][c] = there ? before[r * row_step + c] : 0.0f;
       }
     }
+  }
+
+  const auto store_state = [&](float* to) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (kWhole) {
+        const float4 x = {state[r][0], state[r][1], state[r][2], state[r][3]};
+        if (column < a.D_v) __stcs(reinterpret_cast<float4*>(to + r * row_step), x);
+      } else {
+#pragma unroll
+        for (unsigned c = 0; c < kLaneColumns; ++c) {
+          if (row_there(r) && column + c < a.D_v) to[r * row_step + c] = state[r][c];
+        }
+      }
+    }
+  };
+  if constexpr (kReplay) {
+    for (int64_t first = move.at; first < rows.start; first += kPrepared) {
+      const int count = static_cast<int>(min64(rows.start - first, kPrepared));
+      load_kept<Rule, kRows>(a, tokens, b, RingEntry(static_cast<uint32_t>(first), a.R), count, h, block_column);
+      __syncthreads();
+      for (int t = 0; t < count; ++t) {
+        const float *k = tokens.k[t] + group, *decay = tokens.decay[t];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (!row_there(r)) continue;
+          const float factor = Rule::kChannels ? decay[group + r * kDotParts] : decay[0], key = k[r * kDotParts];
+#pragma unroll
+          for (unsigned c = 0; c < kLaneColumns; ++c) {
+            state[r][c] = add_rn(mul_rn(factor, state[r][c]), mul_rn(key, tokens.v[t][own + c]));
+          }
+        }
+      }
+      __syncthreads();
+    }
+    if (move.to == rows.start && move.at < rows.start) store_state(base);
   }
 
   const bool has_skip = Rule::has_skip(a);
@@ -170,6 +253,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     if constexpr (Rule::kDelta) {
       normalize_tokens(a, tokens, count);
       __syncthreads();
+    }
+    const bool records = kReplay && move.to <= rows.start;
+    if constexpr (kReplay) {
+      if (records && block_column == 0) keep_tokens<Rule>(a, tokens, b, entry, count, h);
     }
     for (int t = 0; t < count; ++t) {
       const float *k = tokens.k[t] + group, *q = tokens.q[t] + group, *decay = tokens.decay[t];
@@ -214,20 +301,18 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
           store_float(a.core_out, ((rows.first + first + t) * a.H_v + h) * a.D_v + column + c, a.q_type, sum);
         }
       }
-      if (first + t >= kept) {
-        float* after = base + entry.at * entry_step;
+      if constexpr (kReplay) {
+        if (records) {
+          float* to = a.replay_u + ((b * a.R + entry.at) * a.H_v + h) * a.D_v + column;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if constexpr (kWhole) {
-            const float4 x = {state[r][0], state[r][1], state[r][2], state[r][3]};
-            if (column < a.D_v) __stcs(reinterpret_cast<float4*>(after + r * row_step), x);
-          } else {
-#pragma unroll
-            for (unsigned c = 0; c < kLaneColumns; ++c) {
-              if (row_there(r) && column + c < a.D_v) after[r * row_step + c] = state[r][c];
-            }
+          for (unsigned c = 0; c < kLaneColumns; ++c) {
+            if (group == c && column + c < a.D_v) to[c] = u[c];
           }
+        } else if (first + t + 1 == rows.count) {
+          store_state(base);
         }
+      } else if (first + t >= kept) {
+        store_state(base + entry.at * entry_step);
       }
       entry.advance();
     }
@@ -238,20 +323,30 @@ constexpr Limit kStateLimits[] = {{"M", served::kM}, {"R", served::kR}, {"D_k", 
 
 namespace {
 
-template <typename Rule>
-void launch_recurrent(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
-  const int64_t warps_of_head = blocks_for(a.D_v, kWarpColumns);
+template <typename Rule, bool kReplay, int kRows, bool kWhole>
+void launch_rows(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
+  const int64_t warps_of_head = blocks_for(a.D_v, kWarpColumns<kRows>);
   // Few warps a block where that brings work to more multiprocessors.
   const int64_t each = (a.B * a.H_v * warps_of_head) / (2 * device_sms(op));
   const unsigned warps = static_cast<unsigned>(clamp64(each, 1, min64(warps_of_head, kMaxWarps)));
   const unsigned tiles = blocks_for(warps_of_head, warps);
   const LaunchShape shape = {dim3(blocks_for(a.H_v * tiles, 1), static_cast<unsigned>(a.B + 1)), warps * kWarp};
-  const bool whole = a.D_v % kLaneColumns == 0 && reinterpret_cast<uintptr_t>(a.states) % sizeof(float4) == 0;
-  const auto with = [&](auto kernel) { launch(op, stream, shape, kernel, a, tiles); };
-  if (whole && a.D_k == 64) return with(recurrent_kernel<Rule, 8, true>);
-  if (whole && a.D_k == 128) return with(recurrent_kernel<Rule, 16, true>);
-  if (whole && a.D_k == 256) return with(recurrent_kernel<Rule, 32, true>);
-  with(recurrent_kernel<Rule, 32, false>);
+  launch(op, stream, shape, recurrent_kernel<Rule, kRows, kWhole, kReplay>, a, tiles);
+}
+
+template <typename Rule, bool kReplay>
+void launch_stored(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
+  const auto* states = kReplay ? a.checkpoint : a.states;
+  const bool whole = a.D_v % 4 == 0 && reinterpret_cast<uintptr_t>(states) % sizeof(float4) == 0;
+  if (whole && a.D_k == 64) return launch_rows<Rule, kReplay, 8, true>(op, a, stream);
+  if (whole && a.D_k == 128) return launch_rows<Rule, kReplay, 16, true>(op, a, stream);
+  launch_rows<Rule, kReplay, 32, false>(op, a, stream);
+}
+
+template <typename Rule>
+void launch_recurrent(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
+  if (a.storage == Storage::kReplay) return launch_stored<Rule, true>(op, a, stream);
+  launch_stored<Rule, false>(op, a, stream);
 }
 
 }  // namespace
@@ -266,5 +361,26 @@ void mamba2_step(const Mamba2StepArgs& a, cudaStream_t stream) {
   launch_recurrent<Mamba2Rule>("mamba2_step", a, stream);
 }
 SPECDEC_OP(mamba2_step, kStateLimits)
+
+constexpr unsigned kAdvanceThreads = 128;
+
+__global__ void __launch_bounds__(kAdvanceThreads)
+    advance_checkpoints_kernel(const __grid_constant__ AdvanceCheckpointsArgs a) {
+  wait_for_previous();
+  let_next_start();
+  // A warp a slot.
+  const int64_t b = int64_t{blockIdx.x} * (kAdvanceThreads / kWarp) + warp_id();
+  if (b >= a.B) return;
+  const PackedRows rows = rows_of_slot(a, b, a.num_rows);
+  if (rows.count == 0 || lane_id() != 0) return;
+  const CheckpointMove move = checkpoint_move(a.checkpoint_lens[b], rows.start, rows.count, a.ring);
+  a.checkpoint_lens[b] = static_cast<int32_t>(min64(move.to, kInt32Max));
+}
+
+void advance_checkpoints(const AdvanceCheckpointsArgs& a, cudaStream_t stream) {
+  launch("advance_checkpoints", stream, {blocks_for(a.B, kAdvanceThreads / kWarp), kAdvanceThreads},
+         advance_checkpoints_kernel, a);
+}
+SPECDEC_OP(advance_checkpoints, kLimits)
 
 }  // namespace specdec::cuda

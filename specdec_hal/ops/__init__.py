@@ -30,6 +30,7 @@ from specdec_hal.ops.enums import (
     MatchPolicy,
     Purpose,
     SlotAction,
+    Storage,
     Strategy,
     TokenOrder,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "OpSpec",
     "Purpose",
     "SlotAction",
+    "Storage",
     "Strategy",
     "TokenOrder",
     "get_op",

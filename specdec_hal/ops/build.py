@@ -28,9 +28,9 @@ def out_per_row(name: str, doc: str) -> tuple[Operand, ...]:
     return (Operand(replace(tensor(name), shape=("R_cap",), doc=doc), Role.OUT, optional=True),)
 
 
-def inout(*names: str, optional: bool = False) -> tuple[Operand, ...]:
+def inout(*names: str, optional: bool = False, when: When | None = None) -> tuple[Operand, ...]:
     """Tensors that are read and written."""
-    return _operands(Role.INOUT, names, optional, None)
+    return _operands(Role.INOUT, names, optional, when)
 
 
 def op(

@@ -69,5 +69,12 @@ class Activation(IntEnum):
     SILU = 1
 
 
-ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose, LogprobMode, Activation)
+class Storage(IntEnum):
+    """What recurrent layers keep: STATES after each position, or a checkpoint and what to REPLAY, with equal bits."""
+
+    STATES = 0
+    REPLAY = 1
+
+
+ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose, LogprobMode, Activation, Storage)
 """All of them, for the contracts page and the C++ headers."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from specdec_hal.ops.build import inout, inp, op, out
-from specdec_hal.ops.enums import Activation
-from specdec_hal.ops.spec import AttrSpec, Operand, Relation, Role
-from specdec_hal.ops.vocabulary import tensor
+from specdec_hal.ops.enums import Activation, Storage
+from specdec_hal.ops.spec import AttrSpec, Operand, Relation, Role, When
+from specdec_hal.ops.vocabulary import SERVED, tensor
+
+_STATES_KEPT, _REPLAYED = When("storage", (Storage.STATES,)), When("storage", (Storage.REPLAY,))
+_STORAGE = AttrSpec("storage", Storage, "What is kept of earlier positions.", Storage.STATES)
 
 _ROWS = """
     Slot b < B has rows m_b .. m_(b+1) - 1, where m_b is the largest of cu_seqlens_q[0 .. b], clamped to [0, T_cap]
@@ -43,10 +46,20 @@ CAUSAL_CONV1D = op(
 )
 
 _STATES = """
-    Value head h reads key head floor(h H_k / H_v) [#heads]. The state before position p is entry (p - 1) % R of states
-    [#state], or 0 if p is 0, whatever states holds [#zero]. Each token takes the state before it to the state after it
-    [#sequence]. After the step, entry j % R is the state after position j, of the slot's last R rows (all rows if
-    there are fewer); other entries are untouched [#stored].
+    Value head h reads key head floor(h H_k / H_v) [#heads]. With STATES, the state before position p is entry
+    (p - 1) % R of states [#state], or 0 if p is 0, whatever states holds [#zero]. Each token takes the state before it
+    to the state after it [#sequence]. After the step, entry j % R is the state after position j, of the slot's last R
+    rows (all rows if there are fewer); other entries are untouched [#stored].
+
+    With REPLAY, half = floor(R / 2), and c is checkpoint_lens[b] clamped to [max(p - half, 0), p] [#checkpoint-clamp].
+    The state before position c is checkpoint, or 0 if c is 0 [#checkpoint]. The state before position p follows from it
+    by the decay and the update below, with entries j % R of replay_k, replay_u and replay_decay for j = c .. p - 1,
+    ascending [#fold]. A step of n <= half rows leaves in entry j % R the key (as it is used below), the update and the
+    decay at position j of each row [#recorded]; if p + n - c > half, checkpoint becomes the state before position p
+    [#moved]. After a step of more rows, which are all accepted, checkpoint is the state before position p + n, and no
+    entry is written [#long]. Everything else is untouched [#unmoved]. `advance_checkpoints` then moves checkpoint_lens,
+    once for all layers; until then the step may not run again. Both storages give the same bits: the fold repeats the
+    same rounded operations.
 """
 
 _DOT = """
@@ -60,7 +73,9 @@ _REJECTED = """
     p - 1, which every accepted token has taken part in and no rejected one. For steps with up to K drafts, R >= K + 2
     keeps every state that the next step may read; also, the same step may run again. Only a step of which R or more
     rows are rejected, such as a padded chunk of a prompt, would lose the state. A prefix of a prompt is resumed with a
-    copy of the entry of its last position.
+    copy of the entry of its last position, or with REPLAY by that state as the checkpoint. REPLAY needs R >= 2 (K + 1),
+    so that what a step writes is never what it reads; the larger R is, the more seldom the checkpoint is written.
+    Source of REPLAY: ReplaySSM (vLLM 47572, FlashInfer 4081), whose parallel form has other bits.
 """
 
 GATED_DELTA_RULE = op(
@@ -95,11 +110,22 @@ GATED_DELTA_RULE = op(
         ),
     ),
     inp("beta", "cu_seqlens_q", "seq_lens_decoder"),
-    inout("states"),
+    inout("states", when=_STATES_KEPT),
     out("core_out"),
+    inp("checkpoint_lens", when=_REPLAYED),
+    inout("checkpoint", "replay_k", "replay_u", when=_REPLAYED),
+    (
+        Operand(
+            tensor("replay_decay"),
+            Role.INOUT,
+            when=_REPLAYED,
+            shape_by=("decay_per_channel", {False: ("M", "R", "H_v"), True: ("M", "R", "H_v", "D_k")}),
+        ),
+    ),
     attrs=(
         AttrSpec("qk_l2norm", bool, "Whether queries and keys are normalised here.", True),
         AttrSpec("decay_per_channel", bool, "Whether each key channel has a decay of its own.", False),
+        _STORAGE,
     ),
     relations=(Relation("H_k", "H_v"),),
 )
@@ -128,9 +154,30 @@ MAMBA2_STEP = op(
     inp("q", "k", "v", "decay", "dt"),
     inp("skip", optional=True),
     inp("cu_seqlens_q", "seq_lens_decoder"),
-    inout("states"),
+    inout("states", when=_STATES_KEPT),
     out("core_out"),
+    inp("checkpoint_lens", when=_REPLAYED),
+    inout("checkpoint", "replay_k", "replay_u", "replay_decay", when=_REPLAYED),
+    attrs=(_STORAGE,),
     relations=(Relation("H_k", "H_v"),),
 )
 
-OPS = (CAUSAL_CONV1D, GATED_DELTA_RULE, MAMBA2_STEP)
+ADVANCE_CHECKPOINTS = op(
+    "advance_checkpoints",
+    12,
+    "Move the positions of checkpoints, after all recurrent layers of a step (storage REPLAY).",
+    """
+    Slots, their rows n and their position p are those of `gated_delta_rule`, whose rings have `ring` entries. For a
+    slot with rows, half = floor(ring / 2), and c is checkpoint_lens[b] clamped to [max(p - half, 0), p] [#clamp]. It
+    becomes p + n if n > half [#long], otherwise p if p + n - c > half [#moved], otherwise c [#kept]; saturated at
+    2^31 - 1 [#saturate]. Slots without rows, and slots >= B, keep theirs [#idle].
+    """,
+    inp("cu_seqlens_q", "seq_lens_decoder"),
+    inout("checkpoint_lens"),
+    attrs=(
+        AttrSpec("ring", int, "Entries of the layers' rings, R.", minimum=1, maximum=SERVED["R"]),
+        AttrSpec("num_rows", int, "Rows of the packed batch, T_cap.", minimum=0, maximum=2**31 - 1),
+    ),
+)
+
+OPS = (CAUSAL_CONV1D, GATED_DELTA_RULE, MAMBA2_STEP, ADVANCE_CHECKPOINTS)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.ops import Activation
+from specdec_hal.ops import Activation, Storage
 from specdec_hal_conformance.building import logits
 from specdec_hal_conformance.case import Case
 from specdec_hal_conformance.edges.edge import edge
 from specdec_hal_conformance.expectations import Close, Where
 
-CONV, DELTA, MAMBA = "causal_conv1d", "gated_delta_rule", "mamba2_step"
+CONV, DELTA, MAMBA, ADVANCE = "causal_conv1d", "gated_delta_rule", "mamba2_step", "advance_checkpoints"
 NAN, INF = np.nan, np.inf
 MOST = 2**31 - 1
 NEAR = 1 + 2.0**-12
@@ -46,9 +46,34 @@ STEPS: tuple[tuple[str, str, int, Numbers, Numbers, Numbers], ...] = (
 """
 
 
+# As STEPS with REPLAY; the ring has the updates by position. `known`: checkpoint_lens, and the checkpoint.
+REPLAYS: tuple[tuple[str, str, int, Numbers, tuple[int, float], float, Numbers, Numbers], ...] = (
+    ("two tokens are folded", "checkpoint fold recorded unmoved", 7, [4], (5, 10), 10, [2, 97, 98, 99, 96, 1],
+     [2, 4, 98, 99, 96, 1]),
+    ("the checkpoint moves to the step", "moved recorded", 7, [4, 5], (5, 10), 13, [2, 97, 98, 99, 96, 1],
+     [2, 4, 5, 99, 96, 1]),
+    ("rejected drafts are not folded", "fold recorded moved", 8, [4, 5], (5, 10), 16, [2, 3, 98, 99, 96, 1],
+     [2, 3, 4, 5, 96, 1]),
+    ("a step longer than half the ring", "long", 7, [4, 5, 6, 7], (5, 10), 35, [2, 97, 98, 99, 96, 1],
+     [2, 97, 98, 99, 96, 1]),
+    ("a chunk longer than the ring", "long", 0, [1, 2, 3, 4, 5, 6, 7], (4, 97), 28, [97] * 6, [97] * 6),
+    ("a checkpoint too far behind", "checkpoint-clamp moved", 7, [4], (0, 10), 16, [2, 97, 98, 99, 3, 1],
+     [2, 4, 98, 99, 3, 1]),
+    ("a checkpoint ahead", "checkpoint-clamp unmoved", 7, [4], (9, 10), 10, [97] * 6, [97, 4, 97, 97, 97, 97]),
+    ("a checkpoint at the step", "checkpoint unmoved", 7, [4], (7, 10), 10, [97] * 6, [97, 4, 97, 97, 97, 97]),
+    ("a slot used again", "checkpoint checkpoint-clamp recorded", 0, [3], (5, 98), 98, [97] * 6,
+     [3, 97, 97, 97, 97, 97]),
+    ("a second token", "checkpoint fold", 1, [3], (0, 98), 98, [2, 97, 97, 97], [2, 3, 97, 97]),
+    ("a ring of one", "long", 5, [2], (3, 10), 12, [97], [97]),
+)  # fmt: skip
+"""Name, rules, position, what each token adds, checkpoint_lens and checkpoint before, checkpoint after, the ring."""
+
+
 def edges() -> Iterator[Case]:
-    """The three ops."""
+    """The section's ops."""
+    yield from _advances()
     for op in (DELTA, MAMBA):
+        yield from _replays(op)
         yield from _steps(op)
         yield from _rows(op)
         yield from _arithmetic(op)
@@ -99,6 +124,82 @@ def _steps(op: str) -> Iterator[Case]:
         },
         **_ones(op, [3], states=_rings([NAN, NAN, NAN])),
     )  # fmt: skip
+
+
+def _replayed(op: str, tokens: dict[str, Any], **given: Any) -> dict[str, Any]:
+    """The tokens with REPLAY instead of STATES; keys and decays of earlier tokens are 1."""
+    del tokens["states"]
+    updates = np.array(given.pop("replay_u"), np.float32).reshape(1, -1, 1, 1)
+    ones = {"replay_k": np.ones_like(updates), "replay_decay": np.ones_like(updates[..., 0])}
+    return {**tokens, "storage": Storage.REPLAY, "replay_u": updates, **ones, **given}
+
+
+def _replays(op: str) -> Iterator[Case]:
+    for name, rules, position, increments, (known, checkpoint), moved, before, after in REPLAYS:
+        half, ring = len(before) // 2, len(before)
+        at = min(max(known, position - half, 0), position)
+        first = (checkpoint if at > 0 else 0) + sum(before[j % ring] for j in range(at, position))
+        yield edge(
+            op, f"replay: {name}", rules,
+            {
+                "core_out": (first + np.cumsum(increments))[:, None, None], "checkpoint": [[[[moved]]]],
+                "replay_u": np.array(after).reshape(1, -1, 1, 1),
+            },
+            **_replayed(op, _adding(op, increments, first), replay_u=before, checkpoint=[[[[checkpoint]]]],
+                        checkpoint_lens=[known], seq_lens_decoder=[position]),
+        )  # fmt: skip
+    still: dict[str, Any] = {"beta": np.zeros((1, 1), np.float32)} if op == DELTA else {}  # a token adds nothing
+    nan = np.full((1, 1, 1, 1), NAN, np.float32)
+    yield edge(
+        op, "replay: a slot used again, whose checkpoint is NaN", "checkpoint", {"core_out": [[[3]]]},
+        **_replayed(op, _ones(op, [3]), replay_u=[NAN] * 4, checkpoint=nan, checkpoint_lens=[7]),
+    )  # fmt: skip
+    yield edge(
+        op, "replay: keys and decays are folded", "fold", {"core_out": [[[10]]], "checkpoint": [[[[8]]]]},
+        **_replayed(op, _ones(op, [0], **still), replay_u=[97, 3, 97, 97], checkpoint=[[[[8]]]],
+                    checkpoint_lens=[1], seq_lens_decoder=[2], replay_k=np.float32([9, 2, 9, 9]).reshape(1, 4, 1, 1),
+                    replay_decay=np.float32([9, 0.5, 9, 9]).reshape(1, 4, 1)),
+    )  # fmt: skip
+    # With a checkpoint of -1, a fused k u + S would be 2^-11 + 2^-24.
+    yield edge(
+        op, "replay: the fold is rounded twice", "fold unfused", {"core_out": [[[2.0**-11]]]},
+        **_replayed(op, _ones(op, [0], **still), replay_u=[97, NEAR, 97, 97],
+                    checkpoint=[[[[-1]]]], checkpoint_lens=[1], seq_lens_decoder=[2],
+                    replay_k=np.full((1, 4, 1, 1), NEAR, np.float32)),
+    )  # fmt: skip
+    yield edge(
+        op, "replay: keys and decays are recorded", "recorded",
+        {"replay_k": np.reshape([1, 1, 3, 1], (1, 4, 1, 1)), "replay_decay": np.reshape([1, 1, 0.5, 1], (1, 4, 1))},
+        **_replayed(op, _ones(op, [1], k=np.float32([[[3]]]), decay=np.float32([[0.5]])), replay_u=[0] * 4,
+                    checkpoint=[[[[1]]]], checkpoint_lens=[2], seq_lens_decoder=[2]),
+    )  # fmt: skip
+    if op == DELTA:
+        yield edge(
+            op, "replay: keys are recorded as they are used", "recorded",
+            {"replay_k": Where("0.6, 0.8", lambda k: bool(np.allclose(k[0, 0, 0], [0.6, 0.8], rtol=1e-6)))},
+            **_replayed(op, _ones(op, [1], k=np.float32([[[3, 4]]]), q=np.float32([[[1, 1]]]), qk_l2norm=True),
+                        replay_u=[0] * 4, replay_k=np.zeros((1, 4, 1, 2), np.float32),
+                        checkpoint=np.zeros((1, 1, 2, 1), np.float32), checkpoint_lens=[0]),
+        )  # fmt: skip
+
+
+def _advances() -> Iterator[Case]:
+    cases = (
+        # Rows, position, before, after; the ring has 6 entries.
+        ("kept clamp", 1, 7, 5, 5), ("moved", 2, 7, 5, 7), ("long", 4, 7, 5, 11), ("clamp moved", 1, 7, 0, 7),
+        ("clamp kept", 1, 7, 9, 7), ("clamp kept", 3, 0, 9, 0), ("idle", 0, 7, 1, 1), ("long", 4, 0, 0, 4),
+        ("kept", 3, 7, 7, 7), ("clamp kept", 1, -4, 3, 0), ("saturate long", 4, MOST, 5, MOST),
+    )  # fmt: skip
+    rows, positions, before, after = (list(column) for column in zip(*(case[1:] for case in cases), strict=True))
+    rules = " ".join(dict.fromkeys(rule for case in cases for rule in case[0].split()))
+    given = {"seq_lens_decoder": [*positions, 7], "checkpoint_lens": [*before, 1], "ring": 6}
+    offsets = [0, *np.cumsum(rows).tolist()]
+    yield edge(ADVANCE, "a slot of each kind", rules, {"checkpoint_lens": [*after, 1]}, cu_seqlens_q=offsets,
+               num_rows=offsets[-1], **given)  # fmt: skip
+    yield edge(ADVANCE, "offsets beyond the rows", "clamp idle", {"checkpoint_lens": [5, 1]}, cu_seqlens_q=[0, 9, 12],
+               num_rows=1, seq_lens_decoder=[7, 7], checkpoint_lens=[5, 1], ring=6)  # fmt: skip
+    yield edge(ADVANCE, "an odd ring", "moved kept", {"checkpoint_lens": [5, 7]}, cu_seqlens_q=[0, 1, 3], num_rows=3,
+               seq_lens_decoder=[7, 7], checkpoint_lens=[5, 5], ring=7)  # fmt: skip
 
 
 def _rows(op: str) -> Iterator[Case]:

@@ -13,10 +13,11 @@ from tests.conformance.mutants.making import Mutant, edited_reference
 
 POSITIONAL = {
     "state-of-another-column-without-drafts", "state-copied-backward-on-a-boundary", "state-after-padding-kept",
-    "states-committed-as-if-all-were-accepted", "first-states-of-a-chunk-kept", "state-of-the-last-request",
-    "state-times-zero", "first-token-of-a-prompt-starts-over", "ring-one-entry-short", "inputs-of-the-last-request",
-    "inputs-of-zero-at-each-chunk", "inputs-of-the-last-step", "first-inputs-kept", "input-ring-one-entry-short",
-    "only-the-last-input-kept",
+    "one-state-for-a-slot", "state-of-the-last-request", "state-times-zero", "first-token-of-a-prompt-starts-over",
+    "ring-one-entry-short", "checkpoint-of-the-last-request", "a-token-folded-twice", "a-token-not-folded",
+    "last-draft-folded", "checkpoint-never-moved", "checkpoint-moved-each-step", "checkpoint-not-clamped",
+    "fold-in-float64", "updated-before-the-decay", "inputs-of-the-last-request", "inputs-of-zero-at-each-chunk",
+    "inputs-of-the-last-step", "first-inputs-kept", "input-ring-one-entry-short", "only-the-last-input-kept",
 }  # fmt: skip
 
 

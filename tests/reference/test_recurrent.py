@@ -18,7 +18,8 @@ BACKEND = ReferenceBackend()
 
 def made(op: str, seed: int, **sizes: Any) -> dict[str, Any]:
     """One slot's tokens from position 0 on."""
-    call = generate(op, seed, **SIZES, **sizes)
+    stored = {} if op == "causal_conv1d" else {"storage": "STATES"}
+    call = generate(op, seed, **SIZES, **stored, **sizes)
     return {**call, "cu_seqlens_q": np.array([0, TOKENS], np.int32), "seq_lens_decoder": np.zeros(1, np.int32)}
 
 

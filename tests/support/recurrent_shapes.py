@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from specdec_hal.ops import Storage
 from specdec_hal.ops.inputs.generate import generate
 
 WIDTHS = ((64, 16), (64, 20), (128, 33), (128, 128), (129, 9), (200, 36), (256, 64), (256, 6))
@@ -19,4 +20,6 @@ def calls(op: str, seed: int = 0, **options: Any) -> Iterator[tuple[str, dict[st
             yield f"{width} channels, {taps} taps", generate(op, seed + number, D=width, Taps=taps, **states, **options)
         return
     for number, (d_k, d_v) in enumerate(WIDTHS):
-        yield f"{d_k} x {d_v}", generate(op, seed + number, D_k=d_k, D_v=d_v, **states, **options)
+        for storage in Storage:
+            sizes = {"D_k": d_k, "D_v": d_v, "R": 11, "storage": storage}
+            yield f"{d_k} x {d_v}, {storage.name}", generate(op, seed + number, **sizes, **states, **options)

@@ -15,6 +15,18 @@ SPECDEC_HD int64_t first_position(int32_t dec) { return max64(dec, 0); }
 // The first of a slot's `count` rows whose state or input is kept: later ones overwrite those of earlier rows.
 SPECDEC_HD int64_t first_kept(int64_t count, int64_t ring) { return max64(count - ring, 0); }
 
+// Position of a slot's checkpoint before and after a step of `count` rows from position `start` on. The step records
+// the rows from position `to` on: all of them, or none.
+struct CheckpointMove {
+  int64_t at, to;
+};
+
+SPECDEC_HD CheckpointMove checkpoint_move(int32_t known, int64_t start, int64_t count, int64_t ring) {
+  const int64_t half = ring / 2, at = min64(max64(known, max64(start - half, 0)), start);
+  if (count > half) return {at, start + count};
+  return {at, start + count - at > half ? start : at};
+}
+
 SPECDEC_HD int64_t key_head(int64_t value_head, int64_t key_heads, int64_t value_heads) {
   return value_head * key_heads / value_heads;
 }
@@ -69,11 +81,11 @@ SPECDEC_HD void store_columns(const F& x, float* to) {
 }
 
 // A token in N vectors of neighbouring columns: from the state `before` it to that `after` it, rows `from` and `to`
-// floats apart; the two may be one. v, out: the columns' values and outputs. F: a float or a vector of floats. Not for
-// CUDA, whose threads hold a state in registers.
+// floats apart; the two may be one. v, update, out: of the columns. F: a float or a vector of floats. Not for CUDA,
+// whose threads hold a state in registers.
 template <bool kDelta, int N, class F>
 SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t, const float* v,
-                      float* out) {
+                      float* update, float* out) {
   constexpr int64_t kWidth = sizeof(F) / sizeof(float);
   F u[N], parts[kDotParts][N];
   for (int c = 0; c < N; ++c) load_columns(v + c * kWidth, &u[c]);
@@ -96,7 +108,10 @@ SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t t
       u[c] = u[c] - held;
     }
   }
-  for (int c = 0; c < N; ++c) u[c] = t.rate * u[c];
+  for (int c = 0; c < N; ++c) {
+    u[c] = t.rate * u[c];
+    store_columns(u[c], update + c * kWidth);
+  }
   for (int j = 0; j < kDotParts; ++j) {
     F sums[N] = {};
     for (int64_t i = j; i < t.size; i += kDotParts) {
@@ -115,6 +130,16 @@ SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t t
     F sum;
     add_parts<N>(parts, c, &sum);
     store_columns(sum, out + c * kWidth);
+  }
+}
+
+// A token again in `width` columns of `state`, rows `step` floats apart, from what was kept of it.
+SPECDEC_HD void replay(float* state, int64_t step, int64_t size, int64_t width, const float* k, const float* update,
+                       const float* decay, int64_t decay_step) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float factor = decay[i * decay_step], key = k[i];
+    float* row = state + i * step;
+    for (int64_t c = 0; c < width; ++c) row[c] = add_rn(mul_rn(factor, row[c]), mul_rn(key, update[c]));
   }
 }
 

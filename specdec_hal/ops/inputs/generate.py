@@ -52,6 +52,7 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "causal_conv1d": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24},
     "gated_delta_rule": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24, "D_k": 9, "D_v": 5},
     "mamba2_step": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24, "D_k": 9, "D_v": 5},
+    "advance_checkpoints": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24},
     "reasoning_constraint": {"states": ("decode", "decode", "prefill"), "L": 40, "V": 3, "H": 2},
 }
 """Options that often reach an op's innermost branches; other ops need none."""
@@ -148,7 +149,7 @@ def _tensor(
         if not hasattr(RecurrentScene, property_name):
             raise LookupError(f"generate('{spec.name}'): no rule for operand '{name}'; add it to a scene")
         made = getattr(scene, property_name)
-        if name == "decay" and len(shape) == 2:  # the scene's is by channel
+        if name in ("decay", "replay_decay") and made.ndim > len(shape):  # the scene's are by channel
             made = made[..., 0]
         value = np.array(made, order="C")
         if value.shape != shape or value.dtype != numpy_dtype(dtype):

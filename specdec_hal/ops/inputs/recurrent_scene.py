@@ -107,6 +107,46 @@ class RecurrentScene(PhaseScene):
         return self._drawn("skip", "H_v").astype(np.float32)
 
     @cached_property
+    def checkpoint_lens(self) -> Array:
+        """[M]: the position of the step, or earlier."""
+        rng, ring = self.rng("checkpoint_lens"), self.size["R"]
+        distance = rng.choice([0, 0, 1, 2, ring // 2 - 1, ring // 2, ring], self.size["M"])
+        return np.array((self.seq_lens_decoder.astype(np.int64) - distance).clip(0), np.int32)
+
+    @cached_property
+    def checkpoint(self) -> Array:
+        """[M, H_v, D_k, D_v]: of NaN at position 0."""
+        states = self._drawn("checkpoint", "M", "H_v", "D_k", "D_v")
+        states[np.minimum(self.checkpoint_lens, self.seq_lens_decoder) <= 0] = np.nan
+        states[self.seq_lens_decoder > self.size["R"] // 2] = 1.5  # it is read, wherever the checkpoint is
+        return states.astype(np.float32)
+
+    @cached_property
+    def replay_k(self) -> Array:
+        """[M, R, H_v, D_k]."""
+        return self._drawn("replay_k", "M", "R", "H_v", "D_k").astype(np.float32)
+
+    @cached_property
+    def replay_u(self) -> Array:
+        """[M, R, H_v, D_v]."""
+        return self._drawn("replay_u", "M", "R", "H_v", "D_v").astype(np.float32)
+
+    @cached_property
+    def replay_decay(self) -> Array:
+        """[M, R, H_v, D_k], or without the last axis: in [0, 1)."""
+        return self.rng("replay_decay").random([self.size[s] for s in ("M", "R", "H_v", "D_k")]).astype(np.float32)
+
+    @cached_property
+    def ring(self) -> int:
+        """As the sizes have it."""
+        return self.size["R"]
+
+    @cached_property
+    def num_rows(self) -> int:
+        """As the sizes have it."""
+        return self.size["T_cap"]
+
+    @cached_property
     def states_by_position(self) -> Array:
         """[M, R, H_v, D_k, D_v]: the operand `states` (those of the slots have that name)."""
         states = self._drawn("states", "M", "R", "H_v", "D_k", "D_v")
