@@ -8,7 +8,7 @@ from specdec_hal.ops import MatchPolicy
 from specdec_hal.ops.inputs.generate import generate
 from specdec_hal_xpu.backend import XpuSimBackend
 from specdec_hal_xpu.options import Options
-from tests.support import large
+from tests.support import large, recurrent_shapes
 from tests.support.running import BACKEND, assert_same, run, searched
 
 LAUNCHES = [
@@ -26,6 +26,13 @@ def test_large(op):
         expected = searched(op, inputs)
         for options in LAUNCHES:
             assert_same(run(op, inputs, XpuSimBackend(options)), expected, (seed, options))
+
+
+@pytest.mark.parametrize("op", ["causal_conv1d", "gated_delta_rule", "mamba2_step"])
+def test_widths_of_recurrent_layers(op):
+    for number, (context, inputs) in enumerate(recurrent_shapes.calls(op)):
+        options = LAUNCHES[number % len(LAUNCHES)]
+        assert_same(run(op, inputs, XpuSimBackend(options)), run(op, inputs), (context, options))
 
 
 @pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram"])
