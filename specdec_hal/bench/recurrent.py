@@ -1,7 +1,6 @@
 """Recurrent layers in the shapes of Qwen3.5-4B (gated delta rule) and of a Mamba-2 hybrid of 4 B, a layer each.
 
-Peers are kernels in Triton (states by position, and a checkpoint with recent updates) on an H100, with their states in
-memory alike.
+Peers are kernels in Triton of both storages on an H100.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from specdec_hal.bench.case import Case, OpCall, WarmCold, alone
-from specdec_hal.ops.enums import Activation
+from specdec_hal.ops.enums import Activation, Storage
 
 TOKENS = (1, 4, 8)
 """Of each slot in a step: drafts and one."""
 RING = 9
-"""Entries of a ring: K = 7 drafts, and two."""
+"""Entries of a ring of states: K = 7 drafts, and two."""
+REPLAY_RING, LIVE = 16, 4
+"""Entries of a ring of updates, and those since the checkpoint."""
 _CHECKED = 8
 """Most slots whose results are compared with the reference, which takes minutes for more."""
 _TARGETS = {(64, 1): 65.0, (64, 4): 100.0, (256, 1): 260.0}
@@ -32,22 +33,24 @@ def cases(quick: bool) -> Iterator[Case]:
     """The delta rule, Mamba-2 and the convolution by slots and tokens."""
     sizes = [(2, 1), (2, 4)] if quick else [(slots, tokens) for slots in (1, 8, 64, 256) for tokens in TOKENS]
     for slots, tokens in sizes:
-        yield _recurrence("gated_delta_rule", slots, tokens, (16, 32, 128, 128))
-        yield _recurrence("mamba2_step", slots, tokens, (8, 112, 128, 64))
+        for storage in Storage:
+            yield _recurrence("gated_delta_rule", slots, tokens, (16, 32, 128, 128), storage)
+            yield _recurrence("mamba2_step", slots, tokens, (8, 112, 128, 64), storage)
         yield _convolution(slots, tokens)
 
 
 def _steps(slots: int, tokens: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng([seed, 13])
     offsets = np.arange(slots + 1, dtype=np.int32) * tokens
-    return {"cu_seqlens_q": offsets, "seq_lens_decoder": rng.integers(1, 1000, slots).astype(np.int32)}
+    return {"cu_seqlens_q": offsets, "seq_lens_decoder": rng.integers(LIVE, 1000, slots).astype(np.int32)}
 
 
-def _recurrence(op: str, slots: int, tokens: int, shape: tuple[int, int, int, int]) -> Case:
-    """`shape`: key heads, value heads, and their widths."""
+def _recurrence(op: str, slots: int, tokens: int, shape: tuple[int, int, int, int], storage: Storage) -> Case:
+    """`shape`: key heads, value heads, and their widths. Replayed are :data:`LIVE` updates."""
     key_heads, heads, key_width, width = shape
     rows, state = slots * tokens, heads * key_width * width * 4
-    delta = op == "gated_delta_rule"
+    delta, replays = op == "gated_delta_rule", storage is Storage.REPLAY
+    moves = LIVE + tokens > REPLAY_RING // 2
 
     def call(seed: int) -> OpCall:
         rng = np.random.default_rng([seed, 17])
@@ -58,21 +61,29 @@ def _recurrence(op: str, slots: int, tokens: int, shape: tuple[int, int, int, in
         inputs = {"q": drawn(rows, key_heads, key_width), "k": drawn(rows, key_heads, key_width)}
         inputs |= {"v": drawn(rows, heads, width), "decay": rng.random((rows, heads), np.float32)}
         inputs["beta" if delta else "dt"] = rng.random((rows, heads), np.float32)
-        states = np.zeros((slots, RING, heads, key_width, width), np.float32)
+        steps = _steps(slots, tokens, seed)
+        ring = () if replays else (RING,)
+        states = np.zeros((slots, *ring, heads, key_width, width), np.float32)
         if slots <= _CHECKED:
-            states += drawn(1, 1, *states.shape[2:])
-        outputs = {"states": states, "core_out": np.zeros((rows, heads, width), np.float32)}
-        return OpCall(op, inputs | _steps(slots, tokens, seed) | outputs)
+            states += drawn(heads, key_width, width)
+        kept: dict[str, Any] = {"states": states}
+        if replays:
+            recent = slots, REPLAY_RING, heads
+            kept = {"checkpoint": states, "checkpoint_lens": steps["seq_lens_decoder"] - np.int32(LIVE)}
+            kept |= {"replay_k": drawn(*recent, key_width), "replay_u": drawn(*recent, width)}
+            kept["replay_decay"] = rng.random(recent, np.float32)
+        output = {"core_out": np.zeros((rows, heads, width), np.float32), "storage": storage}
+        return OpCall(op, inputs | steps | kept | output)
 
     known: dict[str, Any] = {}
     if delta:
-        names = "states in Triton, H100", "updates in Triton, H100"
-        times = _PEERS.get((slots, tokens), ())
-        peers: dict[str, WarmCold] = {name: (time, None) for name, time in zip(names, times, strict=False)}
+        times = _PEERS.get((slots, tokens))
+        peers: dict[str, WarmCold] = {} if times is None else {"Triton, H100": (times[replays], None)}
         known = {"target": (_TARGETS.get((slots, tokens)), None), "peers": peers}
-    moved = slots * state * (1 + tokens)
-    params = {"slots": slots, "tokens": tokens, "heads": heads, "state_bytes": state}
-    label = f"{op}, {slots} slots of {tokens} tokens"
+    moved = slots * state * (1 + (moves if replays else tokens))
+    name = storage.name.lower()
+    params = {"slots": slots, "tokens": tokens, "heads": heads, "state_bytes": state, "storage": name}
+    label = f"{op}, {name}, {slots} slots of {tokens} tokens"
     return Case(label, op, alone(call), moved, params=params, checked=slots <= _CHECKED, **known)
 
 
