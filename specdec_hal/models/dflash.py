@@ -23,6 +23,10 @@ token, ``markov_w2`` m is added to the logits::
               s is 0 before slot 0, which goes through it even if it has no draft
     confidence_i = sigmoid(proj h_i), or of [h_i, w] with ``confidence_head_with_markov``
 
+Domino (SpecForge) runs a GRU over the embeddings of the tokens before a draft. From draft
+``pure_draft_prefix_len`` on, ``embed_proj.2`` silu(``embed_proj.0`` [h_i, state]) is added to the logits. With
+``shift_label`` slot i gives the token at P + i + 1, as with ``sample_from_anchor``.
+
 DFlash 2 has two additions. A convolution over the rows of a block goes around each sublayer, with a kernel that
 depends on the row: for n = norm(x), c = kernel_projection(n) as [2, T, groups], taps before the block are zero::
 
@@ -57,9 +61,9 @@ _MARKOV = ("vanilla", "gated", "rnn")
 class DFlashConfig(LlamaConfig):
     """A drafter's config.json. `block_size`: rows of a block, including the emitted token.
 
-    `markov_rank`: of DSpark, 0 for DFlash; `conv_kernel_size` (T), `selector_rank`: of DFlash 2, or 0.
-    `output_multiplier`, then `final_logit_softcapping` (0: none): of logits; `input_embedding_scale`: of a block's
-    embeddings. The others as in this module.
+    0 without the part: `markov_rank` (DSpark), `gru_hidden_dim` (Domino), `conv_kernel_size` (T) and `selector_rank`
+    (DFlash 2). `output_multiplier`, then `final_logit_softcapping` (0: none): of logits; `input_embedding_scale`: of a
+    block's embeddings. The others as in this module.
     """
 
     block_size: int
@@ -73,6 +77,9 @@ class DFlashConfig(LlamaConfig):
     taps: tuple[int, ...]
     numbering: str
     masks: tuple[Mask, ...]
+    gru_hidden_dim: int = 0
+    emb_dim: int = 0
+    pure_draft_prefix_len: int = 0
     conv_kernel_size: int = 0
     conv_group_size: int = 1
     selector_rank: int = 0
@@ -140,11 +147,15 @@ def read_dflash(folder: str | Path, target: Target, judge_taps: bool = True) -> 
         if markov["confidence"] and not markov["markov_rank"]:
             part, key = where("markov_rank")
             raise part.error(key, "an integer >= 1 with a confidence head", OTHER)
+    if domino := top.value("architectures") == ["DominoDraftModel"] or nested.value("projector_type") == "domino":
+        nested.only("projector_type", "domino")
+        markov |= {name: nested.integer(name) for name in ("gru_hidden_dim", "emb_dim")}
+        markov["pure_draft_prefix_len"] = nested.integer("pure_draft_prefix_len", 0, minimum=0)
     config = DFlashConfig(
         **{field.name: getattr(own, field.name) for field in fields(own)},
         block_size=count("block_size", minimum=2),
         # `shift_label`: of a label, by ModelOpt and SpecForge.
-        sample_from_anchor=flag("sample_from_anchor", *(["shift_label"] if chained else []), default=chained),
+        sample_from_anchor=flag("sample_from_anchor", *(["shift_label"] if chained or domino else []), default=chained),
         mask_token_id=mask,
         draft_vocab_size=draft_vocab_size,
         taps=taps,
@@ -234,6 +245,10 @@ def dflash_shapes(config: DFlashConfig) -> tuple[Shapes, Shapes]:
         if config.confidence:
             shapes["confidence_head.proj.weight"] = (1, d + rank * config.confidence_with_markov)
             optional["confidence_head.proj.bias"] = (1,)
+    if hidden := config.gru_hidden_dim:
+        shapes |= {"prefix_gru.weight_ih_l0": (3 * hidden, d), "prefix_gru.weight_hh_l0": (3 * hidden, hidden)}
+        shapes["embed_proj.0.weight"] = (config.emb_dim, d + hidden)
+        shapes["embed_proj.2.weight"] = (config.draft_vocab_size, config.emb_dim)
     if taps := config.conv_kernel_size:
         groups = d // config.conv_group_size
         for i, part in product(range(config.num_hidden_layers), ("attention_conv", "mlp_conv")):

@@ -429,8 +429,9 @@ class HeadPass(DraftPass):
 
 
 class BlockPass(DraftPass):
-    """A DFlash drafter, or one whose drafts depend on each other: by DSpark's Markov head, or DFlash 2's selector.
+    """A DFlash drafter, or one whose drafts depend on each other.
 
+    By DSpark's Markov head, Domino's GRU, or DFlash 2's selector.
     A row is then what these compute for the previous token. A block begins with its slot's last token, which gives the
     first draft with `sample_from_anchor`, else none.
     """
@@ -443,11 +444,11 @@ class BlockPass(DraftPass):
         masks = drafts - config.sample_from_anchor
         self.block = {"mask_token_id": config.mask_token_id, "num_masks": masks, "anchor_only": True}
         super().__init__(model, config, weights, blocks, drafts)
-        if rank := config.markov_rank or config.selector_rank:
+        if rank := config.markov_rank or config.emb_dim or config.selector_rank:
             self.width = rank
             # Per slot, and a spare one: the rows of its drafts, and a recurrent head's state.
             self._rows_ahead = self._zeros(blocks.slots + 1, drafts, self.state_width)
-            self._memory = self._zeros(blocks.slots + 1, rank)
+            self._memory = self._zeros(blocks.slots + 1, config.gru_hidden_dim or rank)
             if config.confidence:
                 self.confidence = self._zeros(blocks.slots + 1, drafts, dtype=torch.float32)
         if config.selector_rank:
@@ -488,9 +489,9 @@ class BlockPass(DraftPass):
             if self._depends:
                 self._rows_ahead[owner] = drafts
                 anchor = starts[:-1].clamp(max=len(ids) - 1)
-                if self.config.markov_head_type == "rnn":
+                if (rnn := self.config.markov_head_type == "rnn") or self.config.gru_hidden_dim:
                     self._memory[owner] = 0
-                    if not self.config.sample_from_anchor:  # whose row goes through it too
+                    if rnn and not self.config.sample_from_anchor:  # whose row goes through it too
                         self._recur(owner, self._embed_before(ids[anchor]), self._head_rows(x[anchor]))
                 given = self._given(0, ids[anchor], owner)
                 torch.as_tensor(out).copy_(given[batch.batch_id_per_token.clamp(min=0)])
@@ -498,7 +499,7 @@ class BlockPass(DraftPass):
     @property
     def _depends(self) -> bool:
         """Whether a draft depends on the previous one."""
-        return bool(self.config.markov_rank or self.config.selector_rank)
+        return bool(self.config.markov_rank or self.config.emb_dim or self.config.selector_rank)
 
     def _head_rows(self, hidden: Any) -> Any:
         return self._norm(hidden, "norm")
@@ -515,6 +516,10 @@ class BlockPass(DraftPass):
     def _given(self, number: int, before: Any, owner: Any) -> Any:
         """Rows for draft `number`, after the previous tokens `before`."""
         kind, rows = self.config.markov_head_type, self._rows_ahead[owner, number]
+        if self.config.gru_hidden_dim:
+            gates = (self._tensors[f"prefix_gru.weight_{name}_l0"] for name in ("ih", "hh"))
+            self._memory[owner] = state = torch.gru_cell(self._embed(before), self._memory[owner], *gates)
+            return F.silu(self._product("embed_proj.0", rows, state)) * (number >= self.config.pure_draft_prefix_len)
         token = added = self._embed_before(before)
         if self.config.selector_rank:
             return token * self._product("candidate_selector.hidden_projection", rows)
@@ -542,7 +547,9 @@ class BlockPass(DraftPass):
         return given.tanh()
 
     def _product(self, name: str, *parts: Any) -> Any:
-        return F.linear(torch.cat(parts, 1), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+        return F.linear(
+            torch.cat(parts, 1).to(self._dtype), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias")
+        )
 
     def _scored(self, slots: Any, number: int, rows: Any) -> Any:
         config, logits = self.config, self._ahead[slots, number]
@@ -550,8 +557,10 @@ class BlockPass(DraftPass):
             logits = logits * config.output_multiplier
         if cap := config.final_logit_softcapping:
             logits = cap * torch.tanh(logits / cap)
-        if config.markov_rank:
-            return logits + F.linear(rows.to(self._dtype), self._tensors["markov_head.markov_w2.weight"]).float()
+        if config.markov_rank or config.emb_dim:
+            return (
+                logits + self._product("markov_head.markov_w2" if config.markov_rank else "embed_proj.2", rows).float()
+            )
         if config.selector_rank:
             ids = self._candidates[slots, number]
             codes = self._tensors["candidate_selector.successor_codebook"][ids].float()

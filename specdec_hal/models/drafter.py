@@ -72,7 +72,7 @@ _LLAMA_LIKE = ("llama", "qwen2", "phi3")
 """Values of `model_type` in heads with Llama's layers, whose trainers copy it from the target."""
 _NESTED = "transformer_layer_config"
 _DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_config")
-_DFLASH = re.compile("DFlash|(Qwen3)?DSpark")
+_DFLASH = re.compile("DFlash|(Qwen3)?DSpark|Domino")
 _DRAFTER_NAMES = re.compile(
     r"ForCausalLMEagle|^(P?Eagle|EAGLE)\w*(CausalLM|Model)$|Medusa|DraftModel$|DSpark|Speculator$|Assistant|NextN$|MTP$"
 )
@@ -205,7 +205,7 @@ def drafter_kind(folder: str | Path) -> Kind:
     kind = raw.get("speculators_model_type")
     if isinstance(kind, str) and kind in _SPECULATORS:
         return _SPECULATORS[kind]
-    if kind is None and projector in (None, "dflash", "dspark"):
+    if kind is None and projector in (None, "dflash", "domino", "dspark"):
         if architecture.startswith("PEagle"):
             return "peagle"
         if architecture.startswith(_ORIGINAL) or "draft_vocab_size" in raw:

@@ -224,8 +224,7 @@ def test_an_embedding_that_is_the_head_too(target: LlamaConfig, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("raw", "got"),
     [
-        ({"architectures": ["DominoDraftModel"], "dflash_config": {"projector_type": "domino"}}, "DominoDraftModel"),
-        ({"architectures": ["DominoDraftModel"], "model_type": "qwen3"}, "DominoDraftModel"),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "new"}}, "DFlashDraftModel with"),
         ({"speculators_model_type": "xpress"}, "speculators_model_type 'xpress'"),
         ({"architectures": ["LlamaForCausalLMEagle"]}, "LlamaForCausalLMEagle"),
         ({"architectures": ["Gemma4AssistantForCausalLM"]}, "Gemma4AssistantForCausalLM"),

@@ -184,6 +184,33 @@ def test_drafts_of_dflash_2(target: Path, tmp_path: Path, framework: str, second
     assert rounds > 10 and selected > 5
 
 
+@pytest.mark.parametrize("framework", ["transformers", "device"])
+@pytest.mark.parametrize(("shifted", "prefix"), [(False, 0), (True, 0), (False, 2), (True, 1)])
+def test_drafts_of_domino(target: Path, tmp_path: Path, framework: str, shifted: bool, prefix: int) -> None:
+    """In every round those of a slow pass, with a GRU over the tokens before each."""
+    keys = {"emb_dim": 7, "gru_hidden_dim": 5, "shift_label": shifted, "pure_draft_prefix_len": prefix}
+    drafter = make_drafter(block_size=4, domino=keys)
+    for name in drafter.tensors:  # so that the GRU decides
+        drafter.tensors[name] *= 3 if name.startswith(("embed_proj", "prefix_gru")) else 1
+    folder = drafter.write_zlab(tmp_path, 5, architectures=["DominoDraftModel"])
+    speculative = {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+    outputs = decode(make_runner(target, speculative, framework), tokens=12)
+    embedding, drafts = stored(target)["model.embed_tokens.weight"], 3 + shifted
+    rounds = corrected = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            wanted = drafter.corrected(given, text[-1], drafts, embedding, embedding)
+            count = len(round_.token_ids)
+            assert list(round_.token_ids) == wanted[:count]
+            rounds += count == drafts
+            plain = drafter.logits(given, text[-1], drafts, embedding, embedding, shifted).argmax(-1).tolist()
+            corrected += wanted != plain
+            assert wanted[:prefix] == plain[:prefix]
+    assert rounds > 10 and corrected > 5
+
+
 def test_rejection_of_dflash_2_keeps_the_tokens(target: Path, tmp_path: Path) -> None:
     """Drafts are drawn from the candidates alone; greedy tokens and drafts within the candidates."""
     drafter = make_drafter(second=SECOND)
@@ -240,7 +267,9 @@ def test_numbering(target: Path, tmp_path: Path) -> None:
         ({}, {"model_type": "llama"}, "model_type: one of qwen3"),
         ({}, {"block_size": 1}, "block_size: an integer >= 2"),
         ({}, {"markov_rank": 8}, "markov_rank: no such key"),
-        ({"projector_type": "domino"}, {}, r"a drafter of a known format .* with projector_type 'domino'"),
+        ({"projector_type": "domino"}, {}, r"dflash_config\.gru_hidden_dim: an integer >= 1"),
+        ({"projector_type": "eagle"}, {}, r"a drafter of a known format .* with projector_type 'eagle'"),
+        ({"shift_label": True}, {}, r"dflash_config\.shift_label: false or no such key"),
     ],
 )
 def test_keys_that_cannot_be_computed_are_refused(

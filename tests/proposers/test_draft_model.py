@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.errors import UnsupportedError
+from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.runner.conftest import PrefillFirst
 from tests.support.cuda_on_host import CudaOnHost, why_not
 from tests.support.decoding import outputs_of
+from tests.support.drafters import perfect
+from tests.support.eagle3 import make_runner
 from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel
 
 ROOT = Path(__file__).parents[2]
@@ -260,6 +262,19 @@ class TestEmbeddedModel:
             self.runtime(folder).runner()
         shared = re.search(r"it drafts the (\d+) of the target's 4096 tokens", caplog.text)
         assert shared and int(shared[1]) > 4000  # all but what both tokenizers lack
+
+
+def test_a_drafter_is_no_draft_model(tmp_path: Path) -> None:
+    """Its kind is named; one that nothing reads is refused as such."""
+    target, head = perfect(tmp_path / "target")
+    folder = head.write_speculators(tmp_path / "head")
+    settings = {"method": "draft_model", "draft_model": {"path": str(folder)}}
+    with pytest.raises(UnsupportedError, match=r"expected a whole model in .*, got a drafter of the kind 'eagle3'"):
+        make_runner(target, settings)
+    raw = json.loads((target / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "architectures": ["XPressSpeculator"]}))
+    with pytest.raises(CheckpointError, match=r"a drafter of a known format .* got XPressSpeculator"):
+        make_runner(target, settings)
 
 
 @pytest.mark.parametrize("device", [False, True])

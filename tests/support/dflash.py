@@ -37,6 +37,8 @@ class Drafter:
     """Whether the window counts from the block's first row, as in `speculators`, which the format must say."""
     markov: dict[str, Any] = field(default_factory=dict)
     """Of DSpark: what stands in its config.json."""
+    domino: dict[str, Any] = field(default_factory=dict)
+    """Of Domino: the same."""
     second: dict[str, Any] = field(default_factory=dict)
     """Of DFlash 2: the same."""
     tensors: dict[str, Doubles] = field(default_factory=dict)
@@ -67,6 +69,10 @@ class Drafter:
             if self.markov.get("enable_confidence_head"):
                 width = d + rank * self.markov.get("confidence_head_with_markov", False)
                 found |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+        if self.domino:
+            emb, hidden = self.domino["emb_dim"], self.domino["gru_hidden_dim"]
+            found |= {"prefix_gru.weight_ih_l0": (3 * hidden, d), "prefix_gru.weight_hh_l0": (3 * hidden, hidden)}
+            found |= {"embed_proj.0.weight": (emb, d + hidden), "embed_proj.2.weight": (self.vocab_size, emb)}
         if taps := self.second.get("conv_kernel_size"):
             groups = d // self.second["conv_group_size"]
             for name in [f"layers.{i}.{part}_conv" for i in range(self.layers) for part in ("attention", "mlp")]:
@@ -104,6 +110,7 @@ class Drafter:
     ) -> Path:
         """z-lab's format: outputs of layers. `nested`, `changes`: keys of dflash_config, and beside it."""
         own = {"mask_token_id": self.mask, "target_layer_ids": [tap - 1 for tap in self.taps], **self.second}
+        own |= {"projector_type": "domino", **self.domino} if self.domino else {}
         raw = {
             "architectures": ["DFlash2DraftModel" if self.second else "DFlashDraftModel"], **self._layer_config(),
             "block_size": self.block_size, "num_target_layers": target_layers,
@@ -147,6 +154,21 @@ class Drafter:
             before = w[f"{named}predecessor_codebook"][ids[-1] if ids else token]
             context = before * (w[f"{named}hidden_projection.weight"] @ h)
             ids.append(max(best, key=lambda i: capped[i] + context @ w[f"{named}successor_codebook"][i]))
+        return ids
+
+    def corrected(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> list[int]:
+        """Greedy drafts of Domino, each after the previous one. Arguments as `logits`."""
+        w, ids, state = self.tensors, list[int](), np.zeros(self.domino["gru_hidden_dim"])
+        shifted = self.domino.get("shift_label", False)
+        base, rows = self.logits(features, token, drafts, embedding, head, shifted, with_rows=True)
+        for i, (logits, h) in enumerate(zip(base, rows, strict=True)):
+            given = np.split(w["prefix_gru.weight_ih_l0"] @ embedding[ids[-1] if ids else token], 3)
+            own = np.split(w["prefix_gru.weight_hh_l0"] @ state, 3)
+            reset, keep = _sigmoid(given[0] + own[0]), _sigmoid(given[1] + own[1])
+            state = (1 - keep) * np.tanh(given[2] + reset * own[2]) + keep * state
+            x = w["embed_proj.0.weight"] @ np.concatenate([h, state])
+            added = w["embed_proj.2.weight"] @ (x * _sigmoid(x))
+            ids.append(int((logits + added * (i >= self.domino["pure_draft_prefix_len"])).argmax()))
         return ids
 
     def _convolved(self, name: str, side: int, y: Doubles, n: Doubles) -> Doubles:
