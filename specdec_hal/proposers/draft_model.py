@@ -27,7 +27,7 @@ from specdec_hal.plugin.model import (
     Segment,
     TargetModel,
 )
-from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, SlotView, StepBounds, StepView
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, Settings, SlotView, StepBounds, StepView
 from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
 from specdec_hal.proposers.vocabulary import Vocabulary, intersection, padded, same_tokens
@@ -42,14 +42,20 @@ class DraftModelSettings(Section):
     path: PathText | None = None
 
 
-def draft_model_proposer(context: ProposerContext) -> Proposer:
-    """Loads the model. UnsupportedError for one that cannot draft for this target."""
-    path = context.config.drafter_path
+def whole_model(config: Settings) -> str:
+    """The draft model's checkpoint; UnsupportedError for a drafter, which is no model of its own."""
+    path = config.drafter_path
     if Path(path).is_dir() and (kind := drafter_kind(path)) != "draft_model":
         raise UnsupportedError(
             f"speculative.method draft_model: expected a whole model in {path}, got a drafter of the kind '{kind}'; "
             "set speculative.method auto"
         )
+    return path
+
+
+def draft_model_proposer(context: ProposerContext) -> Proposer:
+    """Loads the model. UnsupportedError for one that cannot draft for this target."""
+    path = whole_model(context.config)
     model = context.load_model(path)
     vocabulary = _vocabulary(context, path, model.config)
     length, longest = context.state.symbols["L"], model.config.max_position_embeddings

@@ -11,6 +11,7 @@ from specdec_hal.ops import Strategy
 from specdec_hal.plugin.model import MTPModel
 from specdec_hal.plugin.proposer import MemoryContext
 from specdec_hal.proposers.dflash import drafter_config
+from specdec_hal.proposers.draft_model import whole_model
 from specdec_hal.proposers.eagle3 import head_config
 from specdec_hal.tensors.transfer import Field
 
@@ -73,7 +74,7 @@ def hybrid_memory(context: MemoryContext) -> dict[str, int]:
 def draft_model_memory(context: MemoryContext) -> dict[str, int]:
     """For a second checkpoint, without parts known only after loading."""
     parts, size = _sampler(context), context.symbols
-    need = context.checkpoint_memory(context.config.drafter_path)
+    need = context.checkpoint_memory(whole_model(context.config))
     if need is not None:
         parts |= {f"draft model's {name}": part for name, part in need.weights.items()}
         parts["draft model's KV cache"] = context.kv_blocks * context.config.runner.block_size * need.kv_position
