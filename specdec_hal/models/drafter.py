@@ -208,15 +208,15 @@ def drafter_kind(folder: str | Path) -> Kind:
     if kind is None and projector in (None, "dflash", "domino", "dspark"):
         if architecture.startswith("PEagle"):
             return "peagle"
-        if architecture.startswith(_ORIGINAL) or "draft_vocab_size" in raw:
-            return "eagle3"
         if _DFLASH.match(architecture):
             return "dspark" if "DSpark" in architecture or projector == "dspark" else "dflash"
+        if architecture.startswith(_ORIGINAL) or "draft_vocab_size" in raw:
+            return "eagle3"
         if not _DRAFTER_NAMES.search(architecture) and not any(key in raw for key in _DRAFTER_KEYS):
             return "draft_model"
     got = f"speculators_model_type {kind!r}" if kind is not None else f"{architecture or 'no name in architectures'}"
     got += f" with projector_type {projector!r}" if projector is not None else ""
-    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark) or a whole model"
+    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark, Domino, DFlash 2) or a whole model"
     raise checkpoint_error(Path(folder) / CONFIG, expected, got, OTHER)
 
 
@@ -254,7 +254,7 @@ def read_eagle3(folder: str | Path, target: Target, judge_taps: bool = True) -> 
         raise checkpoint_error(file, "an EAGLE-3 head", f"a checkpoint of the kind '{kind}'", OTHER)
     top = Fields(file, read_json(folder, CONFIG))
     layer, eagle = layer_fields(top), top.section("eagle_config")
-    own = drafter_layers(top, layer, ("llama", "qwen3", *_LLAMA_LIKE))
+    own = drafter_layers(top, layer, ("qwen3", *_LLAMA_LIKE))
     if own.vocab_size != target.vocab_size:
         raise layer.error("vocab_size", f"the target's {target.vocab_size}", "use a head that was trained for it")
     draft_vocab_size = top.integer("draft_vocab_size", own.vocab_size)

@@ -174,7 +174,7 @@ def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
             "use_sliding_window: true with a sliding_attention in layer_types and with sliding_window",
         ),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"model_type": "kimi_k2"}, "model_type: one of llama, qwen3"),
+        ({"model_type": "kimi_k2"}, "model_type: one of qwen3, llama, qwen2, phi3"),
         ({"vocab_size": 130}, "vocab_size: the target's 131"),
         ({"target_hidden_size": 64}, "target_hidden_size: the target's hidden_size, 48"),
         ({"draft_vocab_size": 132}, "draft_vocab_size: at most"),
@@ -246,6 +246,7 @@ def test_kinds(tmp_path: Path, target: Path) -> None:
     told = [
         ({"speculators_model_type": "peagle"}, "peagle"),
         ({"architectures": ["DFlashDraftModel"]}, "dflash"),
+        ({"architectures": ["DSparkDraftModel"], "draft_vocab_size": 100}, "dspark"),  # SpecForge adds it to all
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 100}, "eagle3"),
         ({"architectures": ["LlamaForCausalLM"]}, "draft_model"),
     ]
