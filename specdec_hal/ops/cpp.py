@@ -142,7 +142,10 @@ def _pointer(operand: Operand) -> str:
         notes.append(f"null unless {_show(operand.when)}")
     if operand.optional:
         notes.append("may be null")
-    return f"{const}{_cell(operand)[1]}* {operand.name};  // {', '.join(notes)}"
+    field, comment = f"{const}{_cell(operand)[1]}* {operand.name};", f"// {', '.join(notes)}"
+    if 2 + len(field) + 2 + len(comment) <= _WIDEST:
+        return f"{field}  {comment}"
+    return "\n  ".join([*(f"// {note}" for note in notes), field])
 
 
 def _show(when: When) -> str:
