@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdec_hal.ops import Activation, Storage
 from specdec_hal_conformance.building import logits
@@ -21,6 +22,11 @@ NEAR = 1 + 2.0**-12
 HUGE = 2.0**24
 """HUGE + 1 is HUGE in float32."""
 Numbers = list[float]
+
+
+def _floats(values: Any) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
 
 STEPS: tuple[tuple[str, str, int, Numbers, Numbers, Numbers], ...] = (
     ("the first token of a request", "zero position", 0, [3], [97, 98, 99], [3, 98, 99]),
@@ -157,8 +163,8 @@ def _replays(op: str) -> Iterator[Case]:
     yield edge(
         op, "replay: keys and decays are folded", "fold", {"core_out": [[[10]]], "checkpoint": [[[[8]]]]},
         **_replayed(op, _ones(op, [0], **still), replay_u=[97, 3, 97, 97], checkpoint=[[[[8]]]],
-                    checkpoint_lens=[1], seq_lens_decoder=[2], replay_k=np.float32([9, 2, 9, 9]).reshape(1, 4, 1, 1),
-                    replay_decay=np.float32([9, 0.5, 9, 9]).reshape(1, 4, 1)),
+                    checkpoint_lens=[1], seq_lens_decoder=[2], replay_k=_floats([9, 2, 9, 9]).reshape(1, 4, 1, 1),
+                    replay_decay=_floats([9, 0.5, 9, 9]).reshape(1, 4, 1)),
     )  # fmt: skip
     # With a checkpoint of -1, a fused k u + S would be 2^-11 + 2^-24.
     yield edge(
@@ -170,14 +176,14 @@ def _replays(op: str) -> Iterator[Case]:
     yield edge(
         op, "replay: keys and decays are recorded", "recorded",
         {"replay_k": np.reshape([1, 1, 3, 1], (1, 4, 1, 1)), "replay_decay": np.reshape([1, 1, 0.5, 1], (1, 4, 1))},
-        **_replayed(op, _ones(op, [1], k=np.float32([[[3]]]), decay=np.float32([[0.5]])), replay_u=[0] * 4,
+        **_replayed(op, _ones(op, [1], k=_floats([[[3]]]), decay=_floats([[0.5]])), replay_u=[0] * 4,
                     checkpoint=[[[[1]]]], checkpoint_lens=[2], seq_lens_decoder=[2]),
     )  # fmt: skip
     if op == DELTA:
         yield edge(
             op, "replay: keys are recorded as they are used", "recorded",
             {"replay_k": Where("0.6, 0.8", lambda k: bool(np.allclose(k[0, 0, 0], [0.6, 0.8], rtol=1e-6)))},
-            **_replayed(op, _ones(op, [1], k=np.float32([[[3, 4]]]), q=np.float32([[[1, 1]]]), qk_l2norm=True),
+            **_replayed(op, _ones(op, [1], k=_floats([[[3, 4]]]), q=_floats([[[1, 1]]]), qk_l2norm=True),
                         replay_u=[0] * 4, replay_k=np.zeros((1, 4, 1, 2), np.float32),
                         checkpoint=np.zeros((1, 1, 2, 1), np.float32), checkpoint_lens=[0]),
         )  # fmt: skip
@@ -243,7 +249,7 @@ def _rows(op: str) -> Iterator[Case]:
     yield edge(op, "three value heads for two key heads", "heads", {"core_out": [[[1], [1], [10]]]}, **call)
     four = {
         "v": np.ones((1, 4, 1), np.float32), "decay": np.ones((1, 4), np.float32), rate: np.ones((1, 4), np.float32),
-        "states": np.zeros((1, 2, 4, 1, 1), np.float32), "k": np.float32([[[1], [2]]]),
+        "states": np.zeros((1, 2, 4, 1, 1), np.float32), "k": _floats([[[1], [2]]]),
     }  # fmt: skip
     yield edge(op, "value heads share a key head with their neighbours", "heads", {"core_out": [[[1], [1], [2], [2]]]},
                **{**call, **four})  # fmt: skip
@@ -360,14 +366,14 @@ def _mamba() -> Iterator[Case]:
     yield one(
         "decay, update, output", "decay update output", {"core_out": [[[85]]], "states": _rings([4, 17])}, **given
     )
-    yield one("with a skip", "skip", {"core_out": [[[105]]], "states": _rings([4, 17])}, **given, skip=np.float32([2]))
+    yield one("with a skip", "skip", {"core_out": [[[105]]], "states": _rings([4, 17])}, **given, skip=_floats([2]))
     # dt v is 1 + 2^-11; times k = HUGE, 1 more where it is not rounded first.
     yield one("dt is multiplied with the value first", "update unfused",
               {"states": _rings([0, 3 * float(np.float32(NEAR) * np.float32(NEAR))])}, k=[[[3]]], dt=[[NEAR]],
               v=[[[NEAR]]], states=_rings([0, 0]))  # fmt: skip
     # y = -1, skip v = 1 + 2^-11, and 2^-24 more where it is not rounded.
     yield one("the skip is rounded twice", "skip unfused", {"core_out": [[[2.0**-11]]]}, q=[[[-1]]], k=[[[0]]],
-              v=[[[NEAR]]], skip=np.float32([NEAR]), states=_rings([1, 0]))  # fmt: skip
+              v=[[[NEAR]]], skip=_floats([NEAR]), states=_rings([1, 0]))  # fmt: skip
 
 
 CONV_STEPS: tuple[tuple[str, str, int, Numbers, Numbers, Numbers, Numbers], ...] = (
@@ -403,7 +409,7 @@ def _inputs(values: Any) -> Any:
 
 
 def _conv_positions() -> Iterator[Case]:
-    digits: dict[str, Any] = {"conv_weight": np.float32([[1000, 100, 10, 1]]), "activation": Activation.NONE}
+    digits: dict[str, Any] = {"conv_weight": _floats([[1000, 100, 10, 1]]), "activation": Activation.NONE}
     for name, rules, position, values, before, out, after in CONV_STEPS:
         yield edge(
             CONV, name, f"{rules} taps", {"conv_out": _inputs(out), "conv_ring": _inputs([after])},
@@ -435,7 +441,7 @@ def _conv_positions() -> Iterator[Case]:
                 [[9, 1, 2, 3, 4, 9], [9, 1, 2, 3, 5, 9]])  # fmt: skip
     yield edge(
         CONV, "channels have taps and inputs of their own", "taps", {"conv_out": [[21, 43]]},
-        conv_x=np.float32([[1, 3]]), conv_weight=np.float32([[10, 1]] * 2), conv_ring=np.float32([[[2, 4], [9, 9]]]),
+        conv_x=_floats([[1, 3]]), conv_weight=_floats([[10, 1]] * 2), conv_ring=_floats([[[2, 4], [9, 9]]]),
         seq_lens_decoder=[1], cu_seqlens_q=[0, 1], activation=Activation.NONE,
     )  # fmt: skip
 
@@ -445,9 +451,9 @@ def _conv_arithmetic() -> Iterator[Case]:
         name: str, rules: str, out: Any, taps: Numbers, bias: float | None = None, x: float = 1, **given: Any
     ) -> Case:
         """One input at position 0 of ring entries that are all 1, as if it were at position 8."""
-        biases = {} if bias is None else {"conv_bias": np.float32([bias])}
+        biases = {} if bias is None else {"conv_bias": _floats([bias])}
         return edge(
-            CONV, name, rules, {"conv_out": out}, conv_x=_inputs([x]), conv_weight=np.float32([taps]),
+            CONV, name, rules, {"conv_out": out}, conv_x=_inputs([x]), conv_weight=_floats([taps]),
             conv_ring=_inputs([[1] * len(taps)]), seq_lens_decoder=[8], cu_seqlens_q=[0, 1],
             **{"activation": Activation.NONE, **biases, **given},
         )  # fmt: skip
