@@ -113,8 +113,10 @@ void beyond_object(const Core& core, const char* operation, const char* local, l
   const bool lm = local >= core.fiber->low && local < core.lm_top && n <= static_cast<size_t>(core.lm_top - local);
   const bool sm = in_sm < core.worker->sm_bytes() && n <= core.worker->sm_bytes() - in_sm;
   if (!lm && !sm) return;
-  trap(finding_at(lm ? Check::lm_object_overflow : Check::sm_object_overflow, core, site,
-                  text("%s of %zu bytes: only %zu are left of the object", operation, n, room), local));
+  Finding f = finding_at(lm ? Check::lm_object_overflow : Check::sm_object_overflow, core, site,
+                         text("%s of %zu bytes: only %zu are left of the object", operation, n, room));
+  describe_end(&f, core, local, room);
+  trap(std::move(f));
 }
 
 // Does it lie in one object?

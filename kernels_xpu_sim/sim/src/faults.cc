@@ -8,6 +8,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -74,36 +75,59 @@ struct Fault {
   int signal;
   const void* address;
   const void* pc;
-  const void* caller;  // of a function without a frame, if it is in one
+  bool nowhere;            // an address that no memory can have; which is not known
+  const void* stack[48];  // from its end on, as far as there is any
 };
 
 #if defined(__x86_64__)
 const void* pc_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.gregs[REG_RIP]); }
 const void* sp_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.gregs[REG_RSP]); }
-const void* caller_of(const ucontext_t* c) { return *static_cast<const void* const*>(sp_of(c)); }
 #elif defined(__aarch64__)
 const void* pc_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.pc); }
 const void* sp_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.sp); }
-const void* caller_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.regs[30]); }
 #else
 const void* pc_of(const ucontext_t*) { return nullptr; }
 const void* sp_of(const ucontext_t*) { return nullptr; }
-const void* caller_of(const ucontext_t*) { return nullptr; }
 #endif
 
-// The functions that the strict build calls at loads and stores have no frame, and no line either.
-const void* kernel_pc(const Fault& fault) {
-  const Module* const module = module_at(fault.pc);
-  const Symbol* const function = module ? module->function_at(reinterpret_cast<uintptr_t>(fault.pc)) : nullptr;
-  const bool hook = function && function->name.compare(0, 7, "__tsan_") == 0;
-  return hook && fault.caller ? static_cast<const char*>(fault.caller) - 1 : fault.pc;
+// Is it the kernel's own code, which may stop anywhere? The runtime, its hooks and the standard library may not.
+// Kernels without symbols are not interrupted.
+bool is_kernel_code(const Core& core, const void* pc) {
+  const Module* const module = core.launch->kernel->module;
+  const Symbol* const function = module ? module->function_at(reinterpret_cast<uintptr_t>(pc)) : nullptr;
+  if (!function) return false;
+  const char* const name = function->name.c_str();
+  for (const char* others : {"__", "_ZNSt", "_ZNKSt", "_ZSt", "_ZN9__gnu_cxx"}) {
+    if (std::strncmp(name, others, std::strlen(others)) == 0) return false;
+  }
+  return !std::strstr(name, "xpu_sim") || std::strstr(name, "DeducedLauncher");  // a kernel may be inlined there
+}
+
+// The functions that the strict build calls at loads and stores have no line of the kernel's, nor have memset and its
+// like: the first address above that does is the caller's.
+const void* kernel_pc(const Core& core, const Fault& fault) {
+  if (is_kernel_code(core, fault.pc)) return fault.pc;
+  for (const void* word : fault.stack) {
+    if (is_kernel_code(core, word)) return static_cast<const char*>(word) - 1;
+  }
+  return fault.pc;
+}
+
+// The end of a function of the kernel's, or what lies where the last one returned to.
+bool is_return(const Fault& fault) {
+  if (fault.pc == fault.address && !fault.nowhere) return true;
+#if defined(__x86_64__)
+  return fault.nowhere && *static_cast<const unsigned char*>(fault.pc) == 0xC3;
+#else
+  return false;
+#endif
 }
 
 [[noreturn]] void landed(const Core& core, const Fault& fault) {
   Worker& worker = *core.worker;
   const uintptr_t at = reinterpret_cast<uintptr_t>(fault.address);
   // finding_at takes return addresses, which come after the instruction.
-  const void* const pc = static_cast<const char*>(kernel_pc(fault)) + 1;
+  const void* const pc = static_cast<const char*>(kernel_pc(core, fault)) + 1;
   if (fault.signal == watchdog_signal()) watchdog_trap(core, pc);
   Check check = Check::memory_fault;
   std::string message;
@@ -113,6 +137,15 @@ const void* kernel_pc(const Fault& fault) {
   } else if (fault.signal == SIGILL) {
     check = Check::illegal_instruction;
     message = "illegal instruction: a function ended without a return, or the compiler placed a trap";
+  } else if (is_return(fault)) {
+    check = Check::lm_object_overflow;
+    message = "a return address was overwritten: a store went past the end of an object in LM";
+  } else if (fault.nowhere) {
+    message = "access to an address that no memory can have";
+  } else if (const long long past = core.fiber ? static_cast<const char*>(fault.address) - core.lm_top : -1;
+             past >= 0 && past < static_cast<long long>(kBlockBytes / 2)) {
+    check = Check::lm_object_overflow;
+    message = text("access %lld bytes past the end of the core's LM: a loop or an index left its object", past);
   } else if (core.fiber && worker.stacks().owner(fault.address) == core.fiber) {
     check = Check::stack_overflow;
     message = text("the stack overflowed %zu bytes below its top; a core has %zu bytes of LM",
@@ -131,12 +164,13 @@ const void* kernel_pc(const Fault& fault) {
       message = text("access to 0x%llx, which is not mapped", static_cast<unsigned long long>(at));
     }
   }
-  Finding f = finding_at(check, core, static_cast<const char*>(fault.pc) + 1, message);
+  Finding f = finding_at(check, core, pc, message);
   if (f.at.file.empty() && core.last.file) {  // inside a copy, for one
     f.at.file = core.last.file;
     f.at.line = core.last.line;
   }
   if (check == Check::gm_out_of_bounds) describe(&f, core, fault.address);
+  if (check == Check::lm_object_overflow) f.space = "LM";
   trap(std::move(f));
 }
 
@@ -148,14 +182,17 @@ struct Landing {
 [[noreturn]] void landing(Landing* l) { landed(*l->core, l->fault); }
 
 // Goes on in `landed`, outside of the handler: it may allocate and lock, which the interrupted kernel does not.
-void land(Core* core, int signal, const void* address, ucontext_t* context) {
+void land(Core* core, int signal, const void* address, ucontext_t* context, bool nowhere = false) {
   core->worker->watch.hold();  // until the launch has ended
   const Fiber& f = *core->worker->stacks().fiber(kFaultStack);
   *owner_slot(f.low) = core;
   Landing* const l = reinterpret_cast<Landing*>(f.high - sizeof(Landing)) - 1;
-  // Of a stack that has overflowed nothing can be read.
-  const void* const caller = signal == watchdog_signal() ? caller_of(context) : nullptr;
-  *l = {core, {signal, address, pc_of(context), caller}};
+  *l = {core, {signal, address, pc_of(context), nowhere, {}}};
+  // Of a stack that has overflowed nothing may be left to read.
+  const void* const* const sp = static_cast<const void* const*>(sp_of(context));
+  const size_t left = core->fiber ? static_cast<size_t>(core->fiber->high - reinterpret_cast<const char*>(sp)) : 0;
+  const size_t words = std::min(left / sizeof *sp, sizeof l->fault.stack / sizeof *sp);
+  if (words && reinterpret_cast<const char*>(sp) >= core->fiber->low) raw_copy(l->fault.stack, sp, words * sizeof *sp);
 #if defined(__x86_64__)
   const uintptr_t top = reinterpret_cast<uintptr_t>(l) & ~uintptr_t{15};
   context->uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(top - 8);  // as after a call
@@ -170,25 +207,12 @@ void land(Core* core, int signal, const void* address, ucontext_t* context) {
 void on_fault(int signal, siginfo_t* info, void* context) {
   ucontext_t* const where = static_cast<ucontext_t*>(context);
   Core* const core = core_on(sp_of(where));
-  if (core->worker) return land(core, signal, info->si_addr, where);
+  if (core->worker) return land(core, signal, info->si_addr, where, signal == SIGSEGV && info->si_code == SI_KERNEL);
   // Not a kernel's fault: call the previous handler.
   const struct sigaction& before = previous[signal];
   if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
   if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
   std::signal(signal, SIG_DFL);  // the instruction is repeated, and ends the process as it would have
-}
-
-// Is it the kernel's own code, which may stop anywhere? The runtime, its hooks and the standard library may not.
-// Kernels without symbols are not interrupted.
-bool is_kernel_code(const Core& core, const void* pc) {
-  const Module* const module = core.launch->kernel->module;
-  const Symbol* const function = module ? module->function_at(reinterpret_cast<uintptr_t>(pc)) : nullptr;
-  if (!function) return false;
-  const char* const name = function->name.c_str();
-  for (const char* others : {"__", "_ZNSt", "_ZNKSt", "_ZSt", "_ZN9__gnu_cxx"}) {
-    if (std::strncmp(name, others, std::strlen(others)) == 0) return false;
-  }
-  return !std::strstr(name, "xpu_sim") || std::strstr(name, "DeducedLauncher");  // a kernel may be inlined there
 }
 
 // Makes the core call xpu_sim_interrupted where it is, if it may.

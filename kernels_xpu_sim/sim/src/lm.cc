@@ -57,11 +57,11 @@ void give_back_share(char* low) {
   own = nullptr;
 }
 
-void make_usable(char* begin) {
-  constexpr size_t kPage = 64 * 1024;  // the largest there are
-  char* const first = begin - (reinterpret_cast<uintptr_t>(begin) & (kPage - 1));
-  const size_t bytes = kStackBytes + (first == begin ? 0 : kPage);
-  if (mprotect(first, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+// The pages of so many bytes.
+void make_usable(char* begin, size_t bytes) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(begin) & ~(kPageBytes - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(begin) + bytes + kPageBytes - 1) & ~(kPageBytes - 1);
+  if (mprotect(reinterpret_cast<void*>(first), end - first, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
 }
 
 }  // namespace
@@ -77,11 +77,14 @@ Stacks::Stacks() : low_(take_share()), fibers_(kStacksPerWorker) {
     Fiber& f = fibers_[static_cast<size_t>(i)];
     char* const block = low_ + kBlockBytes * static_cast<size_t>(i);
     f.index = i;
-    f.low = block + kBlockBytes - kStackBytes;
-    make_usable(f.low);
-    make_usable(f.low - kShadowDistance);
+    char* const top = block + kBlockBytes - kAboveStack;
+    f.low = top - kStackBytes;
+    make_usable(f.low, kStackBytes);
+    // Also of what lies just below the stack: there the access itself shall fault.
+    make_usable(f.low - kShadowDistance - kUpperGuardBytes, kUpperGuardBytes + kStackBytes + kAboveStack);
+    make_usable(block + kBlockBytes - kPageBytes, kPageBytes);
     // Stacks that end at the same offset in a page compete for the same cache sets: spread them.
-    f.high = block + kBlockBytes - 64 - static_cast<size_t>(i % 16) * 256;
+    f.high = top - 64 - static_cast<size_t>(i % 16) * 256;
     *owner_slot(block) = &nobody;
   }
   forget_stacks(this);  // frames of threads that a fork has left

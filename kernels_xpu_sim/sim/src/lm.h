@@ -22,9 +22,16 @@ struct Fiber {
   int index = 0;
 };
 
-// A block, from its start: what the strict build knows of each byte of the stack, a guard, the stack.
+// A block, from its start: what the strict build knows of each byte of the stack, a guard, the stack, another guard, and
+// the page with the block's last word, which a loop of stores past LM must not reach.
 constexpr size_t kGuardBytes = 64 * 1024;
-constexpr size_t kStackBytes = kBlockBytes / 2 - kGuardBytes;
+#if defined(__x86_64__)
+constexpr size_t kPageBytes = 4 * 1024, kUpperGuardBytes = 16 * 1024;
+#else
+constexpr size_t kPageBytes = 64 * 1024, kUpperGuardBytes = kPageBytes;  // the largest there are
+#endif
+constexpr size_t kAboveStack = kUpperGuardBytes + kPageBytes;
+constexpr size_t kStackBytes = kBlockBytes / 2 - kGuardBytes - kAboveStack;
 // From a byte of the stack down to what is known of it. No multiple of 4 KB: a processor takes a load for one of the
 // store that came just before if their addresses agree in the low 12 bits, and waits.
 constexpr size_t kShadowDistance = kBlockBytes / 2 + 2048 + 64;

@@ -582,6 +582,12 @@ void describe(Finding* f, const Core& core, const void* address) {
   }
 }
 
+void describe_end(Finding* f, const Core& core, const void* address, size_t room) {
+  const int back = room == 0;
+  describe(f, core, static_cast<const char*>(address) - back);
+  if (f->offset >= 0 && f->object.compare(0, 5, "stack") != 0) f->offset += back;
+}
+
 namespace {
 
 std::string thrown(const std::string& what) { return "the kernel threw " + what + "; kernels cannot throw"; }

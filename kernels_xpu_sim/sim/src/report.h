@@ -60,6 +60,8 @@ void report_once(Check check, const Core& core, At at, F make, Severity severity
 void trap_or_go_on(Finding finding);
 
 // Adds space, object and offset of an address, as far as known.
+// Of what ends `room` bytes after the address, or there, the object that lies before it.
+void describe_end(Finding* f, const Core& core, const void* address, size_t room);
 void describe(Finding* finding, const Core& core, const void* address);
 
 // The scalar of a variable in LM or SM that holds the address, where the debug information has it; `pc`: in the running

@@ -201,7 +201,8 @@ class Type:
         v, n, size, rows = self.name, self.lanes, self.dtype.itemsize, np.arange(len(self.c))[:, None]
         at, zero, mask = self.c.view(f"int{8 * size}") & (2 * n - 1), self.dtype.type(0), f"{self.mask:#x}"
         o = f"int{8 * size}x{n}"  # bytes
-        index = f"const {o}_t at = vvsll_{o}({o}_t({size // 2}), vvand_{o}(reinterpret_cast<{o}_t>(c), {o}_t({2 * n - 1})));"
+        elements = f"vvand_{o}(reinterpret_cast<{o}_t>(c), {o}_t({2 * n - 1}))"
+        index = f"const {o}_t at = vvsll_{o}({o}_t({size // 2}), {elements});"
         gathered = np.concatenate([self.a, self.b], 1)[rows, at]
         for arguments, value in (
             ("(x, at)", gathered), ("_mz(x, at)", gathered), (f"_mz(x, at, {mask})", self.where(gathered, zero)),

@@ -71,7 +71,7 @@ class StrictChecker : public Checker {
     State& s = *state_of(core);
     core.checked = true;
     core.accesses = 0;
-    return s.lm.clear(f);
+    return s.lm.clear(f, core.lm_top);
   }
 
   void core_ends(Core& core) override {

@@ -72,6 +72,7 @@ template <size_t N>
   if (!core->checked) return;
   if (!is_aligned(p, N)) unaligned(*core, p, N, pc);
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, N, false, pc);
+  if (p + N > core->fiber->high) beyond_lm(*core, p, N, false, pc);
   note(core, p, pc);
   typename Word<N>::type bits;
   std::memcpy(&bits, LmShadow::of(p), N);
@@ -86,6 +87,7 @@ template <size_t N>
   if (!core->checked) return;
   if (!is_aligned(p, N)) unaligned(*core, p, N, pc);
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, N, true, pc);
+  if (p + N > core->lm_top) return store_beyond_lm(*core, p, N, pc);
   note(core, p, pc);
   store_at(*core, p) = pc;
   uint8_t* const shadow = LmShadow::of(p);
@@ -166,6 +168,7 @@ void load_range(const char* p, size_t bytes, const void* pc) {
   Core* const core = current();
   if (!core->checked || bytes == 0) return;
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, false, pc);
+  if (p + bytes > core->fiber->high) beyond_lm(*core, p, bytes, false, pc);
   note(core, p, pc);
   // A structure may have gaps: it counts as uninitialised when all of it is. Lanes of the dialect's vectors may be
   // unused: whether those matter is tried.
@@ -179,6 +182,7 @@ void store_range(char* p, size_t bytes, const void* pc) {
   Core* const core = current();
   if (!core->checked || bytes == 0) return;
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, true, pc);
+  if (p + bytes > core->lm_top) return store_beyond_lm(*core, p, bytes, pc);
   note(core, p, pc);
   note_stores(*core, p, bytes, pc);
   uint8_t* const shadow = LmShadow::of(p);

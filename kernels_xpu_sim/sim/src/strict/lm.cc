@@ -41,12 +41,14 @@ inline bool is_unused(const char* line) {
 
 }  // namespace
 
-char* LmShadow::clear(const Fiber& fiber) {
+char* LmShadow::clear(const Fiber& fiber, const char* top) {
   char*& lowest = lowest_[static_cast<size_t>(fiber.index)];
+  if (!lowest) std::memset(of(fiber.high), kBeyond, kAboveStack);
   char* from = lowest ? lowest : fiber.high - kPrepared;
   from -= reinterpret_cast<uintptr_t>(from) & 63;
   if (from < fiber.low) from = fiber.low;
-  std::memset(of(from), 0, static_cast<size_t>(fiber.high - from));
+  std::memset(of(from), 0, static_cast<size_t>(top - from));
+  std::memset(of(top), kArgument, static_cast<size_t>(fiber.high - top));
   lowest = fiber.high;
   return from;
 }
@@ -181,6 +183,33 @@ void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc) {
       state.lm.each_unwritten(p, bytes, [&](char* at, size_t n) { try_other_value(state, at, n, pc); });
   }
   set_bits(shadow, bytes, kWritten);  // reported once; or written by code without instrumentation
+}
+
+// Back along what the same instruction stored to, to the object that it left.
+void beyond_lm(Core& core, const char* p, size_t bytes, bool write, const void* pc) {
+  const char* from = p;
+  while (write && from - kStorePiece >= core.lm_low && from - p > -static_cast<long>(kGroupLmBytes)) {
+    const char* const before = from - kStorePiece;
+    if (before < core.lm_top && store_at(core, before) != pc) break;
+    from = before;
+  }
+  Finding f = finding_at(Check::lm_object_overflow, core, pc,
+                         text("%s of %zu bytes, %lld past the end of the core's LM", write ? "store" : "load", bytes,
+                              static_cast<long long>(p + bytes - core.lm_top)));
+  describe(&f, core, from < core.lm_top ? from : core.lm_top - 1);
+  if (f.offset >= 0) f.offset += p - (from < core.lm_top ? from : core.lm_top - 1);
+  trap(std::move(f));
+}
+
+// The launcher, which is compiled with the kernel, puts its arguments there.
+void store_beyond_lm(Core& core, const char* p, size_t bytes, const void* pc) {
+  static thread_local const void* launcher = nullptr;
+  if (pc == launcher && p + bytes <= core.fiber->high) return;
+  const Module* const module = core.launch->kernel->module;
+  const Symbol* const function = module ? module->function_at(reinterpret_cast<uintptr_t>(pc) - 1) : nullptr;
+  const bool own = function && function->name.find("xpu_sim") == std::string::npos;
+  if (own || p + bytes > core.fiber->high) beyond_lm(core, p, bytes, true, pc);
+  launcher = pc;
 }
 
 void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc) {

@@ -18,7 +18,11 @@ enum LmBits : uint8_t {
   kDestination = 2,  // of a copy in flight
   kSource = 4,       // of a copy in flight
   kStored = 8,       // by a store, since the last fence
-  kWidths = 0xF0     // how many bytes were last written there at once: see width_bits
+  // Above LM lie the kernel's arguments, which are loaded, and beyond those nothing: stores, or all accesses, are looked
+  // at.
+  kArgument = kWritten | kSource,
+  kBeyond = kDestination | kSource,
+  kWidths = 0xF0  // how many bytes were last written there at once: see width_bits
 };
 
 class LmShadow {
@@ -30,8 +34,8 @@ class LmShadow {
   }
 
   // A core starts on the fiber: forgets what an earlier one did there. Gives the lowest byte that one may have used,
-  // from where on the caller fills the stack with kUnused.
-  char* clear(const Fiber& fiber);
+  // from where on the caller fills the stack with kUnused. LM ends at `top`.
+  char* clear(const Fiber& fiber, const char* top);
   // The core used its stack down to `lowest`; `deeply`: and the runtime made findings on it, which takes much.
   void used(const Fiber& fiber, char* lowest, bool deeply);
   // Cores were left in the middle: nothing is known of what they used.
@@ -171,7 +175,7 @@ inline uint8_t all_bits(const uint8_t* shadow, size_t bytes) {
 
 // Where each piece of a core's LM was last stored to, for findings to name. What is newer in the same piece hides it.
 
-constexpr size_t kStorePiece = 16;                            // bytes
+constexpr size_t kStorePiece = 16;  // bytes
 constexpr size_t kStorePieces = kGroupLmBytes / kStorePiece;  // a core has at most the LM of its group
 
 inline const void*& store_at(const Core& core, const char* p) {

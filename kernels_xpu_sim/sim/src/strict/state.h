@@ -251,6 +251,8 @@ void load_range(const char* p, size_t bytes, const void* pc);
 void store_range(char* p, size_t bytes, const void* pc);
 
 [[gnu::cold]] void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc);
+[[noreturn, gnu::cold]] void beyond_lm(Core& core, const char* p, size_t bytes, bool write, const void* pc);
+[[gnu::cold]] void store_beyond_lm(Core& core, const char* p, size_t bytes, const void* pc);
 [[gnu::cold]] void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc);
 // A load or a copy where stores of different widths have written; `pc`: in the function that does it.
 [[gnu::cold]] void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, At at);

@@ -20,7 +20,11 @@ namespace xpu_sim::rt {
 // Every stack lies in a block of its own, aligned to the block's size, whose last word names the core that runs there.
 // So the stack pointer alone identifies the running core. So would a thread-local variable, but in a library that is
 // loaded late either slowly or, as static thread-local storage, at the price of all of the kernels' SM being static.
+#if defined(__x86_64__)
 constexpr size_t kBlockBytes = 512 * 1024;
+#else
+constexpr size_t kBlockBytes = 1024 * 1024;  // pages may be larger
+#endif
 // All blocks of all workers: address space, reserved and not used.
 constexpr size_t kMaxThreads = 64;
 constexpr int kStacksPerWorker = 65;  // a core's each, and one for what follows a fault

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "xpu_sim/kernel/convert.h"
+#include "xpu_sim/kernel/dma.h"
 #include "xpu_sim/kernel/simd/types.h"
 #include "xpu_sim/site.h"
 
@@ -14,18 +15,41 @@ XPU_SIM_SIMD void need_alignment(const void* p, Site site) {
   if (__builtin_expect(reinterpret_cast<uintptr_t>(p) & 63, 0)) simd_unaligned(p, site);
 }
 
+// Checking builds see the accesses of a vector itself, not those of a structure that is copied; and the strict one asks
+// for the room in the object, where the compiler knows that.
+#if defined(XPU_SIM_SM_REDZONES)
+template <class RAW>
+struct __attribute__((packed, may_alias)) Loose {
+  RAW raw;
+};
+#endif
+
 template <class V>
 XPU_SIM_SIMD V load(const void* p, Site site) {
   need_alignment(p, site);
   V v;
+#if defined(XPU_SIM_STRICT)
+  need_room("vector load", p, sizeof v, site);
+#endif
+#if defined(XPU_SIM_SM_REDZONES)
+  v.raw = static_cast<const Loose<typename V::Raw>*>(p)->raw;
+#else
   __builtin_memcpy(&v, p, sizeof v);
+#endif
   return v;
 }
 
 template <class V>
 XPU_SIM_SIMD void store(void* p, V v, Site site) {
   need_alignment(p, site);
+#if defined(XPU_SIM_STRICT)
+  need_room("vector store", p, sizeof v, site);
+#endif
+#if defined(XPU_SIM_SM_REDZONES)
+  static_cast<Loose<typename V::Raw>*>(p)->raw = v.raw;
+#else
   __builtin_memcpy(p, &v, sizeof v);
+#endif
 }
 
 // Only the lanes whose mask bit is 1: the others keep what memory has.
