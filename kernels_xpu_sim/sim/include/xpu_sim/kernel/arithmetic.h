@@ -76,6 +76,7 @@ constexpr std::common_type_t<A, B> rounddown(A a, B b) {
     return (n + N - 1) / N * N;   \
   }
 XPU_SIM_ROUNDING(4)
+XPU_SIM_ROUNDING(8)
 XPU_SIM_ROUNDING(16)
 XPU_SIM_ROUNDING(32)
 XPU_SIM_ROUNDING(64)

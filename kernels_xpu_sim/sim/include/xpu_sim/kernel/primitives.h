@@ -1,17 +1,27 @@
-// Operations on whole arrays in LM.
+// Operations on whole arrays in LM. Each ends with the fence of LM.
 #pragma once
 
 #include "xpu_sim/kernel/arithmetic.h"
+#include "xpu_sim/kernel/sync.h"
 #include "xpu_sim/kernel/types.h"
 
-// z[i] = x[i] OP y[i], also in place. The caller fences z.
-#define XPU_SIM_ELEMENTWISE(NAME, EXPR)                                     \
-  template <class T>                                                        \
-  inline void primitive_##NAME(const T* x, const T* y, T* z, long long n) { \
-    for (long long i = 0; i < n; ++i) {                                     \
-      const T a = x[i], b = y[i];                                           \
-      z[i] = static_cast<T>(EXPR);                                          \
-    }                                                                       \
+// z[i] = x[i] OP y[i], or s OP y[i], also in place.
+#define XPU_SIM_ELEMENTWISE(NAME, EXPR)                                                   \
+  template <class T>                                                                      \
+  inline void primitive_##NAME(const T* x, const T* y, T* z, long long n, XPU_SIM_SITE) { \
+    for (long long i = 0; i < n; ++i) {                                                   \
+      const T a = x[i], b = y[i];                                                         \
+      z[i] = static_cast<T>(EXPR);                                                        \
+    }                                                                                     \
+    mfence_lm(xpu_sim_site);                                                              \
+  }                                                                                       \
+  template <class T>                                                                      \
+  inline void primitive_##NAME(T s, const T* y, T* z, long long n, XPU_SIM_SITE) {        \
+    for (long long i = 0; i < n; ++i) {                                                   \
+      const T a = s, b = y[i];                                                            \
+      z[i] = static_cast<T>(EXPR);                                                        \
+    }                                                                                     \
+    mfence_lm(xpu_sim_site);                                                              \
   }
 XPU_SIM_ELEMENTWISE(add, a + b)
 XPU_SIM_ELEMENTWISE(sub, a - b)
@@ -21,27 +31,40 @@ XPU_SIM_ELEMENTWISE(max, max(a, b))
 #undef XPU_SIM_ELEMENTWISE
 
 template <class T>
-inline void primitive_constant(T* x, long long n, std::common_type_t<T> value) {
-  for (long long i = 0; i < n; ++i) x[i] = value;
+inline void primitive_constant(std::common_type_t<T> value, T* y, long long n, XPU_SIM_SITE) {
+  for (long long i = 0; i < n; ++i) y[i] = value;
+  mfence_lm(xpu_sim_site);
 }
 
-// Of n >= 1 elements, in their order; a sum of halves is one of floats, rounded once.
-template <class T>
-inline T primitive_reduce_sum(const T* x, long long n) {
-  using Sum = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
-  Sum sum = x[0];
-  for (long long i = 1; i < n; ++i) sum += static_cast<Sum>(x[i]);
-  return static_cast<T>(sum);
+// *y = the sum, the least, the largest or the product of n elements. A sum has 16 lanes over blocks of 32 elements, whose
+// two halves are added; then ((0 + 1) + (2 + 3)) by four lanes; then what is left of n.
+namespace xpu_sim::detail {
+
+template <class F, class T>
+inline float reduced(const T* x, long long n, float none, F f) {
+  float lanes[16], result = none;
+  const long long whole = n / 32 * 32;
+  for (float& lane : lanes) lane = none;
+  for (long long i = 0; i < whole; ++i) lanes[i % 16] = f(lanes[i % 16], static_cast<float>(x[i]));
+  if (whole > 0) {
+    float four[4];
+    for (int k = 0; k < 4; ++k) four[k] = f(f(lanes[k], lanes[4 + k]), f(lanes[8 + k], lanes[12 + k]));
+    result = f(f(four[0], four[1]), f(four[2], four[3]));
+  }
+  for (long long i = whole; i < n; ++i) result = f(result, static_cast<float>(x[i]));
+  return result;
 }
-template <class T>
-inline T primitive_reduce_max(const T* x, long long n) {
-  T most = x[0];
-  for (long long i = 1; i < n; ++i) most = max(most, x[i]);
-  return most;
-}
-template <class T>
-inline T primitive_reduce_min(const T* x, long long n) {
-  T least = x[0];
-  for (long long i = 1; i < n; ++i) least = min(least, x[i]);
-  return least;
-}
+
+}  // namespace xpu_sim::detail
+
+#define XPU_SIM_REDUCTION(NAME, NONE, EXPR)                                                                 \
+  template <class T>                                                                                        \
+  inline void primitive_reduce_##NAME(const T* x, float* y, long long n, XPU_SIM_SITE) {                    \
+    *y = ::xpu_sim::detail::reduced(x, n, NONE, [](float a, float b) { return static_cast<float>(EXPR); }); \
+    mfence_lm(xpu_sim_site);                                                                                \
+  }
+XPU_SIM_REDUCTION(sum, 0.0f, a + b)
+XPU_SIM_REDUCTION(prod, 1.0f, a* b)
+XPU_SIM_REDUCTION(min, 1e38f, min(a, b))
+XPU_SIM_REDUCTION(max, -1e38f, max(a, b))
+#undef XPU_SIM_REDUCTION
