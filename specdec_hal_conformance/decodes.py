@@ -97,7 +97,7 @@ class _Run:
 
     def first_call(self) -> dict[str, Any]:
         """A call that stands for those of the run."""
-        rows = [(0, [self._token(self.tokens, 0)]), *[None] * (SLOTS - 1)]
+        rows: _Rows = [(0, [self._token(self.tokens, 0)]), *[None] * (SLOTS - 1)]
         return self._call(self.given, rows, self._kept(self.given))
 
     def _call(self, given: Mapping[str, Any], rows: _Rows, kept: Mapping[str, Array]) -> dict[str, Any]:

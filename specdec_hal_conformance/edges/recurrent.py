@@ -198,7 +198,7 @@ def _advances() -> Iterator[Case]:
     )  # fmt: skip
     rows, positions, before, after = (list(column) for column in zip(*(case[1:] for case in cases), strict=True))
     rules = " ".join(dict.fromkeys(rule for case in cases for rule in case[0].split()))
-    given = {"seq_lens_decoder": [*positions, 7], "checkpoint_lens": [*before, 1], "ring": 6}
+    given: dict[str, Any] = {"seq_lens_decoder": [*positions, 7], "checkpoint_lens": [*before, 1], "ring": 6}
     offsets = [0, *np.cumsum(rows).tolist()]
     yield edge(ADVANCE, "a slot of each kind", rules, {"checkpoint_lens": [*after, 1]}, cu_seqlens_q=offsets,
                num_rows=offsets[-1], **given)  # fmt: skip
@@ -463,10 +463,10 @@ def _conv_arithmetic() -> Iterator[Case]:
     yield one("without a bias", "bias none", [[5]], [2, 3])
     yield one("products are rounded", "taps", [[2.0**-11]], [NEAR], -1, NEAR)
     yield one("one tap", "taps", [[6]], [2], x=3)
-    for x, result in ((1, 0.731058579), (-1, -0.268941421), (20, 19.99999996), (-20, -4.12230724e-8),
-                      (-80, -1.44388159e-33)):  # fmt: skip
+    for x, result in ((1.0, 0.731058579), (-1.0, -0.268941421), (20.0, 19.99999996), (-20.0, -4.12230724e-8),
+                      (-80.0, -1.44388159e-33)):  # fmt: skip
         yield one(f"silu of {x}", "silu conventions#exp", Close([[result]]), [1], x=x, activation=Activation.SILU)
-    for x, result in ((0, 0), (100, 100), (-100, 0), (INF, INF), (-3e38, 0)):
+    for x, result in ((0.0, 0.0), (100.0, 100.0), (-100.0, 0.0), (INF, INF), (-3e38, 0.0)):
         yield one(f"silu of {x}", "silu", [[result]], [1], x=x, activation=Activation.SILU)
     yield one("silu of -inf", "silu", Where("NaN", lambda out: bool(np.isnan(out).all())), [1], x=-INF,
               activation=Activation.SILU)  # fmt: skip
