@@ -16,6 +16,8 @@ OLD = {
     "specdec_hal.conformance.guarded": "specdec_hal_conformance.guarded",
     "specdec_hal.compat.fastdeploy": "specdec_hal_fastdeploy",
     "specdec_hal.compat.fastdeploy.gpu": "specdec_hal_fastdeploy.gpu",
+    "specdec_hal.runner.parsers": "specdec_hal.output.parsers",
+    "specdec_hal.runner.request": "specdec_hal.request",
     "specdec_hal.xpu.cc": "specdec_hal_xpu.cc",
     "specdec_hal.backends.xpu_sim.options": "specdec_hal_xpu.options",
 }
