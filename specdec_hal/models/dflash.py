@@ -94,8 +94,8 @@ class DFlashConfig(LlamaConfig):
         return self.block_size - (not self.sample_from_anchor)
 
 
-def read_dflash(folder: str | Path, target: Target, judge_taps: bool = True) -> DFlashConfig:
-    """config.json of a drafter for this target. CheckpointError for unsupported ones. `judge_taps`: see read_eagle3."""
+def read_dflash(folder: str | Path, target: Target, check_taps: bool = True) -> DFlashConfig:
+    """config.json of a drafter for this target. CheckpointError for unsupported ones. `check_taps`: see read_eagle3."""
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("dflash", "dspark"):
         raise checkpoint_error(file, "a DFlash or DSpark drafter", f"a checkpoint of the kind '{kind}'", OTHER)
@@ -127,7 +127,7 @@ def read_dflash(folder: str | Path, target: Target, judge_taps: bool = True) -> 
     for section, key, value in ((top, "mask_token_id", mask + 1), (top, "draft_vocab_size", draft_vocab_size)):
         if value > own.vocab_size:
             raise section.error(key, f"within the target's vocabulary of {own.vocab_size}")
-    taps, numbering = _taps(top, nested, own.num_hidden_layers, target.num_hidden_layers, judge_taps)
+    taps, numbering = _taps(top, nested, own.num_hidden_layers, target.num_hidden_layers, check_taps)
     markov: dict[str, Any] = {"markov_rank": 0, "markov_head_type": "vanilla"}
     if chained:
         nested.only("projector_type", "dspark")
@@ -206,7 +206,7 @@ def _masks(top: Fields, nested: Fields, layer: Fields, layers: int) -> tuple[Mas
     return tuple(Mask(window, window > 0 and sliding, anchored and window > 0) for window in windows)
 
 
-def _taps(top: Fields, nested: Fields, own: int, layers: int, judge: bool) -> tuple[tuple[int, ...], str]:
+def _taps(top: Fields, nested: Fields, own: int, layers: int, check: bool) -> tuple[tuple[int, ...], str]:
     source, key = top, _IDS
     if (ids := top.integers(_IDS)) is not None:
         taps, numbering = ids, f"{_IDS} {list(ids)}, residuals after so many layers"
@@ -220,7 +220,7 @@ def _taps(top: Fields, nested: Fields, own: int, layers: int, judge: bool) -> tu
         else:
             numbering = f"target_layer_ids {list(ids)}, outputs of these layers"
         taps = tuple(i + 1 for i in ids)
-    if judge and (taps != tuple(sorted(set(taps))) or not 1 <= taps[0] <= taps[-1] <= layers):
+    if check and (taps != tuple(sorted(set(taps))) or not 1 <= taps[0] <= taps[-1] <= layers):
         raise source.error(key, f"ascending residuals after 1 to {layers} layers of the target")
     return taps, numbering
 

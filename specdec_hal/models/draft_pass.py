@@ -478,14 +478,14 @@ class BlockPass(DraftPass):
             lines = torch.cat([known.line, place.line])
             run = self._run
             if self.config.conv_kernel_size:
-                run = partial(self._run_convolved, self._shifts(starts, len(ids)))
+                run = partial(self._run_convolved, self.shifts(starts, len(ids)))
             for i, layer in enumerate(self._layers):
                 self._norm_to(rows[first:], x, layer.input_norm)
                 x = run(i, x, rows, first, turns, lines, place)
             owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
             drafts = self._look_ahead(x, starts, owner)
             if self.config.selector_rank:
-                self._candidates[owner] = _best(self._ahead[owner], self.config.selector_top_k)
+                self._candidates[owner] = best_candidates(self._ahead[owner], self.config.selector_top_k)
             if self._depends:
                 self._rows_ahead[owner] = drafts
                 anchor = starts[:-1].clamp(max=len(ids) - 1)
@@ -570,7 +570,7 @@ class BlockPass(DraftPass):
 
     # ---- DFlash 2's convolutions
 
-    def _shifts(self, starts: Any, count: int) -> list[tuple[Any, Any]]:
+    def shifts(self, starts: Any, count: int) -> list[tuple[Any, Any]]:
         """For each tap of a convolution: the row that each of `count` rows reads, and whether its block has it."""
         row = torch.arange(count, device=self.device)
         starts = starts.long()
@@ -578,7 +578,7 @@ class BlockPass(DraftPass):
         taps = range(self.config.conv_kernel_size)
         return [((row - tap).clamp(min=0), (row - tap >= first)[:, None, None]) for tap in taps]
 
-    def _convolve(self, name: str, side: int, x: Any, kernels: Any, shifts: list[tuple[Any, Any]]) -> Any:
+    def convolve(self, name: str, side: int, x: Any, kernels: Any, shifts: list[tuple[Any, Any]]) -> Any:
         """The convolution `name` before (`side` 0) or after a sublayer; `kernels` [R, 2, T, groups] of the rows."""
         x = x.unflatten(1, (kernels.shape[3], -1))
         base = self._tensors[f"{name}.base_kernel"][side].unflatten(1, x.shape[1:])
@@ -597,7 +597,7 @@ class BlockPass(DraftPass):
         def around(name: str, n: Any) -> tuple[Any, Callable[[Any], Any]]:
             named = f"layers.{i}.{name}"
             kernels = self._product(f"{named}.kernel_projection", n).unflatten(1, (2, len(shifts), -1))
-            return self._convolve(named, 0, n, kernels, shifts), lambda y: self._convolve(named, 1, y, kernels, shifts)
+            return self.convolve(named, 0, n, kernels, shifts), lambda y: self.convolve(named, 1, y, kernels, shifts)
 
         rows[first:], after = around("attention_conv", rows[first:])
         x = x + after(F.linear(self._attend(i, rows, first, turns, lines, place), layer.out))
@@ -605,7 +605,7 @@ class BlockPass(DraftPass):
         return x + after(F.linear(self._gated(i, n), layer.down))
 
 
-def _best(logits: Any, count: int) -> Any:
+def best_candidates(logits: Any, count: int) -> Any:
     """Ids of the `count` largest logits of the last axis, the largest first, equal ones by their ids."""
     least = logits.topk(count, -1).values[..., -1:]
     larger, equal = logits > least, logits == least

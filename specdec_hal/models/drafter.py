@@ -244,10 +244,10 @@ def layer_windows(layer: Fields, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def read_eagle3(folder: str | Path, target: Target, judge_taps: bool = True) -> Eagle3Config:
+def read_eagle3(folder: str | Path, target: Target, check_taps: bool = True) -> Eagle3Config:
     """config.json of a head for this target, in either format. CheckpointError for unsupported ones.
 
-    `judge_taps`: whether its taps must be layers of the target; not where others replace them.
+    `check_taps`: whether its taps must be layers of the target; not where others replace them.
     """
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("eagle3", "peagle"):
@@ -271,7 +271,7 @@ def read_eagle3(folder: str | Path, target: Target, judge_taps: bool = True) -> 
     if before_fc and flags["fc_norm"]:
         raise top.error("fc_norm", "false with norm_before_fc")
     top.only("bias", False)
-    taps, numbering = _taps(top, eagle, target.num_hidden_layers, judge_taps)
+    taps, numbering = _taps(top, eagle, target.num_hidden_layers, check_taps)
     top.only("num_aux_hidden_states", len(taps))
     parallel = kind == "peagle"
     mask = top.integer("mask_token_id", minimum=0) if parallel and "mask_token_id" in top else None
@@ -314,7 +314,7 @@ def drafter_layers(top: Fields, layer: Fields, kinds: tuple[str, ...]) -> LlamaC
     return replace(own, tie_word_embeddings=top.boolean("tie_word_embeddings", False))
 
 
-def _taps(top: Fields, eagle: Fields, layers: int, judge: bool) -> tuple[tuple[int, ...], str]:
+def _taps(top: Fields, eagle: Fields, layers: int, check: bool) -> tuple[tuple[int, ...], str]:
     """Sorted and unique, as in vLLM, with their form in config.json."""
     source, taps = top, tuple([2, layers // 2, layers - 3])
     numbering = f"no ids in config.json: 2, N // 2, N - 3 of N = {layers} layers"
@@ -329,7 +329,7 @@ def _taps(top: Fields, eagle: Fields, layers: int, judge: bool) -> tuple[tuple[i
             taps = tuple(i + 1 for i in ids)
             numbering = f"eagle_config.{TAPS} {list(ids)}, outputs of these layers"
     taps = tuple(sorted(set(taps)))
-    if judge and not 1 <= taps[0] <= taps[-1] <= layers:
+    if check and not 1 <= taps[0] <= taps[-1] <= layers:
         raise source.error(TAPS, f"residuals after 1 to {layers} layers of the target")
     return taps, numbering
 

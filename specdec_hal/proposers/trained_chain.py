@@ -24,7 +24,7 @@ def read_drafter(
 ) -> Drafter:
     """A drafter's config with the taps of `speculative.METHOD.layers`; ConfigError if it cannot have them.
 
-    `read(folder, target, judge_taps)`: its own, whose taps need not be the target's if others replace them.
+    `read(folder, target, check_taps)`: its own, whose taps need not be the target's if others replace them.
     """
     layers = getattr(config.speculative.settings, "layers", None)  # the method may be "auto"
     drafter = read(config.drafter_path, target, layers is None)

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Ask, judge and print the report."""
+    """Ask, compare and print the report."""
     from specdec_hal.engine.progress import progress_bar
     from specdec_hal_conformance.audit.answers import Answers
     from specdec_hal_conformance.audit.endpoint import Endpoint

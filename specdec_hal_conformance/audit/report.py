@@ -12,7 +12,7 @@ from specdec_hal_conformance.audit.run import Check, Finding, Report
 
 SHOWN = 3
 """Findings of a check that are printed; the file has all."""
-VERDICTS = {0: "no draft changed an answer", 1: "drafts change answers", 2: "it cannot be judged"}
+VERDICTS = {0: "no draft changed an answer", 1: "drafts change answers", 2: "no verdict"}
 
 
 def document(report: Report) -> dict[str, Any]:

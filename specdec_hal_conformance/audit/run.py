@@ -14,12 +14,12 @@ from typing import Any
 from specdec_hal_conformance.audit import prompts as texts
 from specdec_hal_conformance.audit.answers import Answers
 from specdec_hal_conformance.audit.endpoint import Answer, Endpoint, RefusedError
-from specdec_hal_conformance.audit.judge import (
+from specdec_hal_conformance.audit.verdict import (
     MOST_NOISE,
-    Judgement,
+    Comparison,
     Verdict,
+    compare,
     detectable,
-    judge,
     noise,
     two_samples,
 )
@@ -82,7 +82,7 @@ class Check:
 
 @dataclass
 class Report:
-    """The result. `threshold`: of log-probabilities, in nats. `cannot`: why nothing can be judged."""
+    """The result. `threshold`: of log-probabilities, in nats. `cannot`: why there is no verdict."""
 
     checks: list[Check]
     threshold: float
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def status(self) -> int:
-        """0: no fault; 1: a fault; 2: it cannot be judged."""
+        """0: no fault; 1: a fault; 2: no verdict."""
         if any(check.findings for check in self.checks):
             return 1
         return 2 if self.cannot or any(check.unknown for check in self.checks) else 0
@@ -123,7 +123,7 @@ class Audit:
         self.seconds = dict.fromkeys(self._ends, 0.0)
 
     def run(self) -> Report:
-        """Ask and judge. EndpointError if an endpoint fails."""
+        """Ask and compare. EndpointError if an endpoint fails."""
         before = self._metrics()
         checks = {name: Check(name) for name in CHECKS if name in self._only}
         cannot = ""
@@ -136,7 +136,7 @@ class Audit:
                     "serve it with batch-invariant kernels, or in float32"
                 )
             if self._ends[DRAFTED] is not None and not cannot:
-                self._judge_greedy(greedy, checks)
+                self._compare_greedy(greedy, checks)
             for name in ("sampled", "structured", "stop", "n", "seed"):
                 if name in checks and not cannot:
                     self._run(name, checks[name], [alone for alone, *_ in greedy])
@@ -207,48 +207,48 @@ class Audit:
                 jobs.append(partial(end.abandon, self._prompts[number].text, self._budget.tokens))
         return [answer for answer in self._in_parallel(jobs) if answer is not None]
 
-    def _judge_greedy(self, greedy: list[list[Answer]], checks: dict[str, Check]) -> None:
+    def _compare_greedy(self, greedy: list[list[Answer]], checks: dict[str, Check]) -> None:
         far = bare = compared = 0
         for number, (plain, _, *drafted) in enumerate(greedy):
             for name, answer in zip(("greedy", "together"), drafted, strict=True):
-                judged = judge(plain, answer, self._threshold)
+                result = compare(plain, answer, self._threshold)
                 if name in checks:
-                    self._count(checks[name], judged, number, plain, answer)
-                far, bare, compared = far + judged.far, bare + judged.bare, compared + judged.compared
+                    self._count(checks[name], result, number, plain, answer)
+                far, bare, compared = far + result.far, bare + result.bare, compared + result.compared
                 if "logprobs" in checks:
-                    self._judge_logprobs(checks["logprobs"], judged, number, plain, answer)
-                if "usage" in checks and judged.verdict is Verdict.EQUAL:
-                    self._judge_usage(checks["usage"], number, plain, answer)
+                    self._compare_logprobs(checks["logprobs"], result, number, plain, answer)
+                if "usage" in checks and result.verdict is Verdict.EQUAL:
+                    self._compare_usage(checks["usage"], number, plain, answer)
         if "logprobs" in checks:
             checks["logprobs"].detail = f"{far} of {compared} tokens differ by more than {self._threshold:.3f} nats" + (
                 f", {bare} have no alternatives on the drafted side only" if bare else ""
             )
 
-    def _count(self, check: Check, judged: Judgement, number: int, plain: Answer, drafted: Answer) -> None:
+    def _count(self, check: Check, result: Comparison, number: int, plain: Answer, drafted: Answer) -> None:
         check.asked += 1
-        check.compared += judged.compared
-        check.equal += judged.verdict is Verdict.EQUAL
-        check.ties += judged.verdict is Verdict.TIE
-        check.unknown += judged.verdict is Verdict.UNKNOWN
-        if judged.verdict is Verdict.FAULT:
-            assert judged.at is not None
-            one, other = (_token(answer, judged.at) for answer in (plain, drafted))
-            what = f"token {judged.at}: {one} plain, {other} drafted, {judged.gap:.2f} nats apart"
+        check.compared += result.compared
+        check.equal += result.verdict is Verdict.EQUAL
+        check.ties += result.verdict is Verdict.TIE
+        check.unknown += result.verdict is Verdict.UNKNOWN
+        if result.verdict is Verdict.FAULT:
+            assert result.at is not None
+            one, other = (_token(answer, result.at) for answer in (plain, drafted))
+            what = f"token {result.at}: {one} plain, {other} drafted, {result.gap:.2f} nats apart"
             self._found(check, number, what, plain, drafted)
 
-    def _judge_logprobs(self, check: Check, judged: Judgement, number: int, plain: Answer, drafted: Answer) -> None:
+    def _compare_logprobs(self, check: Check, result: Comparison, number: int, plain: Answer, drafted: Answer) -> None:
         if not plain.tokens:
             check.skipped = "the endpoint reports no log-probabilities"
             return
         check.asked += 1
-        check.compared += judged.compared
-        check.equal += not judged.far and not judged.bare
-        if judged.far or judged.bare:
-            at = judged.apart_at or 0
+        check.compared += result.compared
+        check.equal += not result.far and not result.bare
+        if result.far or result.bare:
+            at = result.apart_at or 0
             values = [_token(answer, at) for answer in (plain, drafted)]
             self._found(check, number, f"token {at}: {values[0]} plain, {values[1]} drafted", plain, drafted)
 
-    def _judge_usage(self, check: Check, number: int, plain: Answer, drafted: Answer) -> None:
+    def _compare_usage(self, check: Check, number: int, plain: Answer, drafted: Answer) -> None:
         if plain.completion_tokens is None or drafted.completion_tokens is None:
             check.skipped = "the endpoint reports no usage"
             return
@@ -316,17 +316,17 @@ class Audit:
             found = [self._chat(side, f"structured/{number}", prompt, **more) for side in self._sides()]
             if len(found) == 1:
                 continue
-            judged = judge(found[0], found[1], self._threshold)
+            result = compare(found[0], found[1], self._threshold)
             check.asked += 1
-            check.equal += judged.verdict is Verdict.EQUAL
-            check.ties += judged.verdict is Verdict.TIE
-            check.unknown += judged.verdict is Verdict.UNKNOWN
+            check.equal += result.verdict is Verdict.EQUAL
+            check.ties += result.verdict is Verdict.TIE
+            check.unknown += result.verdict is Verdict.UNKNOWN
             broken = [answer.finish_reason != "length" and not _is_json(answer.text) for answer in found]
             what = ""
             if broken[1] and not broken[0]:
                 what = "no JSON on the drafted side only"
-            elif judged.verdict is Verdict.FAULT:
-                what = f"token {judged.at} differs by {judged.gap:.2f} nats"
+            elif result.verdict is Verdict.FAULT:
+                what = f"token {result.at} differs by {result.gap:.2f} nats"
             if what:
                 end = self._ends[DRAFTED]
                 assert end is not None
@@ -358,8 +358,8 @@ class Audit:
                     check.skipped = f"n=2 gives {len(choices)} choices"
                     return
                 for choice in choices:
-                    judged = judge(answer, choice, self._threshold)
-                    self._count(check, judged, number, answer, choice)
+                    result = compare(answer, choice, self._threshold)
+                    self._count(check, result, number, answer, choice)
 
     def _check_seed(self, check: Check, plain: list[Answer]) -> None:
         """A seed repeats an answer under drafts where it does without. Requests run alone."""
@@ -389,7 +389,7 @@ class Audit:
         if found.text == expected:
             check.equal += 1
             return
-        if judge(plain, found, self._threshold).verdict is Verdict.TIE:
+        if compare(plain, found, self._threshold).verdict is Verdict.TIE:
             check.ties += 1
             return
         self._found(check, number, f"{what}: another text", plain._replace(text=expected), found)

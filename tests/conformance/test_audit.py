@@ -14,9 +14,9 @@ from specdec_hal.errors import ConfigError
 from specdec_hal_conformance.audit import command
 from specdec_hal_conformance.audit.answers import Answers
 from specdec_hal_conformance.audit.endpoint import Answer, Endpoint, EndpointError, Token
-from specdec_hal_conformance.audit.judge import Verdict, detectable, judge, two_samples
 from specdec_hal_conformance.audit.report import document, page
 from specdec_hal_conformance.audit.run import Audit, Budget, Report
+from specdec_hal_conformance.audit.verdict import Verdict, compare, detectable, two_samples
 from specdec_hal_conformance.statistics import ALPHA
 from tests.support.drafting_server import DraftingServer
 
@@ -76,7 +76,7 @@ def test_two_hundred_honest_servers_pass() -> None:
         assert audit(servers[0], servers[1]).status == 0, seed
 
 
-def test_a_server_that_is_not_even_like_itself_is_no_judge() -> None:
+def test_a_server_that_is_not_even_like_itself_gives_no_verdict() -> None:
     report = audit(DraftingServer("stale state"), DraftingServer(noise=1.0))
     assert report.status == 2 and "differs from itself" in report.cannot
 
@@ -119,17 +119,17 @@ def answer(*tokens: Token) -> Answer:
 def test_ties_and_faults_by_hand() -> None:
     start = token("a", a=-0.1, b=-2.5)
     near = [answer(start, token(one, b=-0.700, c=-0.701)) for one in "bc"]
-    assert judge(*near, 0.01).verdict is Verdict.TIE and judge(*near, 0.0005).verdict is Verdict.FAULT
+    assert compare(*near, 0.01).verdict is Verdict.TIE and compare(*near, 0.0005).verdict is Verdict.FAULT
     far = [answer(start, token(one, b=-0.1, c=-3.0)) for one in "bc"]
-    judged = judge(*far, 0.5)
-    assert (judged.verdict, judged.at, judged.compared) == (Verdict.FAULT, 1, 1) and judged.gap == pytest.approx(2.9)
-    ended = judge(answer(start, token("b", b=-0.01)), answer(start), 0.5)
+    result = compare(*far, 0.5)
+    assert (result.verdict, result.at, result.compared) == (Verdict.FAULT, 1, 1) and result.gap == pytest.approx(2.9)
+    ended = compare(answer(start, token("b", b=-0.01)), answer(start), 0.5)
     assert ended.verdict is Verdict.FAULT and ended.gap == pytest.approx(-0.01 - np.log(-np.expm1(-0.01)))
-    assert judge(answer(start, token("b", b=-0.69)), answer(start), 0.5).verdict is Verdict.TIE
+    assert compare(answer(start, token("b", b=-0.69)), answer(start), 0.5).verdict is Verdict.TIE
     bare = Answer("x", [], "length", 1)
-    assert judge(bare, bare, 0.1).verdict is Verdict.EQUAL
-    assert judge(bare, bare._replace(text="y"), 0.1).verdict is Verdict.UNKNOWN
-    shifted = judge(answer(start), answer(token("a", a=-0.4, b=-1.5)), 0.1)
+    assert compare(bare, bare, 0.1).verdict is Verdict.EQUAL
+    assert compare(bare, bare._replace(text="y"), 0.1).verdict is Verdict.UNKNOWN
+    shifted = compare(answer(start), answer(token("a", a=-0.4, b=-1.5)), 0.1)
     assert (shifted.far, shifted.apart_at) == (1, 0) and shifted.apart == pytest.approx(0.3)
 
 

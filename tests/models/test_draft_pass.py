@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip insta
     ("count", "ids"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (4, [1, 2, 4, 3]), (6, [1, 2, 4, 3, 0, 5])]
 )
 def test_candidates_are_the_largest_and_of_equal_ones_the_first(count: int, ids: list[int]) -> None:
-    from specdec_hal.models.draft_pass import _best
+    from specdec_hal.models.draft_pass import best_candidates
 
     rows = torch.tensor([[[1.0, 3.0, 3.0, 2.0, 3.0, 0.0], [0.0] * 6]])
-    assert _best(rows, count).tolist() == [[ids, list(range(count))]]
+    assert best_candidates(rows, count).tolist() == [[ids, list(range(count))]]
 
 
 def test_a_convolution_stays_in_its_block() -> None:
@@ -31,10 +31,10 @@ def test_a_convolution_stays_in_its_block() -> None:
         config=SimpleNamespace(conv_kernel_size=2),
         _tensors={"conv.base_kernel": torch.tensor([[[1.0, 2.0], [10.0, 20.0]], [[0.0, 0.0], [1.0, 1.0]]])},
     )
-    shifts = BlockPass._shifts(made, torch.tensor([0, 2, 2, 3], dtype=torch.int32), 4)
+    shifts = BlockPass.shifts(made, torch.tensor([0, 2, 2, 3], dtype=torch.int32), 4)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
     kernels = torch.zeros(4, 2, 2, 1)  # rows, before and after, taps, groups
     kernels[1, 0, 1], kernels[2, 0, 0] = 0.5, 0.25
-    before, after = (BlockPass._convolve(made, "conv", side, x, kernels, shifts)[:3].numpy() for side in (0, 1))
+    before, after = (BlockPass.convolve(made, "conv", side, x, kernels, shifts)[:3].numpy() for side in (0, 1))
     np.testing.assert_allclose(before, [[1, 4], [3 + 10.5 * 1, 8 + 20.5 * 2], [1.25 * 5, 2.25 * 6]])
     np.testing.assert_allclose(after, [[0, 0], [1, 2], [0, 0]])

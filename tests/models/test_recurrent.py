@@ -1,6 +1,6 @@
 """Decoders with recurrent layers: drafted decoding computes the logits of plain decoding, bit for bit.
 
-Tokens alone judge weakly: a state that is slightly wrong changes few of them.
+Tokens alone are a weak test: a state that is slightly wrong changes few of them.
 """
 
 from __future__ import annotations

@@ -100,9 +100,8 @@ def test_blocks(target: Path, tmp_path: Path, kind: str, window: int | None) -> 
     config = Qwen3Config(
         **SIZES, num_hidden_layers=2, block_size=BLOCK, num_target_layers=8, max_position_embeddings=64, **slides,
         draft_vocab_size=VOCABULARY,  # which its trainer adds to every configuration
-        dflash_config={"mask_token_id": MASK, "target_layer_ids": [1, 3, 6], **nested},
+        dflash_config={"mask_token_id": MASK, "target_layer_ids": [1, 3, 6], **nested}, attn_implementation="eager",
     )  # fmt: skip
-    config._attn_implementation = "eager"
     theirs = getattr(found, f"{name}DraftModel")(config)
     write(theirs, tmp_path)
     embedding = torch.as_tensor(stored(target)["model.embed_tokens.weight"]).float()

@@ -40,12 +40,11 @@ def layers(kind: str, **changes: Any) -> Any:
     """The configuration of two layers."""
     from transformers import LlamaConfig, Qwen3Config
 
-    made = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind](
+    return {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind](
         vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5, use_sliding_window=True, **changes,
+        num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5, use_sliding_window=True, attn_implementation="eager",
+        **changes,
     )  # fmt: skip
-    made._attn_implementation = "eager"
-    return made
 
 
 def write(model: Any, target: Path, folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_mask_token_that_no_file_names(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_taps_that_replace_impossible_ones(tmp_path: Path) -> None:
-    """Ids beyond the target's layers are not judged where the configuration has others."""
+    """Ids beyond the target's layers are not checked where the configuration has others."""
     target, head = perfect(tmp_path / "target")
     head.taps = (2, 3, 9)
     folder = head.write_speculators(tmp_path / "head")

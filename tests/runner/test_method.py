@@ -252,7 +252,8 @@ class Loop:
     """Steps of a runner that take so long: with the first method, with look-up while it is fed, and without."""
 
     def __init__(self, requests: int, temperature: float = 0.0) -> None:
-        self.methods = DraftMethods(4, ("mtp", "ngram"), FakeProposer(), lambda request: request.temperature > 0)
+        self.proposer = FakeProposer()
+        self.methods = DraftMethods(4, ("mtp", "ngram"), self.proposer, lambda request: request.temperature > 0)
         self.requests = [Decoding(temperature) for _ in range(requests)]
         self.rows = self.methods.begin(self.requests)
         self.steps = 0
@@ -260,7 +261,7 @@ class Loop:
     def step(self, first: float, fed: float, look_up: float) -> float:
         """Seconds of a step in which every request gains a token."""
         self.methods.send(self.rows, self.methods.limits(self.rows))
-        seconds = look_up if not self.methods._proposer.feeds else (fed if self.methods.in_use == "ngram" else first)
+        seconds = look_up if not self.proposer.feeds else (fed if self.methods.in_use == "ngram" else first)
         none = np.zeros(len(self.rows), np.int64)
         self.methods.stepped(self.rows, none, none, seconds)
         self.steps += 1

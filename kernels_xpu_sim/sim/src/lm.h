@@ -22,8 +22,8 @@ struct Fiber {
   int index = 0;
 };
 
-// A block, from its start: what the strict build knows of each byte of the stack, a guard, the stack, another guard, and
-// the page with the block's last word, which a loop of stores past LM must not reach.
+// A block, from its start: what the strict build knows of each byte of the stack, a guard, the stack, another guard,
+// and the page with the block's last word, which a loop of stores past LM must not reach.
 constexpr size_t kGuardBytes = 64 * 1024;
 #if defined(__x86_64__)
 constexpr size_t kPageBytes = 4 * 1024, kUpperGuardBytes = 16 * 1024;

@@ -18,8 +18,8 @@ enum LmBits : uint8_t {
   kDestination = 2,  // of a copy in flight
   kSource = 4,       // of a copy in flight
   kStored = 8,       // by a store, since the last fence
-  // Above LM lie the kernel's arguments, which are loaded, and beyond those nothing: stores, or all accesses, are looked
-  // at.
+  // Above LM lie the kernel's arguments, which are loaded, and beyond those nothing: stores, or all accesses, are
+  // checked.
   kArgument = kWritten | kSource,
   kBeyond = kDestination | kSource,
   kWidths = 0xF0  // how many bytes were last written there at once: see width_bits

@@ -72,8 +72,8 @@ constexpr bool is_signed_64() {
 }
 
 // The pairs of types that the vendor's public header has a specialisation of; its template returns at once for others.
-// Between any two of float, float16, int, int8 and uint8, a float or half also to itself; between float and bfloat16, and
-// between int64 and int.
+// Between any two of float, float16, int, int8 and uint8, a float or half also to itself; between float and bfloat16,
+// and between int64 and int.
 template <class A, class B>
 constexpr bool is_cast_pair() {
   constexpr auto common = [](auto* t) {

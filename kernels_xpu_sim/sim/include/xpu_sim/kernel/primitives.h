@@ -36,8 +36,8 @@ inline void primitive_constant(std::common_type_t<T> value, T* y, long long n, X
   mfence_lm(xpu_sim_site);
 }
 
-// *y = the sum, the least, the largest or the product of n elements. A sum has 16 lanes over blocks of 32 elements, whose
-// two halves are added; then ((0 + 1) + (2 + 3)) by four lanes; then what is left of n.
+// *y = the sum, the least, the largest or the product of n elements. A sum has 16 lanes over blocks of 32 elements,
+// whose two halves are added; then ((0 + 1) + (2 + 3)) by four lanes; then what is left of n.
 namespace xpu_sim::detail {
 
 template <class F, class T>

@@ -32,7 +32,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-class Judgement(NamedTuple):
+class Comparison(NamedTuple):
     """`at`: the first token that differs. `gap`: how much less likely it was, in nats, on the side where that is
     larger. `compared`: equal tokens before it. `apart`: the largest difference of their log-probabilities, of the token
     `apart_at`. `bare`: equal tokens without alternatives on the second side only.
@@ -52,16 +52,16 @@ def noise(pairs: Sequence[tuple[Answer, Answer]]) -> float:
     """The threshold, in nats, by answers of one side to the same questions in different batches."""
     found = FLOOR / NOISE
     for one, other in pairs:
-        judged = judge(one, other, float("inf"))
-        found = max(found, judged.apart, judged.gap or 0.0)
+        result = compare(one, other, float("inf"))
+        found = max(found, result.apart, result.gap or 0.0)
     return NOISE * found
 
 
-def judge(plain: Answer, drafted: Answer, threshold: float) -> Judgement:
+def compare(plain: Answer, drafted: Answer, threshold: float) -> Comparison:
     """Compare greedy answers; `threshold`: see :func:`noise`."""
     if not plain.tokens or not drafted.tokens:
         same = plain.text == drafted.text
-        return Judgement(Verdict.EQUAL if same else Verdict.UNKNOWN, 0)
+        return Comparison(Verdict.EQUAL if same else Verdict.UNKNOWN, 0)
     pairs = list(zip(plain.tokens, drafted.tokens, strict=False))
     at = next((number for number, (one, other) in enumerate(pairs) if one.text != other.text), len(pairs))
     far = bare = 0
@@ -75,7 +75,7 @@ def judge(plain: Answer, drafted: Answer, threshold: float) -> Judgement:
         if difference > apart:
             apart, apart_at = difference, number
     if at == max(len(plain.tokens), len(drafted.tokens)):
-        return Judgement(Verdict.EQUAL, at, None, None, apart, apart_at, far, bare)
+        return Comparison(Verdict.EQUAL, at, None, None, apart, apart_at, far, bare)
     if at == len(pairs):  # one ended here
         longer = plain.tokens if len(plain.tokens) > at else drafted.tokens
         gap = _gap_of_rest(longer[at])
@@ -83,7 +83,7 @@ def judge(plain: Answer, drafted: Answer, threshold: float) -> Judgement:
         gaps = _gap(*pairs[at]), _gap(*reversed(pairs[at]))
         gap = None if None in gaps else max(gaps)  # type: ignore[type-var]
     verdict = Verdict.UNKNOWN if gap is None else Verdict.TIE if gap <= threshold else Verdict.FAULT
-    return Judgement(verdict, at, at, gap, apart, apart_at, far, bare)
+    return Comparison(verdict, at, at, gap, apart, apart_at, far, bare)
 
 
 def _gap(one: Token, other: Token) -> float | None:
