@@ -7,6 +7,7 @@ subclass. The subclass supplies :meth:`Backend.plan` (turn a checked call into s
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
@@ -77,6 +78,12 @@ class BackendSpec:
     description: str = ""
 
 
+_HOOKS = ("plan", "workspace", "device_name", "stream_of", "to_host", "capabilities", "token_order", "asynchronous")
+"""What a backend may define."""
+_FORMER = {"place": "device_name"}
+"""Former names of these."""
+_ALIKE = 0.8
+"""Least similarity of a name to one of these that can only be a slip."""
 _ATTRS = {spec.name: spec for op in OPS.values() for spec in op.attrs}
 """Attributes by name: one of the same name has the same type in every op."""
 
@@ -265,6 +272,16 @@ class Backend:
     def arrays(self, call: Call) -> dict[str, NDArray[Any] | None]:
         """The call's tensors in host memory as NumPy views of their declared rank: [N, 1] for [N] becomes [N]."""
         return {name: _declared_rank(call, name, tensor) for name, tensor in call.tensors.items()}
+
+    def check_hooks(self) -> None:
+        """PluginError for a method or attribute that is almost one of a backend's, which nothing would use."""
+        own = [base for base in type(self).__mro__ if issubclass(base, Backend) and base is not Backend]
+        for name in {name for base in own for name in vars(base)}:
+            if name.startswith("_") or hasattr(Backend, name) or name in OPS:
+                continue
+            near = _FORMER.get(name) or next(iter(difflib.get_close_matches(name, _HOOKS, 1, _ALIKE)), None)
+            if near is not None:
+                raise PluginError(f"backend '{self.name}': nothing uses its '{name}'; did you mean '{near}'?")
 
     def check_capabilities(self) -> None:
         """PluginError for a capability with names outside the contract, which would never match."""

@@ -63,6 +63,7 @@ def build_backend(plugin: Plugin, spec: BackendSpec, options: Mapping[str, Any],
     backend = call(what, "factory", spec.factory, dict(options))
     if not isinstance(backend, Backend):
         raise PluginError(f"{what}: its factory returned {short(backend)} instead of a Backend")
+    call(what, "hooks", backend.check_hooks)
     call(what, "table of capabilities", backend.check_capabilities)
     if debug:
         backend.debug = True

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.errors import ArgumentError, UnsupportedError
+from specdec_hal.errors import ArgumentError, PluginError, UnsupportedError
 from specdec_hal.ops import OPS, MatchPolicy, Strategy, TokenOrder
 from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import FLOATS
@@ -302,3 +302,17 @@ def test_a_capability_takes_names_as_a_call_does() -> None:
     backend.verify_draft_tokens(**valid_call("verify_draft_tokens", strategy="greedy"))
     topp = valid_call("verify_draft_tokens", strategy="topp")
     assert "strategy=TOPP (has: GREEDY)" in unsupported(backend, "verify_draft_tokens", **topp)
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [("place", "device_name"), ("device_names", "device_name"), ("to_hosts", "to_host"), ("work_space", "workspace"),
+     ("stream_off", "stream_of"), ("capability_", ""), ("kernels", ""), ("_plan", ""), ("plan", "")],
+)  # fmt: skip
+def test_a_name_that_is_almost_a_hook_is_refused(name: str, hook: str) -> None:
+    backend = type("Slip", (Recorder,), {name: lambda self, *args: None})()
+    if hook:
+        with pytest.raises(PluginError, match=f"nothing uses its '{name}'; did you mean '{hook}'"):
+            backend.check_hooks()
+    else:
+        backend.check_hooks()
