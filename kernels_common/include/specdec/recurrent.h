@@ -86,7 +86,7 @@ SPECDEC_HD void store_columns(const F& x, float* to) {
 template <bool kDelta, int N, class F>
 SPECDEC_HD void recur(const float* before, int64_t from, float* after, int64_t to, const HeadToken& t, const float* v,
                       float* update, float* out) {
-  constexpr int64_t kWidth = sizeof(F) / sizeof(float);
+  constexpr int64_t kFloat = sizeof(float), kWidth = sizeof(F) / kFloat;
   F u[N], parts[kDotParts][N];
   for (int c = 0; c < N; ++c) load_columns(v + c * kWidth, &u[c]);
   if constexpr (kDelta) {
