@@ -68,8 +68,8 @@ def test_an_honest_server_passes(noise: float) -> None:
 
 
 @pytest.mark.slow
-def test_two_hundred_honest_servers_pass() -> None:
-    for seed in range(200):
+def test_honest_servers_pass_again_and_again() -> None:
+    for seed in range(40):
         servers = DraftingServer(noise=0.02), DraftingServer(noise=0.02)
         for number, server in enumerate(servers):
             server._rng = np.random.default_rng((seed, number))

@@ -5,12 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from functools import cache
 from typing import Any
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
 WORDS = [f" {letter}{other}" for letter in "abcdef" for other in "xyzw"]
+
+
+@cache
+def _logits(context: str) -> NDArray[np.float64]:
+    seed = hashlib.blake2b(context.encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(seed, "little")).normal(0, 2.5, len(WORDS))
 
 
 class DraftingServer:
@@ -78,8 +86,7 @@ class DraftingServer:
     def _next(
         self, context: list[str], temperature: float, drafted: bool, rng: np.random.Generator, offsets: Any
     ) -> tuple[str, float, dict[str, float]]:
-        seed = hashlib.blake2b("".join(context[-2:])[-40:].encode(), digest_size=8).digest()
-        logits = np.random.default_rng(int.from_bytes(seed, "little")).normal(0, 2.5, len(WORDS)) + offsets
+        logits = _logits("".join(context[-2:])[-40:]) + offsets
         logprobs = logits - np.logaddexp.reduce(logits)
         order = np.argsort(-logprobs)
         if temperature == 0 or self.fault == "greedy" or (self.fault == "temperature" and len(context) > 1):
