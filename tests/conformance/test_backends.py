@@ -56,7 +56,7 @@ def test_every_rule_has_a_named_case() -> None:
     for unit in units():
         if unit.group == "edges":
             report.results += run_unit(subject("cpu"), unit, Settings())
-    others = {"refusal", "replay", "independent", "any-value", "random", "sizes"}
+    others = {"refusal", "replay", "any-value", "random", "sizes"}
     assert set(coverage(report).untouched) == {f"conventions#{rule}" for rule in others}
 
 
