@@ -44,7 +44,8 @@ def make(request: pytest.FixtureRequest, drafter: str, tmp_path: Path) -> Make:
     folder = write_drafter(drafter, head, tmp_path / "drafter")
 
     def runner(drafts: int = DRAFTS, adaptive: bool = False, **runner: Any) -> ModelRunner:
-        speculative = {"method": drafter, "path": str(folder), "num_speculative_tokens": drafts, "adaptive": adaptive}
+        method = drafter.removesuffix("2")
+        speculative = {"method": method, "path": str(folder), "num_speculative_tokens": drafts, "adaptive": adaptive}
         blocks = {"block_size": 4} if request.param == "device" else {}
         sizes = {"prefill_chunk": 4, "max_num_seqs": 2, "max_model_len": 64, **blocks}
         config = parse({"speculative": speculative if drafts else {"method": "naive"}, "runner": {**sizes, **runner}})
