@@ -267,6 +267,10 @@ def embedded() -> tuple[Any, Any, dict[str, Any]]:
 def test_every_method_says_what_plain_decoding_says(embedded: tuple[Any, Any, dict[str, Any]], method: str) -> None:
     model, tokenizer, plain = embedded
     path = {"eagle3": "tiny-py-lm-eagle3", "dflash": "tiny-py-lm-dflash"}.get(method)
-    keys = [f"speculative.method={method}", *([f"speculative.path={ROOT / 'models' / path}"] if path else [])]
+    keys = [
+        f"speculative.method={method}",
+        "speculative.adaptive=false",
+        *([f"speculative.path={ROOT / 'models' / path}"] if path else []),
+    ]
     runner = sd.load(ROOT / "configs/reference.yaml", [*EMBEDDED, *keys]).runner(model=model, tokenizer=tokenizer)
     assert decoded(runner) == plain and runner.summary()["accepted_tokens"] > 12
