@@ -171,7 +171,7 @@ def eagle_get_self_hidden_states(
 def _eagle_get_self_hidden_states_xpu(
     plan: Plan, input: Tensor, last_seq_lens_this_time: Tensor, seq_lens_this_time: Tensor, step_idx: Tensor
 ) -> Tensor:
-    """As on GPUs, for slots whose step_idx of 1 marks the rows of a prompt; as many rows as there are."""
+    """As on GPUs, without unused rows. A slot with step_idx 1 has the rows of a prompt."""
     prompts = (plan.flat(step_idx) == 1).astype("int32")
     given = (input, last_seq_lens_this_time, seq_lens_this_time, prompts)
     hidden, _ = eagle_get_self_hidden_states.plan(plan, *given)
@@ -247,7 +247,7 @@ def _eagle_get_hidden_states_xpu(
     base_model_seq_lens_this_time: Tensor,
     base_model_seq_lens_encoder: Tensor,
 ) -> Tensor:
-    """As on GPUs, with as many rows as there are; as in adjusted batches, those of prompts stand first, given too."""
+    """As on GPUs, without unused rows. In input and output the rows of prompts come first, as in adjusted batches."""
     slots = seq_lens_this_time.shape[0]
     given = (seq_lens_this_time, seq_lens_encoder, accept_nums, base_model_seq_lens_this_time)
     fed, enc, accepted, ran, base_enc = (

@@ -148,8 +148,8 @@ __device__ __forceinline__ void normalize_tokens(const GatedDeltaRuleArgs& a, Pr
   }
 }
 
-// kRows of the state for each lane. kWhole: a key has as many elements as the groups' rows, and a lane's columns are
-// whole and aligned to 16 bytes (at most 16 rows).
+// Each lane holds kRows rows of the state. kWhole: a key fills the rows of all groups, and a lane's columns are whole
+// and aligned to 16 bytes (at most 16 rows).
 template <typename Rule, int kRows, bool kWhole, bool kReplay>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles) {

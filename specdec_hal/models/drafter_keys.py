@@ -58,7 +58,9 @@ _ARITHMETIC = re.compile(
     r"norm|bias|scale|scaling|rope|rotary|causal|window|swa|conv|selector|markov|projector|softcap|multiplier|sink|gate"
     r"|act$|quant|partial|residual|aux|^fc|anchor|confidence|layer_types|logit"
 )
-"""Names of keys that change the arithmetic. Experts show in the names of tensors, all of which are checked."""
+"""Names of keys that change the arithmetic. Experts need no name here: every tensor is checked, and theirs would be
+unknown.
+"""
 
 
 def refuse_unread(*sections: Fields, every: bool = False) -> None:

@@ -33,8 +33,8 @@ CAUSAL_CONV1D = op(
 
     Nothing is committed, copied or reset when drafts are rejected: a step reads the inputs of the positions before its
     first, which are those of accepted tokens. For steps with up to K drafts, R >= K + Taps keeps every input that the
-    next step may read; also, the same step may run again. Only a step of which more than R - Taps + 1 rows
-    are rejected, such as a padded chunk of a prompt, would lose an input.
+    next step may read; also, the same step may run again. A step loses an input only if more than
+    R - Taps + 1 of its rows are rejected, as those of a padded chunk of a prompt would be.
     """,
     inp("conv_x", "conv_weight"),
     inp("conv_bias", optional=True),
@@ -71,10 +71,11 @@ _DOT = """
 _REJECTED = """
     Nothing is committed, copied or reset when drafts are rejected: a step at position p reads the state after position
     p - 1, which every accepted token has taken part in and no rejected one. For steps with up to K drafts, R >= K + 2
-    keeps every state that the next step may read; also, the same step may run again. Only a step of which R or more
-    rows are rejected, such as a padded chunk of a prompt, would lose the state. A prefix of a prompt is resumed with a
-    copy of the entry of its last position, or with REPLAY by that state as the checkpoint. REPLAY needs R >= 2 (K + 1),
-    so that what a step writes is never what it reads; the larger R is, the more seldom the checkpoint is written.
+    keeps every state that the next step may read; also, the same step may run again. A step loses the state only
+    if R or more of its rows are rejected, as those of a padded chunk of a prompt would be. A prefix of a prompt is
+    resumed with a copy of the entry of its last position, or with REPLAY by that state as the checkpoint. REPLAY needs
+    R >= 2 (K + 1), so that what a step writes is never what it reads; the larger R is, the more seldom the checkpoint
+    is written.
     Source of REPLAY: ReplaySSM (vLLM 47572, FlashInfer 4081), whose parallel form has other bits.
 """
 

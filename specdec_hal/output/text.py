@@ -41,8 +41,8 @@ class RequestText:
         self.joint = make is not None and params.skip_special_tokens
         """Whether its text is as :class:`~specdec_hal.models.detokenizer.KnownTexts` has it."""
         self._tokens, self._least = tokens, params.min_new_tokens
-        speaks = params.ignore_eos or params.include_stop_str_in_output
-        self._silent = frozenset[int]() if speaks else end_tokens
+        keeps_ends = params.ignore_eos or params.include_stop_str_in_output
+        self._without_text = frozenset[int]() if keeps_ends else end_tokens
         self._pieces: list[str] = []
         """Of each token, as far as they have been read."""
         self.count = 0
@@ -66,7 +66,7 @@ class RequestText:
         start = self.count if start is None else start
         name, tokens, flags, _, reason, logprobs, prompt_logprobs, drafts, counts = delta
         kept = spoken = len(tokens)
-        if tokens and tokens[-1] in self._silent:
+        if tokens and tokens[-1] in self._without_text:
             spoken -= 1
         if self.stream is not None:
             held_for = self._least - start - 1
@@ -107,7 +107,7 @@ class RequestText:
         if self.stream is None:
             tokens = output.token_ids
             with READING:
-                end = len(tokens) - (tokens[-1:] != () and tokens[-1] in self._silent)
+                end = len(tokens) - (tokens[-1:] != () and tokens[-1] in self._without_text)
                 self._pieces += push_all(self._detokenizer, tokens[len(self._pieces) : end])
                 return replace(output, text="".join(self._pieces) + self._rest)
         if not self.stopped:

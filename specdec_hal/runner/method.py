@@ -85,8 +85,8 @@ def methods_of(config: Config, backend: Backend, model: TargetModel, registry: R
 
 
 class _Rates(NamedTuple):
-    """Tokens per second of steps with as many requests of one kind: of the first method; of the look-up while the first
-    is fed, and while it is not.
+    """Tokens per second at one load, for one kind of requests: of the first method, and of the look-up while the first
+    is fed and while it is not.
     """
 
     first: Rate
@@ -105,8 +105,8 @@ class _Rates(NamedTuple):
 
 
 class DraftMethods:
-    """As :class:`DraftLengths`, for a :class:`~specdec_hal.proposers.switched.SwitchedProposer`: also chooses its
-    method, for all requests together, by tokens per second measured while decoding.
+    """Chooses the method of a :class:`~specdec_hal.proposers.switched.SwitchedProposer`, for all requests together, by
+    tokens per second measured while decoding; and draft lengths, as :class:`DraftLengths` does.
 
     At first each drafts for :data:`TRIAL` steps, look-up before the first method. Then the faster one drafts, with
     trials of the other after pauses that double as long as it is slower. Measurements are by number of requests, in

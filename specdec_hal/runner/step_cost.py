@@ -45,10 +45,6 @@ class Rate:
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = 0.0
 
-    def __bool__(self) -> bool:
-        """Whether anything was measured."""
-        return self._weight > 0
-
     def __float__(self) -> float:
         return self._tokens / self._seconds if self._seconds else 0.0
 

@@ -13,8 +13,9 @@ from specdec_hal_conformance.audit.endpoint import Answer
 
 
 class Answers:
-    """`path`: answers are read from it and appended to it; None: they are kept in memory. `plain`: a file of which the
-    plain side's answers are taken. Thread-safe.
+    """`path`: a file to read answers from and to append new ones to; None: they are kept in memory.
+
+    `plain`: another file, with answers of the plain side. Thread-safe.
     """
 
     def __init__(self, path: Path | None = None, plain: Path | None = None) -> None:

@@ -292,7 +292,7 @@ class Audit:
         for number, prompt in enumerate(texts.SAMPLED):
             for position in range(1, budget.sampled_tokens + 1):
                 sides = [[path[:position] for path in counts[side, number]] for side in (PLAIN, DRAFTED)]
-                found = two_samples(sides[0], sides[1], number, position)
+                found = two_samples(sides[0], sides[1])
                 check.asked += 1
                 check.equal += not found.fault
                 worst = max(worst, found.distance)

@@ -102,10 +102,8 @@ def _gap_of_rest(one: Token) -> float | None:
 
 
 class Samples(NamedTuple):
-    """Two sets of samples at a position: `distance`, the total variation of their counts; `p` of one distribution."""
+    """Two sets of samples: `distance`, the total variation of their counts; `p` of one distribution."""
 
-    prompt: int
-    position: int
     cells: int
     distance: float
     p: float
@@ -116,7 +114,7 @@ class Samples(NamedTuple):
         return self.p < ALPHA
 
 
-def two_samples(plain: Sequence[Hashable], drafted: Sequence[Hashable], prompt: int, position: int) -> Samples:
+def two_samples(plain: Sequence[Hashable], drafted: Sequence[Hashable]) -> Samples:
     """The G-test of two sets of outcomes."""
     counts = [Counter(plain), Counter(drafted)]
     both = counts[0] + counts[1]
@@ -131,7 +129,7 @@ def two_samples(plain: Sequence[Hashable], drafted: Sequence[Hashable], prompt: 
     freedom = table.shape[1] - 1
     shares = table / table.sum(1, keepdims=True)
     distance = 0.5 * float(np.abs(shares[0] - shares[1]).sum())
-    return Samples(prompt, position, table.shape[1], distance, chi_square_tail(freedom, g) if freedom else 1.0)
+    return Samples(table.shape[1], distance, chi_square_tail(freedom, g) if freedom else 1.0)
 
 
 def detectable(samples: int) -> float:

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from specdec_hal.cli import main
 from specdec_hal.errors import ConfigError
-from specdec_hal_conformance.audit import command
 from specdec_hal_conformance.audit.answers import Answers
 from specdec_hal_conformance.audit.endpoint import Answer, Endpoint, EndpointError, Token
 from specdec_hal_conformance.audit.report import document, page
@@ -134,11 +134,11 @@ def test_ties_and_faults_by_hand() -> None:
 
 
 def test_samples_by_hand() -> None:
-    same = two_samples(["a"] * 60 + ["b"] * 40, ["a"] * 40 + ["b"] * 60, 0, 1)
+    same = two_samples(["a"] * 60 + ["b"] * 40, ["a"] * 40 + ["b"] * 60)
     assert same.cells == 2 and same.distance == pytest.approx(0.2)
     assert same.p == pytest.approx(0.00454, rel=0.01)  # G = 8.054
-    assert two_samples(["a"] * 100, ["b"] * 100, 0, 1).p < 1e-50
-    assert two_samples(list(range(100)), list(range(100, 200)), 0, 1).p == 1.0  # rare outcomes share a cell
+    assert two_samples(["a"] * 100, ["b"] * 100).p < 1e-50
+    assert two_samples(list(range(100)), list(range(100, 200))).p == 1.0  # rare outcomes share a cell
 
 
 def test_the_power_is_what_is_said() -> None:
@@ -148,7 +148,7 @@ def test_the_power_is_what_is_said() -> None:
     found = 0
     for _ in range(400):
         sides = [rng.random(samples) < 0.5 + sign * distance / 2 for sign in (-1, 1)]
-        found += two_samples(*(side.tolist() for side in sides), 0, 1).p < ALPHA
+        found += two_samples(*(side.tolist() for side in sides)).p < ALPHA
     assert 0.85 < found / 400 < 0.97
 
 
@@ -202,10 +202,21 @@ def test_options_that_say_nothing(
     assert message in capsys.readouterr().err
 
 
+def test_more_keys_are_in_every_request() -> None:
+    """So that one server can draft for one side only."""
+    server, bodies = DraftingServer(), list[bytes]()
+
+    def record(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.content)
+        return server.answer(request)
+
+    one = Endpoint("http://server", "markov", {"speculate": False}, httpx.MockTransport(record))
+    one.complete("a", 2)
+    one.chat("a", 2)
+    one.abandon("a", 2)
+    assert [json.loads(body)["speculate"] for body in bodies] == [False] * 3
+
+
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(EndpointError, match="is the server running"):
         Endpoint("http://127.0.0.1:9")
-
-
-def test_every_option_is_described() -> None:
-    assert command.HELP and command.__doc__

@@ -16,7 +16,7 @@ from specdec_hal.models.transformers.survey import kind_of, only
 from specdec_hal.plugin.model import FINAL_NORM
 
 _TRIED = (11, 7)  # ids
-_GATES = 128  # values of a layer's gates, few of which a tail computes otherwise than PyTorch's vectors
+_GATES = 128  # values of a layer's gates: PyTorch computes the last few of a tensor without vectors, with other bits
 _POSITION = 37  # not 0, where rotary embeddings change nothing
 
 
