@@ -1,8 +1,8 @@
 """Decoding of Llamas of 1.2 and 8 B random parameters over ranks, a GPU each: step times and tokens per second.
 
 ``python benchmarks/tensor_parallel.py --out FILE`` measures 1 rank and ``--ranks`` of them with 1, 8 and 64 requests,
-plain and with n-gram drafts, in captured steps. Ranks exchange results by gathers (NCCL), through shared memory, and by
-parts of the vocabulary, in one run. `alone`: each rank uses its own tensors instead of the others', so the difference
+plain and with n-gram drafts, in captured steps. Ranks exchange results by gathers (NCCL) and through shared memory, in
+one run. `alone`: each rank uses its own tensors instead of the others', so the difference
 is the cost of communication, including waits. Every rank holds a runner, in lock-step.
 """
 
@@ -41,7 +41,7 @@ from specdec_hal.tensors.memory import freeze_heap
 
 PROMPT, NEW_TOKENS = 256, 64
 WARM, TURNS = 2, 3
-WAYS = ("alone", "gathered", "shared", "parts")
+WAYS = ("alone", "gathered", "shared")
 """How ranks exchange."""
 
 
@@ -161,7 +161,7 @@ def runner_of(model: Any, backend: Any, requests: int, k: int, group: Any, way: 
     """A runner for so many requests."""
     engine = {"tensor_parallel": 1 if group is None else group.size, "digest_interval": None}
     settings = parse({
-        "engine": {**engine, "vocabulary_parallel": way == "parts"},
+        "engine": engine,
         "runner": {"max_num_seqs": requests, "max_model_len": PROMPT + NEW_TOKENS + 64, "prefill_chunk": 2048},
         "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
     })  # fmt: skip

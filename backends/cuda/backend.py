@@ -12,8 +12,7 @@ from specdec_hal.backends.cuda.options import Options
 from specdec_hal.backends.cuda.probe import LIBRARY
 from specdec_hal.backends.index import IndexBackend
 from specdec_hal.ops import TokenOrder
-from specdec_hal.ops.parts import PART_OPS
-from specdec_hal.ops.validate import Call, check_call
+from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Launch
 from specdec_hal.tensors.native import load_library
 from specdec_hal.tensors.views import describe, dlpack_view, download, framework, framework_of
@@ -51,12 +50,6 @@ class CudaBackend(IndexBackend):
         attrs = native_ops.attributes(call)
         launch: Launch = self.exports[call.op.name](*map(_exchangeable, call.tensors.values()), *attrs)
         return launch
-
-    def bind_part(self, op: str, **operands: Any) -> Callable[[], None]:
-        """Run an op of `specdec_hal.ops.parts` on the current stream: checked, not shadowed."""
-        call = check_call(PART_OPS[op], (), operands, backend=self.name, device=self.device)
-        launch, stream = self.plan(call), self.stream_of(call)
-        return lambda: launch(stream())
 
     def stream_of(self, call: Call) -> Callable[[], int]:
         """Asks the framework of the first tensor."""

@@ -296,11 +296,6 @@ CHUNK = 1024
 """Consecutive ids of a row whose masses are relative to the same logit."""
 
 
-def vocabulary_part(vocab_size: int, ranks: int) -> int:
-    """Columns of the head per tensor-parallel rank, in whole chunks; those beyond the vocabulary are zeros."""
-    return -(-vocab_size // (ranks * CHUNK)) * CHUNK
-
-
 class ChunkMasses(NamedTuple):
     """A row of logits as masses by chunks of ids; the last chunk is filled up with elements that have no mass."""
 

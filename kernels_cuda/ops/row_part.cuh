@@ -115,8 +115,6 @@ class RowPart {
   __device__ int lead() const {
     return static_cast<int>(ptx::recomputed(static_cast<uint32_t>(-first_id_ & (kLength - 1))));
   }
-  // The first id of the chunk that goes with a warp's stripe.
-  __device__ int chunk_id(int warp, int at) const { return id(begin(warp, at)) + lead(); }
 
   // The stripes of this warp whose bits are set, kAhead vectors of a lane at a time.
   template <bool kBackwards, int kAhead>

@@ -247,8 +247,7 @@ class RunnerSettings(Section):
 class EngineSettings(Section):
     """`tensor_parallel`: number of processes that share one model, each with a part of every weight. `digest_interval`:
     steps between comparisons of the ranks' decisions; null: never. `rank_timeout_s`: longest time that a rank waits for
-    the others. `vocabulary_parallel`: on GPUs, in steps of many rows, each rank samples from its part of the vocabulary
-    and sends no logits; the tokens are the same. `rank_devices`: GPU of each rank; null: `backend.options.device` and
+    the others. `rank_devices`: GPU of each rank; null: `backend.options.device` and
     the next ones. For tests, ranks may share a GPU: they exchange through the host, without graphs. `warm_up`: compile
     and capture steps before the first request; null: in servers and AsyncEngine, not in LLM. `batch_invariant`: true: a
     token's bits must depend neither on drafts nor on other requests, or the model is refused; false: no measures for
@@ -258,7 +257,6 @@ class EngineSettings(Section):
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     digest_interval: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = 16
     rank_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    vocabulary_parallel: bool = False
     rank_devices: list[Annotated[int, Field(ge=0, lt=1024)]] | None = None
     warm_up: bool | None = None
     batch_invariant: bool | None = None
@@ -618,15 +616,6 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     devices, ranks = config.engine.rank_devices, config.engine.tensor_parallel
     if devices is not None and len(devices) != ranks:
         yield "engine.rank_devices", f"expected a device for each of the {ranks} ranks, got {len(devices)}"
-    if config.engine.vocabulary_parallel:
-        if config.engine.tensor_parallel == 1:
-            yield "engine.vocabulary_parallel", "expected false with engine.tensor_parallel 1, which has all logits"
-        if speculative.verify_strategy in (Strategy.REJECTION, Strategy.TOPP):
-            yield (
-                "speculative.verify_strategy",
-                f"expected target_match or greedy with engine.vocabulary_parallel, got "
-                f"'{speculative.verify_strategy.name.lower()}', which needs the probabilities of the whole vocabulary",
-            )
     if speculative.verify_strategy is Strategy.GREEDY and sampling.temperature > 0:
         yield (
             "sampling.temperature",

@@ -490,7 +490,7 @@ class BlockPass(DraftPass):
                 self._rows_ahead[owner] = drafts
                 anchor = starts[:-1].clamp(max=len(ids) - 1)
                 if (rnn := self.config.markov_head_type == "rnn") or self.config.gru_hidden_dim:
-                    self._memory[owner] = 0
+                    self._memory.index_fill_(0, owner, 0)  # an assigned number would be copied from the host
                     if rnn and not self.config.sample_from_anchor:  # whose row goes through it too
                         self._recur(owner, self._embed_before(ids[anchor]), self._head_rows(x[anchor]))
                 given = self._given(0, ids[anchor], owner)

@@ -17,7 +17,6 @@ from pathlib import Path
 from specdec_hal.ops import OPS
 from specdec_hal.ops.enums import ENUMERATIONS
 from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
-from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.spec import FLOATS, AttrSpec, Dim, Operand, OpSpec, Role, When
 from specdec_hal.ops.vocabulary import SERVED, SYMBOLS
 
@@ -43,7 +42,7 @@ _INT32 = (-(2**31), 2**31 - 1)
 def headers() -> dict[Path, str]:
     """Generated headers by path from the repository's root."""
     pages = {INCLUDE / "specdec" / "contract.h": render_contract()}
-    for spec in (*OPS.values(), *PART_OPS.values()):
+    for spec in OPS.values():
         pages[INCLUDE / "specdec_ops" / f"{spec.name}.h"] = render_op(spec)
     return pages
 

@@ -3,6 +3,4 @@
 Every rank has a whole runner and makes all decisions itself, from the same integers and Philox keys, so ranks do not
 exchange tokens. `runner`: rank 0's runner, which repeats its calls on the others and compares decisions. `rank`: a
 process of another rank. `team`: rank 0's view of the others.
-
-`vocabulary`: sampling over parts of the vocabulary, where the rank that draws a token sends it.
 """

@@ -10,14 +10,11 @@ from typing import Any, Protocol
 
 from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, RankLostError, RankMismatchError, RequestError
-from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.model import TargetModel
 from specdec_hal.request import FinishReason
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
 from specdec_hal.runner.build import RunnerHook, RunnerParts
 from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
-from specdec_hal.runner.plan import ShardedLogitsHead
 from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.tensors.group import Group
 
@@ -39,16 +36,8 @@ class RankHook(RunnerHook):
 
     def __init__(self, config: Config, group: Group) -> None:
         self._group, self._interval = group, config.engine.digest_interval
-        self._shards, self._compared = config.engine.vocabulary_parallel, 0
+        self._compared = 0
         self._decisions: list[Decision] = []
-
-    def logits_head(self, backend: Backend, model: TargetModel) -> ShardedLogitsHead | None:
-        """See RunnerHook."""
-        if not self._shards:
-            return None
-        from specdec_hal.parallel import vocabulary
-
-        return vocabulary.ShardedLogitsHead.of(self._group, backend, model)
 
     def took(self, step: int, slots: Iterable[int], report: StepReport) -> None:
         """See RunnerHook."""

@@ -20,7 +20,7 @@ from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_bytes, state_sizes
 from specdec_hal.runner.guard import claim_cache
 from specdec_hal.runner.method import DraftMethods, chosen, looks_up_too
-from specdec_hal.runner.plan import ShardedLogitsHead, StepCompiler
+from specdec_hal.runner.plan import StepCompiler
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.row_masks import RowMasks
 from specdec_hal.runner.scheduler import PrefixCache, Scheduler
@@ -33,10 +33,6 @@ _log = logging.getLogger("specdec_hal")
 
 class RunnerHook:
     """Where the ranks of one model attach to a runner; a process that holds the whole model attaches nothing."""
-
-    def logits_head(self, backend: Backend, model: TargetModel) -> ShardedLogitsHead | None:
-        """This rank's part of the vocabulary, if it can sample from one."""
-        return None
 
     def took(self, step: int, slots: Iterable[int], report: StepReport) -> None:
         """The runner takes over a step's results for these slots."""
@@ -138,7 +134,6 @@ def build_parts(
         proposer,
         speculative,
         captured=launches and capabilities.static_shapes and settings.graph is not False,
-        parts=hook.logits_head(backend, model),
         named=config.model,
         masks=masks,
     )

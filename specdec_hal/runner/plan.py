@@ -14,11 +14,11 @@ the first of them accepted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.plugin.proposer import Proposer, StepBounds, StepView
 from specdec_hal.proposers.switched import SwitchedProposer
-from specdec_hal.request import SamplingParams
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
@@ -46,30 +45,12 @@ Call = Callable[[int], None]
 """A part of a step; takes the stream."""
 
 
-class ShardedLogitsHead(Protocol):
-    """This rank's columns of the logits, for sampling together with other ranks."""
-
-    first: int
-    width: int
-    least_rows: int
-
-    def features_of(self, requests: Iterable[SamplingParams]) -> Hashable:
-        """The work of a step of these requests; None if it needs whole rows."""
-
-    def compute_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
-        """As DeviceModel.compute_logits_device, of these columns [R, width]."""
-
-    @property
-    def sample_target(self) -> Callable[..., None]:
-        """The op over these columns with the features of :meth:`features_of`, on the current stream."""
-
-
 class Features(NamedTuple):
     """What a step's requests need besides tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most biased tokens of a request. `allowed`: a
     request is restricted to some tokens. `masked`: rows are restricted by masks that the host writes while the model
-    computes. `parts`: sampling from the ranks' columns of the logits; None: from whole rows.
+    computes.
     """
 
     penalties: bool = False
@@ -80,7 +61,6 @@ class Features(NamedTuple):
     bias: int = 0
     allowed: bool = False
     masked: bool = False
-    parts: Hashable = None
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence], vocab_size: int, masked: bool = False) -> Features:
@@ -98,11 +78,6 @@ class Features(NamedTuple):
             allowed=any(one.allowed for one in wanted),
             masked=masked,
         )
-
-    @property
-    def takes_whole_rows(self) -> bool:
-        """Whether sampling needs whole rows."""
-        return bool(self.bias) or self.penalties or self.answer or self.logprobs > 0
 
     @property
     def changes_logits(self) -> bool:
@@ -242,11 +217,9 @@ class StepCompiler:
         settings: SpeculativeSettings,
         *,
         captured: bool,
-        parts: ShardedLogitsHead | None,
         named: ModelSettings,
         masks: RowMasks,
     ) -> None:
-        self._parts = parts if model.capabilities.device_lengths else None
         self._named, self._masks = named, masks
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
@@ -289,10 +262,7 @@ class StepCompiler:
 
     def features(self, sequences: Collection[Sequence], masked: bool = False) -> Features:
         """The needs of a step. `masked`: whether rows have masks."""
-        features = Features.of(sequences, self.model.config.vocab_size, masked)
-        if self._parts is None or features.takes_whole_rows:
-            return features
-        return features._replace(parts=self._parts.features_of(one.request.params for one in sequences))
+        return Features.of(sequences, self.model.config.vocab_size, masked)
 
     def bucket(self, slots: int, tokens: int, context: int, chunked: bool, features: Features) -> Bucket:
         """The smallest bucket for a step; sizes are powers of two, for few buckets."""
@@ -302,8 +272,6 @@ class StepCompiler:
         slots = _round_up(slots, 1, size["M"])
         packed = _round_up(tokens, 128, size["T_cap"]) if chunked else slots * s
         query = max(s, size["I_cap"]) if chunked else s
-        if self._parts is not None and slots * s < self._parts.least_rows:
-            features = features._replace(parts=None)
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), features)
 
     def padded(self, slots: int) -> list[int]:
@@ -480,10 +448,8 @@ class StepCompiler:
         for layer, x in hidden.items():
             order = {"is_speculative": True, "token_order": self._order}
             step.add("gather", "gather_next_token", x, out=picked[layer], **order)
-        logits, first_token = buffers.logits[:rows], 0
-        if features.parts is not None and self._parts is not None:
-            logits, first_token = self._of_part()[:rows], self._parts.first
-        step.call("logits", self._logits(picked[FINAL_NORM], logits, bucket.slots, features.parts is not None))
+        logits = buffers.logits[:rows]
+        step.call("logits", self._logits(picked[FINAL_NORM], logits, bucket.slots))
         raw = logits
         if features.changes_logits and features.logprobs:
             raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
@@ -497,18 +463,18 @@ class StepCompiler:
             tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
             step.add("penalties", "reasoning_constraint", logits, **tokens)
         if features.allowed:
-            masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots, "first_token": first_token}
+            masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots}
             step.add("penalties", "apply_token_bitmask", logits, **masks)
         if features.masked:
             plan.begin(step, masked=True)
             operands = {name: tensor[:rows] for name, tensor in self._masks.tensors.items()}
-            step.add("mask", "apply_token_bitmask", logits, **operands, first_token=first_token)
+            step.add("mask", "apply_token_bitmask", logits, **operands)
         step.add("sample", "build_sampling_params")
         scores = {}
         if self._sampling_scores(features):
             plan.report = (*REPORT, *ROW_SCORES)
             scores = {output: state.report.tensors[name][:rows] for name, output in ROW_SCORES.items()}
-        verified_by = self._verify(logits, features.parts, step, scores)
+        verified_by = self._verify(logits, step, scores)
         strategy, window = self.settings.verify_strategy, self.settings.verify_window
         step.add("verify", "verify_draft_tokens", strategy=strategy, verify_window=window, **verified_by)
         if features.thinking:
@@ -595,24 +561,14 @@ class StepCompiler:
     def _misbehaved(self, what: str) -> PluginError:
         return PluginError(f"proposer '{self.settings.method}' {what}; fix it (found by runner.debug)")
 
-    def _logits(self, picked: Any, logits: Any, slots: int, of_part: bool) -> Call:
+    def _logits(self, picked: Any, logits: Any, slots: int) -> Call:
         device, model = self.state.device, self.model
         if not self.static:
             return lambda stream: device.assign(logits, model.compute_logits(picked))
         counted = self.state["cu_seqlens_q_output"][slots : slots + 1]
         num_rows = None if self.backend.debug else counted  # debug checks read every row
         compute = cast(DeviceModel, model).compute_logits_device
-        if of_part and self._parts is not None:
-            compute = self._parts.compute_device
         return lambda stream: compute(picked, logits, num_rows)
-
-    def _of_part(self) -> Any:
-        """The buffer of this rank's columns of the logits, at full capacity."""
-        assert self._parts is not None
-        if "part" not in self._buffers.extra:
-            shape = (self.state.symbols["R_cap"], self._parts.width)
-            self._buffers.extra["part"] = self.state.device.zeros(shape, "float32")
-        return self._buffers.extra["part"]
 
     def _extra(self, name: str, **symbols: int) -> Any:
         """A buffer of this name at full capacity, shared by all plans."""
@@ -627,19 +583,14 @@ class StepCompiler:
         verified_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
         return features.logprobs == 1 and verified_by_token and not (features.changes_logits or features.thinking)
 
-    def _verify(self, logits: Any, parts: Hashable, step: StepBuilder, scores: Mapping[str, Any]) -> dict[str, Any]:
+    def _verify(self, logits: Any, step: StepBuilder, scores: Mapping[str, Any]) -> dict[str, Any]:
         """Additional arguments of verify_draft_tokens for the strategy.
 
         `scores`: outputs of `sample_target` for the log-probabilities of its tokens.
         """
         state, strategy, rows = self.state, self.settings.verify_strategy, step.sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
-            if parts is None:
-                step.add("sample", "sample_target", logits, **scores)
-            else:
-                assert self._parts is not None
-                sample = partial(self._parts.sample_target, logits, parts, **state.args("sample_target", step.sizes))
-                step.call("sample", lambda stream: sample())
+            step.add("sample", "sample_target", logits, **scores)
             return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]

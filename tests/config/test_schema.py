@@ -106,14 +106,6 @@ def test_one_problem(problems: Problems, section: str) -> None:
             "serve: {http_workers: 2, split: false}",
             "serve.http_workers: expected 1 without serve.split, got 2; set serve.split: true",
         ),
-        (
-            "engine: {vocabulary_parallel: true}",
-            "engine.vocabulary_parallel: expected false with engine.tensor_parallel 1",
-        ),
-        (
-            "{engine: {tensor_parallel: 2, vocabulary_parallel: true}, speculative: {verify_strategy: topp}}",
-            "speculative.verify_strategy: expected target_match or greedy with engine.vocab",
-        ),
     ],
 )
 def test_keys_that_are_wrong_together(problems: Problems, text: str, message: str) -> None:

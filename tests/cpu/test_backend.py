@@ -14,7 +14,6 @@ from specdec_hal.backends.cpu.options import Options
 from specdec_hal.errors import ConfigError, UnsupportedError
 from specdec_hal.ops import OPS, TokenOrder
 from specdec_hal.ops.inputs.generate import generate
-from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.plugin import registry
 from specdec_hal.tensors import cpu_threads
 from specdec_hal.tensors.native import load_library
@@ -33,7 +32,7 @@ def test_it_is_the_default_without_a_gpu():
 
 def test_it_serves_every_op():
     backend = sd.get_backend("cpu")
-    assert {op for op in OPS if backend.capability(op) is not None} == set(OPS) - set(PART_OPS)
+    assert {op for op in OPS if backend.capability(op) is not None} == set(OPS)
 
 
 def test_without_its_library_it_says_how_to_build_it(monkeypatch):

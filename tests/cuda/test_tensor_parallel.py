@@ -65,7 +65,7 @@ def test_pairs_of_ranks_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("drafts", ["0", "3"])
 def test_runners_deliver_the_same(tmp_path: Path, ranks: tuple[int, str, str], drafts: str) -> None:
-    """Gathered logits and parts, plain and drafted, captured and launched; one rank gives the tokens of no ranks."""
+    """Plain and drafted, captured and launched; one rank gives the tokens of no ranks."""
     files = whole_and_split("cuda_runner_rank", MODEL, tmp_path, *ranks, drafts)
     whole, split = (json.loads(file.read_text()) for file in files)
     same = [name for name, tokens in whole.items() if split[name] == tokens]
@@ -96,12 +96,8 @@ def decode(runner: Any) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1]], ids=["one GPU", "two GPUs"])
-@pytest.mark.parametrize(
-    ("parts", "how"),
-    [("false", signal.SIGKILL), ("true", signal.SIGKILL), ("false", signal.SIGSTOP)],
-    ids=["gathered, killed", "parts, killed", "stopped"],
-)
-def test_a_team_until_a_rank_fails(devices: list[int], parts: str, how: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_team_until_a_rank_fails(devices: list[int], how: int, caplog: pytest.LogCaptureFixture) -> None:
     """As the command line starts it; the end of a rank, or its silence, ends the others, and one error says so.
 
     Every team of this process shares memory between GPUs, not only the first.
@@ -109,7 +105,7 @@ def test_a_team_until_a_rank_fails(devices: list[int], parts: str, how: int, cap
     if gpus() <= max(devices):
         pytest.skip(f"needs {max(devices) + 1} GPUs, has {gpus()}")
     silence_s = 10  # longer than one rank takes to compile what the other has compiled already
-    runtime = load(devices, vocabulary_parallel=parts, rank_timeout_s=silence_s)
+    runtime = load(devices, rank_timeout_s=silence_s)
     assert runtime.backend.device_name == "cuda:0"
     try:
         runner = runtime.runner()

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hal.backends.reference.primitives import vocabulary_part
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch
 from specdec_hal.tensors.group import ProcessGroup
 from tests.support.device_models import device_model
@@ -70,17 +69,6 @@ def check_same(model: Any, got: Any, expected: Any, what: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=what)
 
 
-def check_part(model: Any, rank: int, size: int, whole: dict[str, Any]) -> None:
-    """This rank's columns are those of gathered logits: on a GPU bit for bit."""
-    span, vocab = vocabulary_part(model.config.vocab_size, size), model.config.vocab_size
-    first, last = min(rank * span, vocab), min((rank + 1) * span, vocab)
-    out = torch.full((len(whole["hidden"]), max(last - first, 1)), float("nan"), device=model.device)
-    hidden = torch.from_numpy(whole["hidden"]).to(model.device, model.dtype)
-    model.compute_logits_part_device(hidden, out)
-    mine, expected = out.cpu().numpy()[:, : last - first], whole["logits"][:, first:last]
-    check_same(model, mine, expected, "parts of the logits")
-
-
 def check_logits_after_logits(model: Any, rank: int, whole: dict[str, Any]) -> None:
     """Without a sum in between, after which all ranks have read the logits before."""
     hidden = torch.from_numpy(whole["hidden"]).to(model.device, model.dtype)
@@ -109,7 +97,6 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
         return
     assert model.capabilities.static_shapes == (device != "cpu" and transport == "nccl")
     found = {name: logits_of(model, ids, cuts) for name, cuts in CUTS.items()}
-    check_part(model, rank, size, found["whole"])
     check_logits_after_logits(model, rank, found["whole"])
     sums = {
         (name, count) for name, rows, columns, count in calls if (rows, columns) == (CAPACITY, model.config.hidden_size)

@@ -3,7 +3,7 @@
 Arguments: checkpoint, rank, size, file to meet at, device, "nccl" or "gloo", file for the outputs, number of drafts.
 With the device "cpu" the tensors are PyTorch's on the host and the kernels run in Triton's interpreter, on fewer and
 shorter requests. Size 0 means the model that nobody has split. All ranks compare what they have. Plain steps that are
-launched, and steps with drafts or none, captured (NCCL), from gathered logits and from parts of them, give the same.
+launched, and steps with drafts or none, captured (NCCL), give the same.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ import torch
 import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.parallel.runner import RankHook
-from specdec_hal.parallel.vocabulary import ShardedLogitsHead
 from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.on_torch import TorchDevice
-from tests.support.cuda_on_host import CudaOnHost
 from tests.support.device_models import device_model
 from tests.support.interpreted import read_late
 
@@ -43,7 +41,6 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.8, "logprobs": 0},
     {"temperature": 0.9, "top_k": 12, "logprobs": 2},
 ]
-"""The first three together are sampled from parts, and the masked one."""
 
 
 def requests(vocab: int, short: bool) -> Iterator[Request]:
@@ -52,25 +49,6 @@ def requests(vocab: int, short: bool) -> Iterator[Request]:
     for i, kind in enumerate(KINDS[:5] if short else KINDS * 2):
         ids = rng.integers(1, vocab, 3 + 2 * (i % 4)).tolist() * (1 if short else 4)
         yield Request(f"r{i}", ids, SamplingParams(max_new_tokens=2 if short else 16, seed=i, **kind))
-
-
-class CountedPart(ShardedLogitsHead):
-    """Counts how often it was used."""
-
-    used = 0
-
-    def sample_target(self, *args: Any, **operands: Any) -> None:
-        self.used += 1
-        super().sample_target(*args, **operands)
-
-
-class PartsHook(RankHook):
-    """Samples from parts of the vocabulary, however many ranks and rows there are."""
-
-    def logits_head(self, backend: Any, model: Any) -> ShardedLogitsHead:
-        kernels: Any = backend if hasattr(backend, "bind_part") else CudaOnHost()
-        self.part = CountedPart(self._group, model.config.vocab_size, kernels, model, least_rows=1)
-        return self.part
 
 
 def main(
@@ -90,7 +68,7 @@ def main(
     model = device_model(folder, device, group=group)
     print(f"{time.perf_counter() - BEGAN:.1f} s: loaded", file=sys.stderr, flush=True)
 
-    def outputs(k: int, graph: bool, kind: type[RankHook] | None = None) -> dict[str, Any]:
+    def outputs(k: int, graph: bool) -> dict[str, Any]:
         method = {"method": "ngram" if k else "naive", "num_speculative_tokens": k, "adaptive": False}
         settings = parse({
             "model": {"path": folder, "framework": "transformers"},
@@ -98,7 +76,7 @@ def main(
             "runner": {"max_num_seqs": 3, "max_model_len": 128, "graph": graph, "block_size": 16},
             "speculative": method,
         })  # fmt: skip
-        hook = None if kind is None else kind(settings, group)  # type: ignore[arg-type]
+        hook = None if group is None else RankHook(settings, group)
         runner = build_runner(settings, backend, model, hook=hook)
         for request in requests(model.config.vocab_size, short):
             runner.add_request(request)
@@ -107,22 +85,18 @@ def main(
             for name, one in runner.run().items()
         }
         summary = runner.summary()
-        print(f"{time.perf_counter() - BEGAN:.1f} s: K = {k}, {kind}: {summary}", file=sys.stderr, flush=True)
-        assert not isinstance(hook, PartsHook) or hook.part.used
+        print(f"{time.perf_counter() - BEGAN:.1f} s: K = {k}: {summary}", file=sys.stderr, flush=True)
         assert summary["failed_steps"] == summary["graph_failures"] == 0, summary
         assert (summary["graphs"] > 0) == (graph and transport == "nccl"), "captured where that was asked"
         assert not k or short or summary["accepted_tokens"] > 0, "drafts were accepted"
         return found
 
-    if group is None:
-        found = outputs(0, False)
-    else:
-        found = outputs(0, False, RankHook)
-        for kind in (PartsHook,) if short else (RankHook, PartsHook):
-            other = outputs(int(drafts), not short, kind)
-            assert short or other == found, kind
-            tokens = {name: one[0] for name, one in other.items()}
-            assert tokens == {name: one[0] for name, one in found.items()}
+    found = outputs(0, False)
+    if group is not None:
+        other = outputs(int(drafts), not short)
+        assert short or other == found
+        tokens = {name: one[0] for name, one in other.items()}
+        assert tokens == {name: one[0] for name, one in found.items()}
         assert all(other == found for other in group.gather_objects(found)), "ranks differ"
     if rank == 0:
         with open(out, "w") as file:

@@ -89,15 +89,12 @@ def outputs_of(runner: Any) -> dict[str, Any]:
     }
 
 
-def on_threads(
-    path: Path, ranks: int, what: Callable[[Any], Any] = tokens_of, vocabulary_parallel: bool = False,
-    **speculative: Any,
-) -> list[Any]:  # fmt: skip
+def on_threads(path: Path, ranks: int, what: Callable[[Any], Any] = tokens_of, **speculative: Any) -> list[Any]:
     """What each rank's runner gives, all in this process."""
     from specdec_hal.parallel.runner import RankHook
     from specdec_hal.runner import build_runner
 
-    config = parse(settings(path, ranks, vocabulary_parallel, **speculative))
+    config = parse(settings(path, ranks, **speculative))
 
     def work(group: Any) -> Any:
         runtime = Runtime(config)
@@ -193,11 +190,11 @@ def test_processes_give_the_tokens_of_one_process_until_one_dies(checkpoint: Pat
         first.add_request(Request("again", [5, 6, 7], free.model_copy(update={"seed": drawn.seed})))
         assert first.run()["again"].token_ids == drawn.token_ids, "every rank has the seed that the first one drew"
         # Other configurations, with the model that the ranks hold already.
-        assert outputs_of(runner(vocabulary_parallel=True)) == gathered(checkpoint, ranks)
+        assert outputs_of(runner()) == gathered(checkpoint, ranks)
         if ranks == 2:
-            assert tokens_of(runner(method="mtp", num_speculative_tokens=2, vocabulary_parallel=True)) == naive[0]
+            assert tokens_of(runner(method="mtp", num_speculative_tokens=2)) == naive[0]
 
-        last = runner(vocabulary_parallel=ranks == 4)
+        last = runner()
         for request in requests():
             last.add_request(request)
         last.step()

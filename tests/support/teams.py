@@ -10,13 +10,11 @@ import numpy as np
 from specdec_hal.runner import Request, SamplingParams
 
 
-def settings(
-    path: Path, ranks: int, vocabulary_parallel: bool = False, framework: str = "transformers", **speculative: Any
-) -> dict[str, Any]:
+def settings(path: Path, ranks: int, framework: str = "transformers", **speculative: Any) -> dict[str, Any]:
     return {
         "backend": {"name": "reference"},
         "model": {"path": str(path), "framework": framework},
-        "engine": {"tensor_parallel": ranks, "digest_interval": 4, "vocabulary_parallel": vocabulary_parallel},
+        "engine": {"tensor_parallel": ranks, "digest_interval": 4},
         "runner": {"max_num_seqs": 3, "max_model_len": 200},
         "speculative": speculative or {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False},
     }

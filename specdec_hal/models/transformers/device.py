@@ -151,8 +151,6 @@ class DeviceTransformers(WithStates, FromHost):
         head = self._decoder.head
         if isinstance(getattr(head, "part", head), Linear):
             self._head = head
-        if isinstance(head, Gathered) and self._head is not None:
-            self.compute_logits_part_device = self._logits_part
 
     @property
     def capabilities(self) -> ModelCapabilities:
@@ -259,10 +257,3 @@ class DeviceTransformers(WithStates, FromHost):
                 self._exchange.logits(head, hidden, out, num_rows)
             else:
                 self._launcher.linear(hidden, head.weight, out, num_rows, bias=head.bias)
-
-    def _logits_part(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
-        """This rank's first W columns of the logits into `out` [R, W], by the same product."""
-        weight, bias = self._head.part.weight, self._head.part.bias
-        mine = self._launcher.arena.take("logits", (len(hidden), len(weight)), torch.float32)
-        self._launcher.linear(hidden, weight, mine, num_rows, bias=bias)
-        out.copy_(mine[:, : out.shape[1]])

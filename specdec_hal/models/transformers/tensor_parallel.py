@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from specdec_hal.backends.reference.primitives import vocabulary_part
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import refused as refused_argument
 from specdec_hal.models.transformers.replace import is_experts
@@ -29,6 +28,10 @@ _BY_OUTPUTS = {"colwise", "packed_colwise"}
 _GATHERED = {"colwise_gather_output", "colwise_rep"}
 _BY_INPUTS = {"rowwise", "rowwise_split_input", "rowwise_rep"}
 _KV = ("k_proj", "v_proj")
+
+
+TILE = 1024
+"""Columns of a divided head come in whole tiles; those beyond the vocabulary are zeros."""
 
 
 class Summed(torch.nn.Module):  # type: ignore[misc]
@@ -162,7 +165,7 @@ class Division:
             self._cut(module, "weight", lambda whole: _own(whole[:, mine]))
             self._made.append((name, lambda layer: Summed(layer, group, mine, kind != "rowwise")))
         else:
-            width = vocabulary_part(module.out_features, group.size)
+            width = -(-module.out_features // (group.size * TILE)) * TILE
             for tensor in ("weight", "bias"):
                 self._cut(module, tensor, lambda whole: _padded(whole[group.rank * width :][:width], width))
             self._made.append((name, lambda layer: Gathered(layer, group)))
