@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 _RESAMPLES = 2000
 
 
-def shown(prompt: str) -> str:
+def prompt_label(prompt: str) -> str:
     """A prompt's name without folders."""
     return Path(prompt).name if Path(prompt).suffix else prompt
 

@@ -19,7 +19,7 @@ from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.bench.pooled import pooled, shown
+from specdec_hal.bench.pooled import pooled, prompt_label
 from specdec_hal.bench.record import circumstances
 from specdec_hal.cli import secrets
 from specdec_hal.cli.decoding import (
@@ -310,7 +310,7 @@ def _methods(document: Mapping[str, Any]) -> Rows:
     for row in document["rows"]:
         names = ("tokens_per_step", "speedup", "tokens_per_second", "mean_acceptance_length")
         figures = (number(row.get(name)) for name in names)
-        rows.add_row(shown(row["prompt"]), row["method"], *figures, numbers(row["acceptance_by_position"]))
+        rows.add_row(prompt_label(row["prompt"]), row["method"], *figures, numbers(row["acceptance_by_position"]))
     return rows
 
 

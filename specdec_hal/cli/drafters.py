@@ -39,11 +39,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     drafter = module.config
     best = better(found)
     if output.json:
-        shown: list[dict[str, Any]] = [
+        variants: list[dict[str, Any]] = [
             {"changes": one.changes, "agreement": one.agreement, "sigmas": one.sigmas} for one in found
         ]
         hint = best and best.key
-        output.document({"taps": drafter.taps, "numbering": drafter.numbering, "variants": shown, "hint": hint})
+        output.document({"taps": drafter.taps, "numbering": drafter.numbering, "variants": variants, "hint": hint})
         return int(best is not None)
     output.console.print(f"taps {', '.join(map(str, drafter.taps))}: {drafter.numbering}", soft_wrap=True)
     rows = Rows(

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     # Streamed text needs no progress bar.
     watched = stream is not None and output.console.is_terminal
     total = runtime.config.sampling.max_new_tokens * len(prompts)
-    with progress_bar("generating", total, "tokens", shown=not watched) as progress:
+    with progress_bar("generating", total, "tokens", visible=not watched) as progress:
         result = decode(runner, prompts, None if stream is None else stream.push, progress, saved or ())
     failed = [one for one in result.outputs if one.finish_reason == "error"]
     if stream is None:

@@ -39,10 +39,10 @@ def redact(text: str) -> str:
 
 def redact_command(command: Sequence[str]) -> list[str]:
     """A command line without them, however short they are."""
-    shown = list(command)
+    redacted = list(command)
     for at, cut in _arguments(command):
-        shown[at] = command[at][:cut] + HIDDEN
-    return [redact(word) for word in shown]
+        redacted[at] = command[at][:cut] + HIDDEN
+    return [redact(word) for word in redacted]
 
 
 def _arguments(command: Sequence[str]) -> Iterator[tuple[int, int]]:

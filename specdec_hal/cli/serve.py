@@ -204,8 +204,8 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
     passed = [f"--{name}={value}" for name, value in zip(_PART, values, strict=True)]
     settings = [word for override in args.overrides for word in ("--set", override)]
     where = [] if args.config is None else ["--config", args.config]
-    shown = ["--json"] if args.json else []
-    return [sys.executable, "-m", "specdec_hal.cli", "serve", *shown, *where, *settings, *passed]
+    flags = ["--json"] if args.json else []
+    return [sys.executable, "-m", "specdec_hal.cli", "serve", *flags, *where, *settings, *passed]
 
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:

@@ -174,8 +174,8 @@ def _logits(target: TargetModel, rows: list[int], fed: list[Any], cached: list[i
         for row, end, ids, position in zip(rows, ends, fed, cached, strict=True)
     ]
     hidden = target.forward(ForwardBatch(np.concatenate(fed), segments))[FINAL_NORM]
-    shown = [np.arange(max(end - width, end - len(ids)), end) for end, ids in zip(ends, fed, strict=True)]
-    index = np.array([np.pad(at, (0, width - len(at)), mode="edge") for at in shown])
+    windows = [np.arange(max(end - width, end - len(ids)), end) for end, ids in zip(ends, fed, strict=True)]
+    index = np.array([np.pad(at, (0, width - len(at)), mode="edge") for at in windows])
     return target.compute_logits(hidden[index.ravel()]).unflatten(0, index.shape)
 
 

@@ -164,8 +164,8 @@ def _override(data: dict[str, Any], given: Override, schema: type[BaseModel]) ->
     dotted, equals, text = given.partition("=") if isinstance(given, str) else (given[0], "=", "")
     key = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(key):
-        shown = clip(f"{dotted}{equals}{text}", KEY_LIMIT)
-        raise ConfigError(f"{label}:{shown}: expected KEY=VALUE such as sampling.temperature=0.8")
+        setting = clip(f"{dotted}{equals}{text}", KEY_LIMIT)
+        raise ConfigError(f"{label}:{setting}: expected KEY=VALUE such as sampling.temperature=0.8")
     if len(key) > MAX_DEPTH:
         raise ConfigError(f"{label}:{clip(dotted, KEY_LIMIT)}: expected at most {MAX_DEPTH} names, got {len(key)}")
     check_text(dotted, label)

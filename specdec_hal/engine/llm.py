@@ -189,12 +189,12 @@ class LLM:
         `use_tqdm`, draws a bar on a terminal (default: true). RequestError, with nothing decoded, if a prompt cannot be
         served; ParameterError for sampling parameters. EngineDeadError after close.
         """
-        shown = _shown(progress, use_tqdm)
+        visible = _visible(progress, use_tqdm)
         texts = _each(prompts)
         params = self._per_prompt(sampling_params, len(texts), sampling)
         queued: dict[str, Prompt] = {}
         unfinished = sum(wanted.n for wanted in params)
-        with _bar(unfinished, shown) as advance:
+        with _bar(unfinished, visible) as advance:
 
             def receive(delta: StreamDelta) -> None:
                 nonlocal unfinished
@@ -336,7 +336,7 @@ def _text(prompt: Prompt) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _shown(progress: bool | None, use_tqdm: bool | None) -> bool:
+def _visible(progress: bool | None, use_tqdm: bool | None) -> bool:
     """Whether to draw a bar; RequestError if the two names of the argument differ."""
     given = {one for one in (progress, use_tqdm) if one is not None}
     if len(given) > 1:
@@ -379,10 +379,10 @@ def warm_up(runner: ModelRunner, progress: Callable[[int, int], None] = lambda d
 
 
 @contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[StreamDelta], None]]:
+def _bar(total: int, visible: bool) -> Iterator[Callable[[StreamDelta], None]]:
     """A progress bar over requests, with the tokens so far; yields the callback of every request."""
     unit = "{task.fields[tokens]} tokens"
-    with progress_bar("decoding", total, unit, shown=shown, transient=False, tokens=0) as show:
+    with progress_bar("decoding", total, unit, visible=visible, transient=False, tokens=0) as show:
         tokens = 0
 
         def advance(delta: StreamDelta) -> None:

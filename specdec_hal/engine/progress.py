@@ -11,10 +11,10 @@ from typing import Any
 
 @contextmanager
 def progress_bar(
-    what: str, total: int | None, unit: str, *, shown: bool = True, transient: bool = True, **fields: Any
+    what: str, total: int | None, unit: str, *, visible: bool = True, transient: bool = True, **fields: Any
 ) -> Iterator[Callable[..., None]]:
     """A bar; yields `rich.progress.Progress.update` of its task. `unit` may name the task's `fields`."""
-    if not shown or sys.stderr is None or not sys.stderr.isatty():
+    if not visible or sys.stderr is None or not sys.stderr.isatty():
         yield lambda **changes: None
         return
     from rich.console import Console  # takes 0.2 s of a start

@@ -81,12 +81,12 @@ def answerer(setup: bytes) -> Callable[[bytes], bytes]:
 
 def _question(arguments: dict[str, Any]) -> bytes:
     try:
-        return json.dumps(arguments, default=_plain).encode()
+        return json.dumps(arguments, default=_as_builtin).encode()
     except (RecursionError, TypeError, ValueError) as error:
         raise RequestError(f"messages: expected values that JSON can hold ({describe(error)})") from error
 
 
-def _plain(value: Any) -> Any:
+def _as_builtin(value: Any) -> Any:
     """Mappings of any type as dictionaries."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -157,7 +157,7 @@ class Eagle3Config(LlamaConfig):
     old_norm_output: bool | None = None
 
     @property
-    def plain(self) -> bool:
+    def is_llama(self) -> bool:
         """Whether its layers are Llama's with full attention, and chained."""
         return not self.parallel and not self.head_norms and set(self.masks) == {Mask()}
 

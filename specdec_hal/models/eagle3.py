@@ -40,7 +40,7 @@ def eagle3_head(model: TargetModel, config: Eagle3Config, folder: str | Path, bl
 
     `drafts`: the most a step.
     """
-    if isinstance(model, Llama) and config.plain:
+    if isinstance(model, Llama) and config.is_llama:
         return LlamaEagle3(model, config, read_eagle3_weights(folder, config))
     from specdec_hal.models.draft_pass import HeadPass
 

@@ -45,16 +45,16 @@ class RopeScaling:
 def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> Doubles:
     """Angle per position of each pair of dimensions: float64 [head_dim / 2]."""
     half = head_dim // 2
-    plain: Doubles = theta ** (-np.arange(half) / half)
+    unscaled: Doubles = theta ** (-np.arange(half) / half)
     if scaling is None:
-        return plain
+        return unscaled
     if scaling.rope_type == "linear":
-        return plain / scaling.factor
+        return unscaled / scaling.factor
     if scaling.rope_type == "llama3":
-        return _llama3(plain, scaling)
+        return _llama3(unscaled, scaling)
     if scaling.rope_type == "yarn":
-        return _yarn(plain, theta, head_dim, scaling)
-    return plain
+        return _yarn(unscaled, theta, head_dim, scaling)
+    return unscaled
 
 
 class Rotated(Protocol):
@@ -102,14 +102,14 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
     return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
-def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
-    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)  # in the original context
+def _llama3(unscaled: Doubles, scaling: RopeScaling) -> Doubles:
+    turns = scaling.original_max_position_embeddings * unscaled / (2 * math.pi)  # in the original context
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(ramp, 0.0, 1.0)
-    return (1 - kept) * plain / scaling.factor + kept * plain
+    return (1 - kept) * unscaled / scaling.factor + kept * unscaled
 
 
-def _yarn(plain: Doubles, theta: float, head_dim: int, scaling: RopeScaling) -> Doubles:
+def _yarn(unscaled: Doubles, theta: float, head_dim: int, scaling: RopeScaling) -> Doubles:
     def dimension(turns: float) -> float:
         """The pair with this many rotations within the original context."""
         wavelength = scaling.original_max_position_embeddings / turns
@@ -119,8 +119,8 @@ def _yarn(plain: Doubles, theta: float, head_dim: int, scaling: RopeScaling) -> 
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    divided = np.clip((np.arange(len(plain)) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
-    stretched: Doubles = divided * plain / scaling.factor + (1 - divided) * plain
+    divided = np.clip((np.arange(len(unscaled)) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
+    stretched: Doubles = divided * unscaled / scaling.factor + (1 - divided) * unscaled
     return stretched
 
 

@@ -70,7 +70,7 @@ class Parser(ABC):
         """The rest."""
 
 
-class Plain(Parser):
+class ContentOnly(Parser):
     """All of it is content."""
 
     def push(self, text: str) -> Iterator[Part]:
@@ -128,9 +128,9 @@ class ThoughtParser(Parser):
             yield from self._go_on(rest.removeprefix(self._end))
             return
         keep = max(begun(self._held, end) for end in self._ends)
-        shown, self._held = _split(self._held, keep)
-        if shown:
-            yield Reasoning(shown)
+        ready, self._held = _split(self._held, keep)
+        if ready:
+            yield Reasoning(ready)
 
     @property
     def held(self) -> int:
@@ -274,11 +274,11 @@ class LlamaParser(ToolParser):
     markers = (begin,)
     trigger = '{"name": "'
     written = ((trigger, '", "parameters": ', "}"),)
-    _plain = False
+    _content_only = False
 
     def push(self, text: str) -> Iterator[Part]:
         """Content alone, unless the answer begins with a call."""
-        return Plain().push(text) if self._plain else super().push(text)
+        return ContentOnly().push(text) if self._content_only else super().push(text)
 
     def _until_call(self) -> tuple[str, bool]:
         left = self._held.lstrip()
@@ -293,7 +293,7 @@ class LlamaParser(ToolParser):
             return "", True
         if not left or self.begin.startswith(left):
             return "", False
-        content, self._held, self._plain = self._held, "", True
+        content, self._held, self._content_only = self._held, "", True
         return content, False
 
 
@@ -558,7 +558,7 @@ def make_parser(
     :func:`forced_parser`; it replaces `tools`. `functions`: the names that a call may have; None: any. `calls_end`:
     a call ends a thought; False where a grammar begins after the thought.
     """
-    after: Parser = Plain() if tools is None else TOOLS[tools](ids or SystemRandom(), functions)
+    after: Parser = ContentOnly() if tools is None else TOOLS[tools](ids or SystemRandom(), functions)
     if forced is not None:
         after = forced_parser(forced, ids or SystemRandom())
     return after if reasoning is None else ThoughtParser(reasoning, prompt, after, calls_end)

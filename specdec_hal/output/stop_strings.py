@@ -161,10 +161,10 @@ class TextStream:
         if final or not begun:
             if not self._held:
                 return ()
-            shown = tuple(self._held)
+            released = tuple(self._held)
             self._held.clear()
             self._held_chars = 0
-            return shown
+            return released
         excess = self._held_chars - begun
         self._held_chars = begun
         out: list[Span] = []

@@ -29,9 +29,9 @@ def bad_sequences(words: Iterable[str], encode: Callable[[str], list[int]]) -> I
     The second only if it differs and has the same length.
     """
     for word in words:
-        plain, spaced = (encode(space + word.lstrip()) for space in ("", " "))
-        yield plain
-        if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
+        bare, spaced = (encode(space + word.lstrip()) for space in ("", " "))
+        yield bare
+        if len(spaced) == len(bare) and spaced[:1] != bare[:1]:
             yield spaced
 
 

@@ -145,8 +145,8 @@ class _Text(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, with the record's fields after its message."""
         fields = getattr(record, "fields", {})
-        shown = (f"{key}={json.dumps(value) if _quoted(value) else value}" for key, value in fields.items())
-        return " ".join((super().formatMessage(record), *shown))
+        pairs = (f"{key}={json.dumps(value) if _quoted(value) else value}" for key, value in fields.items())
+        return " ".join((super().formatMessage(record), *pairs))
 
 
 def _quoted(value: Any) -> bool:

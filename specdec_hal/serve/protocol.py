@@ -473,7 +473,7 @@ class TextPart(Body):
         return data
 
     @property
-    def plain(self) -> str:
+    def as_template_value(self) -> str:
         """What it says."""
         return self.text or self.refusal
 
@@ -495,7 +495,7 @@ class ToolCall(Body):
     type: Literal["function"] = "function"
     function: FunctionCall
 
-    def plain(self) -> dict[str, Any]:
+    def as_template_value(self) -> dict[str, Any]:
         """For a chat template: the arguments as an object, or as text if a limit of tokens has cut them."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
@@ -522,20 +522,20 @@ class Message(Body):
     type: Literal["text", "message"] | None = Field(None, description="ignored: lm-eval sends it")
     id: str | None = Field(None, description="ignored: clients send back the ids of messages")
 
-    def plain(self) -> dict[str, Any]:
+    def as_template_value(self) -> dict[str, Any]:
         """For a chat template, which takes `content` as text or as parts (:meth:`ChatTemplate.render`)."""
         content: str | list[dict[str, str]] = self.refusal or ""
         if isinstance(self.content, str):
             content = self.content
         elif self.content is not None:
-            content = [{"type": "text", "text": part.plain} for part in self.content]
+            content = [{"type": "text", "text": part.as_template_value} for part in self.content]
         values: dict[str, Any] = {
             "name": self.name,
             "reasoning_content": self.reasoning if self.reasoning_content is None else self.reasoning_content,
             "tool_call_id": self.tool_call_id,
         }
         if self.tool_calls:
-            values["tool_calls"] = [call.plain() for call in self.tool_calls]
+            values["tool_calls"] = [call.as_template_value() for call in self.tool_calls]
         return {"role": self.role, "content": content, **{key: one for key, one in values.items() if one is not None}}
 
 
@@ -581,7 +581,7 @@ class TemplateKeys(Body):
         """Arguments of :meth:`ChatTemplate.render`."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {
-            "messages": [message.plain() for message in self.messages or ()],
+            "messages": [message.as_template_value() for message in self.messages or ()],
             "tools": self.tools,
             "documents": self.documents,
             "add_generation_prompt": self.add_generation_prompt,

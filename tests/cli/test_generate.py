@@ -198,6 +198,6 @@ def test_progress_bar_goes_to_a_terminal_on_stderr(monkeypatch: pytest.MonkeyPat
         progress(advance=10)
     assert "generating" in terminal.getvalue()
     assert "10/10" in terminal.getvalue()
-    with progress_bar("hidden", 10, "tokens", shown=False) as progress:
+    with progress_bar("hidden", 10, "tokens", visible=False) as progress:
         progress(advance=3)
     assert "hidden" not in terminal.getvalue()

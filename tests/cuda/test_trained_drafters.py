@@ -79,7 +79,9 @@ MARKOV = {"markov_rank": 8, "enable_confidence_head": True, "sample_from_anchor"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kind", ["peagle", "qwen3", "dflash", "dflash2", "windows", "vanilla", "gated", "rnn", "domino"])
+@pytest.mark.parametrize(
+    "kind", ["peagle", "qwen3", "dflash", "dflash2", "windows", "vanilla", "gated", "rnn", "domino"]
+)
 def test_random_drafters_change_no_token(
     planted: Any, kind: str, temperature: float, cuda: Any, tmp_path: Path
 ) -> None:
@@ -95,7 +97,8 @@ def test_random_drafters_change_no_token(
         folder = made.write_speculators(tmp_path, **keys)
     else:
         own: dict[str, Any] = {
-            "dflash": {}, "dflash2": {"second": SECOND, "draft_vocab_size": None}, "windows": {"window": 4}, "domino": {"domino": DOMINO},
+            "dflash": {}, "dflash2": {"second": SECOND, "draft_vocab_size": None}, "windows": {"window": 4},
+            "domino": {"domino": DOMINO},
         }.get(kind, {"markov": {**MARKOV, "markov_head_type": kind}})  # fmt: skip
         drafter = dflash.Drafter(**{**sizes, "head_dim": 16, "block_size": DRAFTS + 1, **own}).randomize(1)
         folder = drafter.write_speculators(tmp_path)
