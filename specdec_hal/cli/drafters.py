@@ -8,6 +8,7 @@ higher, and with the options of an EAGLE-3 head inverted. Exit status 1 if one o
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
@@ -19,7 +20,7 @@ HELP = "check a trained drafter against its target"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Action, path and configuration."""
     parser.add_argument("action", choices=("check",), help="what to do")
-    parser.add_argument("path", metavar="PATH", help="the drafter's folder")
+    parser.add_argument("path", metavar="PATH", help="the drafter's folder, or its name on a hub")
     add_config_arguments(parser)
 
 
@@ -31,9 +32,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from specdec_hal.proposers.dflash import load_blocks
     from specdec_hal.proposers.eagle3 import load_head
 
-    blocks = drafter_kind(args.path) in ("dflash", "dspark")
-    method = "dflash" if blocks else "eagle3"
-    args.overrides = [*args.overrides, f"speculative.method={method}", f"speculative.{method}.path={args.path}"]
+    args.overrides.append(f"speculative.path={json.dumps(args.path)}")
+    blocks = drafter_kind(str(read_runtime(args).config.speculative.path)) in ("dflash", "dspark")
+    args.overrides.append(f"speculative.method={'dflash' if blocks else 'eagle3'}")
     runtime = read_runtime(args)
     module, found = check(runtime.config, *load(runtime), load_blocks if blocks else load_head)
     drafter = module.config

@@ -99,7 +99,7 @@ class Output:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, default: str = "built-in defaults") -> None:
-    """``--config``, ``--model`` and ``--set``."""
+    """``--config``, ``--model``, ``--download`` and ``--set``."""
     parser.add_argument("--config", metavar="FILE", help=f"YAML configuration (default: {default})")
     parser.add_argument(
         "--model",
@@ -108,7 +108,14 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str = "built-
         action="append",
         default=[],
         type=lambda path: f"model.path={json.dumps(path)}",
-        help="checkpoint folder or .gguf file, same as --set model.path=PATH",
+        help="checkpoint folder, .gguf file or name on a hub (ORG/NAME), same as --set model.path=PATH",
+    )
+    parser.add_argument(
+        "--download",
+        dest="overrides",
+        action="append_const",
+        const="model.download=true",
+        help="fetch named checkpoints that the hub's cache lacks, same as --set model.download=true",
     )
     parser.add_argument(
         "--set",

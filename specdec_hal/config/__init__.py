@@ -10,6 +10,7 @@ from __future__ import annotations
 from specdec_hal.config.schema import (
     MAX_DRAFTS,
     BackendSettings,
+    CheckpointPath,
     Config,
     FallbackSettings,
     ModelSettings,
@@ -25,6 +26,7 @@ from specdec_hal.config.source import Override, arguments, changed, load, parse
 __all__ = [
     "MAX_DRAFTS",
     "BackendSettings",
+    "CheckpointPath",
     "Config",
     "FallbackSettings",
     "ModelSettings",

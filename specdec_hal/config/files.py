@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import socket
 import stat
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 from weakref import finalize
 
+from specdec_hal.config import hub
 from specdec_hal.text import did_you_mean
 
 _DRAFT = ".tmp"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -63,12 +62,11 @@ def missing_folder(path: str | os.PathLike[str]) -> str:
     """
     folder = Path(os.path.abspath(path))
     near = did_you_mean(folder.name, [entry.name for entry in folder.parent.glob("*")])
-    if near or not all(map(_HUB_NAME.fullmatch, folder.parts[-2:])) or not folder.parent.parent.is_dir():
+    if near or not hub.is_name(name := "/".join(folder.parts[-2:])) or not folder.parent.parent.is_dir():
         return near
     if folder.parent.is_dir() and folder.parent.parent != Path.cwd():
         return ""
-    name = "/".join(folder.parts[-2:])
-    return f"; download a model of a hub first: hf download {name} --local-dir {os.path.relpath(folder)}"
+    return f"; for a model of a hub that is not in its cache: {hub.command(name)}, or the key model.download"
 
 
 def sweep(folder: Path, name: str = "*") -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
@@ -29,6 +30,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from specdec_hal.config import hub
 from specdec_hal.config.files import missing_folder
 from specdec_hal.errors import ConfigError, SpecDecError
 from specdec_hal.ops.enums import Strategy
@@ -111,8 +113,14 @@ def _structure(value: Any) -> Any:
     return {"json_schema": value} if isinstance(value, type) else value
 
 
+@dataclass(frozen=True)
 class RelativePath:
-    """Marks a string as a path. Relative paths become absolute before validation (config.source)."""
+    """Marks a string as a path. Relative paths become absolute before validation (config.source).
+
+    `hub`: the name of a checkpoint on a hub becomes its folder in the cache.
+    """
+
+    hub: bool = False
 
 
 LOWER = PlainSerializer(lambda member: member.name.lower(), return_type=str)
@@ -137,6 +145,7 @@ Text = Annotated[str, Field(min_length=1)]
 UnicodeText = Annotated[str, AfterValidator(_encodable)]
 """Refuse strings from JSON that are not text."""
 PathText = Annotated[Text, RelativePath()]
+CheckpointPath = Annotated[Text, RelativePath(hub=True)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 BiasedToken = Annotated[TokenId, BeforeValidator(_from_key)]
 
@@ -172,10 +181,12 @@ class ShadowSettings(Section):
 
 
 class ModelSettings(Section):
-    """`path`: checkpoint folder or .gguf file. `framework`: library that runs the model; "auto": llama.cpp for a .gguf
-    file, else the first of paddle and transformers that has the architecture and is installed. `dtype`: dtype of
-    weights and KV cache; "auto": float32 on CPUs, the checkpoint's own on GPUs (Paddle's model is always float32; with
-    llama.cpp it is that of the KV cache, "auto" float16). `generation_config`: "auto" takes sampling defaults from the
+    """`path`: checkpoint folder, .gguf file, or name on a Hugging Face hub (ORG/NAME or ORG/NAME@REVISION), which is
+    looked up in the cache of `huggingface_hub`. `download`: fetch named checkpoints that the cache lacks, drafters too.
+    `framework`: library that runs the model; "auto": llama.cpp for a .gguf file, else the first of paddle and
+    transformers that has the architecture and is installed. `dtype`: dtype of weights and KV cache; "auto": float32 on
+    CPUs, the checkpoint's own on GPUs (Paddle's model is always float32; with llama.cpp it is that of the KV cache,
+    "auto" float16). `generation_config`: "auto" takes sampling defaults from the
     checkpoint's generation_config.json for keys missing in the section `sampling`; "none" ignores them, but not its end
     tokens. `num_threads`: most CPU threads of the model; null: default of its implementation (one per core of the
     process, with Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, Triton's
@@ -186,7 +197,8 @@ class ModelSettings(Section):
     tokens of an answer, for requests with `sampling.thinking.constrain_answer`.
     """
 
-    path: PathText | None = None
+    path: CheckpointPath | None = None
+    download: bool = False
     framework: FrameworkChoice = AUTO
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     generation_config: Literal["auto", "none"] = "auto"
@@ -277,7 +289,7 @@ class SpeculativeSettings(Section):
     """
 
     method: MethodName = AUTO
-    path: PathText | None = None
+    path: CheckpointPath | None = None
     calibrate: bool = False
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFTS, validate_default=True)] = DEFAULT_DRAFTS
     adaptive: bool | None = None
@@ -554,8 +566,8 @@ class Config(Section):
 
     @property
     def served_name(self) -> str:
-        """The model's name for clients: `serve.served_model_name`, or the name of its folder or file."""
-        return self.serve.served_model_name or self.model_path.name.removesuffix(".gguf")
+        """The model's name for clients: `serve.served_model_name`, or see :func:`.hub.name_of`."""
+        return self.serve.served_model_name or hub.name_of(self.model_path)
 
     def error(self, key: str, message: str, *, command_line: str = "") -> ConfigError:
         """A ConfigError about a dotted key: ``file:key: message``. `command_line`: see :class:`SpecDecError`."""

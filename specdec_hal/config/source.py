@@ -7,13 +7,14 @@ directory. So ``path: ../models/tiny-py-lm`` in ``configs/`` means the same in e
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from specdec_hal.config import hub
 from specdec_hal.config import problems as wording
 from specdec_hal.config.files import read_regular
 from specdec_hal.config.reader import MAX_DEPTH, check_text, read_yaml
@@ -94,6 +95,16 @@ def parse(
         raise ConfigError(f"{source}: expected a mapping with the keys {wording.keys(schema)}, got {wording.got(data)}")
     merged = _anchor(data, schema, Path(base))
     overridden = dict(_override(merged, one, schema) for one in overrides)
+    model = merged.get("model")
+    download = isinstance(model, Mapping) and model.get("download") is True
+
+    def find(key: str, name: str) -> Path | None:
+        try:
+            return hub.find(name, download)
+        except hub.DownloadError as error:
+            raise ConfigError(_line(origin(key, source, overridden), key, str(error))) from error
+
+    merged = _of_hub(merged, schema, find)
     try:
         config = schema.model_validate(merged, context={NAMES: registry})
     except ValidationError as error:
@@ -192,9 +203,36 @@ def _anchor(data: Mapping[str, Any], schema: type[BaseModel], base: Path) -> dic
         value = data.get(name)
         if isinstance(value, Mapping) and wording.is_section(annotation):
             anchored[name] = _anchor(value, annotation, base)
-        elif isinstance(value, str) and value and _is_path(annotation, constraints):
+        elif isinstance(value, _MaybeOfHub) or not isinstance(value, str) or not value:
+            continue
+        elif any(_paths(annotation, constraints)):
             anchored[name] = _absolute(value, base)
+            if hub.is_name(value) and not os.path.exists(anchored[name]):
+                anchored[name] = _MaybeOfHub(anchored[name])
+                anchored[name].hub_name = value
     return anchored
+
+
+Find = Callable[[str, str], Path | None]
+
+
+class _MaybeOfHub(str):
+    """The absolute path of a file that does not exist, and what was written, which may name a checkpoint on a hub."""
+
+    hub_name: str
+
+
+def _of_hub(data: Mapping[str, Any], schema: type[BaseModel], find: Find, section: str = "") -> dict[str, Any]:
+    """A copy of `data` with the folders of named checkpoints. `find`: of a key and a name; None: no such folder."""
+    found = {**data}
+    for name, annotation, constraints in wording.fields(schema):
+        value = data.get(name)
+        if isinstance(value, Mapping) and wording.is_section(annotation):
+            found[name] = _of_hub(value, annotation, find, f"{section}{name}.")
+        elif isinstance(value, _MaybeOfHub):
+            of_hub = any(path.hub for path in _paths(annotation, constraints))
+            found[name] = str((of_hub and find(f"{section}{name}", value.hub_name)) or value)
+    return found
 
 
 def _absolute(path: str, base: Path) -> str:
@@ -205,8 +243,10 @@ def _absolute(path: str, base: Path) -> str:
         return path
 
 
-def _is_path(annotation: Any, constraints: Iterable[Any]) -> bool:
-    """Whether RelativePath marks the type or one of its parts."""
-    if any(isinstance(constraint, RelativePath) for constraint in constraints):
-        return True
-    return any(isinstance(part, RelativePath) or _is_path(part, ()) for part in get_args(annotation))
+def _paths(annotation: Any, constraints: Iterable[Any]) -> Iterator[RelativePath]:
+    """The marks of a type and of its parts."""
+    for one in (*constraints, *get_args(annotation)):
+        if isinstance(one, RelativePath):
+            yield one
+        else:
+            yield from _paths(one, ())

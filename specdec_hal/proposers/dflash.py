@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from specdec_hal.config.schema import PathText, Section
+from specdec_hal.config.schema import CheckpointPath, Section
 from specdec_hal.models.dflash import DFlashConfig, dflash_shapes, read_dflash
 from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
 from specdec_hal.plugin.model import TargetModel
@@ -26,7 +26,7 @@ class DFlashSettings(Section):
     cumulative acceptance is below this; 0: never. `layers`: as for eagle3.
     """
 
-    path: PathText | None = None
+    path: CheckpointPath | None = None
     layers: TapLayers = None
     min_confidence: Annotated[float, Field(ge=0, le=1)] = 0.1
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from specdec_hal.config.schema import PathText, Section
+from specdec_hal.config.schema import CheckpointPath, Section
 from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.models.drafter import drafter_kind
 from specdec_hal.models.loader import load_tokenizer
@@ -39,7 +39,7 @@ _log = logging.getLogger("specdec_hal")
 class DraftModelSettings(Section):
     """`path`: the draft model's checkpoint; null: `speculative.path`. One with the target's tokenizer drafts best."""
 
-    path: PathText | None = None
+    path: CheckpointPath | None = None
 
 
 def whole_model(config: Settings) -> str:

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from specdec_hal.config.schema import PathText, Section, TokenId
+from specdec_hal.config.schema import CheckpointPath, Section, TokenId
 from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.models.drafter import Blocks, Eagle3Config, read_eagle3, target_of
 from specdec_hal.models.eagle3 import eagle3_head
@@ -32,7 +32,7 @@ class Eagle3Settings(Section):
     parallel head's masked rows; without one in config.json the best of a few is taken, which takes time at the start.
     """
 
-    path: PathText | None = None
+    path: CheckpointPath | None = None
     layers: TapLayers = None
     norm_before_residual: bool | None = None
     norm_output: bool | None = None

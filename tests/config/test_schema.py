@@ -155,7 +155,9 @@ class TestModelPath:
     def test_a_name_on_a_hub(self, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is no folder: the error says how to get one. A folder beside similar names is a misspelling."""
         monkeypatch.chdir(tmp_path)
-        download = "; download a model of a hub first: hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B"
+        download = (
+            "; for a model of a hub that is not in its cache: hf download Qwen/Qwen3-0.6B, or the key model.download"
+        )
         with pytest.raises(ConfigError) as caught:
             _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
         assert str(caught.value).endswith(f"give the folder of a checkpoint, or a .gguf file{download}")
