@@ -102,8 +102,9 @@ def check_hidden_layers(batch: ForwardBatch, capabilities: ModelCapabilities, fr
     return frozenset((FINAL_NORM, *batch.hidden_layers))
 
 
-def blocks(segments: Sequence[Segment], limit: int) -> Iterator[list[Segment]]:
-    """Consecutive groups of at most `limit` tokens; a segment that does not fit is continued in the next group.
+def blocks(segments: Sequence[Segment], limit: int, whole: int = 0) -> Iterator[list[Segment]]:
+    """Consecutive groups of at most `limit` tokens; a segment that does not fit is continued in the next group, or is
+    put there if it has at most `whole` tokens.
 
     Starts count from the beginning of the whole batch. Running the groups in order equals running the batch, since
     tokens do not depend on later ones.
@@ -112,6 +113,9 @@ def blocks(segments: Sequence[Segment], limit: int) -> Iterator[list[Segment]]:
     room = limit
     for segment in segments:
         start, length, position = segment.start, segment.length, segment.position
+        if room < length <= whole and group:
+            yield group
+            group, room = [], limit
         while length:
             taken = min(length, room)
             group.append(Segment(segment.slot, start, taken, position))

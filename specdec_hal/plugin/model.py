@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specdec_hal.ops.enums import Storage
+
 FINAL_NORM = -1
 """The layer number of the final norm's output, from which logits are computed."""
 
@@ -186,14 +188,37 @@ class RecurrentModel(TargetModel, Protocol):
     def state_bytes(self) -> int:
         """Memory of the current states, which `allocate_states` replaces; 0 without any."""
 
-    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
+    def bytes_per_slot(self, num_speculative_tokens: int, storage: Storage = Storage.STATES) -> int:
         """Memory of the states of one slot, all layers, for steps of up to that many drafts (K)."""
 
-    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Any = None) -> None:
+    @property
+    def bytes_per_prefix(self) -> int:
+        """Memory of a state that is kept for other requests, all layers."""
+
+    def allocate_states(
+        self,
+        max_num_seqs: int,
+        num_speculative_tokens: int,
+        backend: Any = None,
+        *,
+        storage: Storage = Storage.STATES,
+        num_prefixes: int = 0,
+    ) -> None:
         """Make the states of `max_num_seqs` slots, besides the KV cache; calling it again replaces them.
 
         `backend`: computes their ops (section 12 of the contract) on the model's device; None: that of the device.
+        `storage`: of the recurrences; bits are the same. `num_prefixes`: states at ends of known texts.
         """
+
+    def keeps_prefix(self, rows: int) -> bool:
+        """Whether :meth:`keep_prefix` works after a step with so many rows of a slot's prompt."""
+
+    def keep_prefix(self, slot: int, position: int, entry: int) -> None:
+        """Copy the states that a slot's text before `position` left to `entry` < num_prefixes, after the step that
+        ended there and before the next. Launches only, on the current stream."""
+
+    def resume_prefix(self, entry: int, slot: int, position: int) -> None:
+        """Copy the states of `entry` to a slot whose next step starts at `position`."""
 
 
 class LendingModel(TargetModel, Protocol):

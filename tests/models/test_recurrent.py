@@ -276,7 +276,7 @@ def test_the_fault_of_other_engines_is_found(delta: Models, monkeypatch: pytest.
         for one in segments:
             before = last.get(one.slot)
             if before is not None and one.length == 1 and one.position > before.position + 1:
-                for states in self._states:
+                for states in (kept["states"] for kept in self._states):
                     size = states.shape[1]
                     states[one.slot, (one.position - 1) % size] = states[one.slot, before.position % size]
                 planted.append(one)

@@ -14,6 +14,7 @@ from specdec_hal.models.states import DRAFTS, StateStore, backend_of
 from specdec_hal.models.transformers import recurrent
 from specdec_hal.models.transformers.interface import States, Store, bind
 from specdec_hal.models.transformers.survey import Survey, base_of, only, refused, survey
+from specdec_hal.ops import Storage
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, ModelConfig, Segment
 
@@ -91,15 +92,12 @@ class Decoder:
         for module, kinds in self._rotary:
             module.rope_type = _fixed_rotary(module, kinds, positions)
 
-    def bytes_per_slot(self, drafts: int) -> int:
-        """Bytes of a slot's recurrent states, for steps of up to so many drafts."""
-        return sum(one.nbytes(drafts, self.dtype.itemsize) for one in self.survey.recurrences)
-
-    def allocate_states(self, slots: int, drafts: int, backend: Backend | None) -> StateStore:
-        """States of the recurrent layers, which are connected to them. `backend` None: the device's."""
+    def allocate_states(self, slots: int, drafts: int, backend: Backend | None, **options: Any) -> StateStore:
+        """States of the recurrent layers, which are connected to them. `backend` None: the device's. `options`: of
+        StateStore."""
         device = next(self.model.parameters()).device
         recurrences, ops = self.survey.recurrences, backend or backend_of(device)
-        states = StateStore(recurrences, slots, drafts, ops, dtype=self.dtype, device=device)
+        states = StateStore(recurrences, slots, drafts, ops, dtype=self.dtype, device=device, **options)
         self.keep(states)
         return states
 
@@ -184,14 +182,46 @@ class WithStates:
         """See RecurrentModel.state_bytes."""
         return 0 if self._states is None else self._states.nbytes
 
-    def bytes_per_slot(self, num_speculative_tokens: int) -> int:
+    def bytes_per_slot(self, num_speculative_tokens: int, storage: Storage = Storage.STATES) -> int:
         """See RecurrentModel.bytes_per_slot."""
-        return self._decoder.bytes_per_slot(num_speculative_tokens)
+        layers, size = self._decoder.survey.recurrences, self._decoder.dtype.itemsize
+        return sum(one.nbytes(num_speculative_tokens, size, storage) for one in layers)
 
-    def allocate_states(self, max_num_seqs: int, num_speculative_tokens: int, backend: Backend | None = None) -> None:
+    @property
+    def bytes_per_prefix(self) -> int:
+        """See RecurrentModel.bytes_per_prefix."""
+        return sum(one.prefix_nbytes(self._decoder.dtype.itemsize) for one in self._decoder.survey.recurrences)
+
+    def allocate_states(
+        self,
+        max_num_seqs: int,
+        num_speculative_tokens: int,
+        backend: Backend | None = None,
+        *,
+        storage: Storage = Storage.STATES,
+        num_prefixes: int = 0,
+    ) -> None:
         """See RecurrentModel.allocate_states."""
         self._states = None  # freed first: both may not fit
-        self._states = self._decoder.allocate_states(max_num_seqs, num_speculative_tokens, backend)
+        self._states = self._decoder.allocate_states(
+            max_num_seqs, num_speculative_tokens, backend, storage=storage, prefixes=num_prefixes
+        )
+
+    def keeps_prefix(self, rows: int) -> bool:
+        """See RecurrentModel.keeps_prefix."""
+        return self._states is not None and self._states.keeps(rows)
+
+    def keep_prefix(self, slot: int, position: int, entry: int) -> None:
+        """See RecurrentModel.keep_prefix."""
+        assert self._states is not None  # of a runner
+        with torch.inference_mode():
+            self._states.keep(slot, position, entry)
+
+    def resume_prefix(self, entry: int, slot: int, position: int) -> None:
+        """See RecurrentModel.resume_prefix."""
+        assert self._states is not None
+        with torch.inference_mode():
+            self._states.resume(entry, slot, position)
 
     def _check_states(self, segments: Sequence[Segment], slots: int) -> None:
         """ArgumentError for a step that the states do not fit; without those of a runner, states are made."""

@@ -216,6 +216,8 @@ class DeviceTransformers(WithStates, FromHost):
                 self._states.begin(here.cu_seqlens_q, here.seq_lens_decoder)
             with self._using(len(ids), here.cu_seqlens_q[-1:]):
                 hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
+            if self._states is not None:
+                self._states.end(len(ids))
             for layer, tensor in () if self._recording else out.items():  # else not all layers are there
                 torch.as_tensor(tensor).copy_(hidden[layer])
 

@@ -193,7 +193,8 @@ class HostTransformers(WithStates):
         with torch.inference_mode():
             for segment in batch.segments:
                 self._store.reserve(segment.slot, segment.position + segment.length)
-            parts = [self._run(ids, group, layers) for group in blocks(batch.segments, self._sizes.largest)]
+            whole = 0 if self._states is None else self._states.whole
+            parts = [self._run(ids, group, layers) for group in blocks(batch.segments, self._sizes.largest, whole)]
             return {n: torch.cat([part[n] for part in parts]) if len(parts) > 1 else parts[0][n] for n in layers}
 
     def _run(self, ids: Any, group: Sequence[Segment], layers: frozenset[int]) -> dict[int, Any]:
@@ -210,6 +211,8 @@ class HostTransformers(WithStates):
         if self._states is not None:
             self._states.begin_segments(group, first, rows)
         hidden = self._decoder.hidden(torch.from_numpy(padded), torch.from_numpy(positions), layers)
+        if self._states is not None:
+            self._states.end(rows)
         return {layer: hidden[layer][:tokens].float() for layer in layers}
 
     def compute_logits(self, hidden: Any) -> Any:

@@ -57,9 +57,16 @@ class Recorder(Protocol):
         """A recurrent layer convolves `x` [1, channels, T] by `weight` [channels, taps]."""
 
     def recurrence(
-        self, module: Any, op: str, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]
+        self,
+        module: Any,
+        op: str,
+        state: tuple[int, ...],
+        arguments: dict[str, Any],
+        known: dict[str, Any],
+        by_channel: bool = False,
     ) -> None:
-        """A recurrent layer updates a state [heads, d_k, d_v] as `op`; `known`: the only values of some arguments."""
+        """A recurrent layer updates a state [heads, d_k, d_v] as `op`, with a decay per head or key channel; `known`:
+        the only values of some arguments."""
 
 
 class _Trial(threading.local):

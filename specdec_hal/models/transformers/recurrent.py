@@ -88,9 +88,8 @@ def _delta_rule(original: Any, query: Any, key: Any, value: Any, g: Any, beta: A
     """
     module = _current.module
     if trial.recorder is not None:
-        trial.recorder.recurrence(
-            module, DELTA_RULE, (value.shape[2], key.shape[3], value.shape[3]), others, _DELTA_RULE
-        )
+        shape = value.shape[2], key.shape[3], value.shape[3]
+        trial.recorder.recurrence(module, DELTA_RULE, shape, others, _DELTA_RULE, by_channel=g.ndim == 4)
         return original(query, key, value, g=g, beta=beta, **others)[0], None
     state = module.__dict__
     return state[STORE].delta_rule(state[LAYER], query[0], key[0], value[0], g[0], beta[0])[None], None

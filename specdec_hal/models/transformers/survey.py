@@ -151,7 +151,13 @@ class _Recorder:
         self.recurrences[module] = Recurrence(len(self.recurrences), x.shape[1], weight.shape[1])
 
     def recurrence(
-        self, module: Any, op: str, state: tuple[int, ...], arguments: dict[str, Any], known: dict[str, Any]
+        self,
+        module: Any,
+        op: str,
+        state: tuple[int, ...],
+        arguments: dict[str, Any],
+        known: dict[str, Any],
+        by_channel: bool = False,
     ) -> None:
         """See Recorder."""
         what = f"its recurrence ({type(module).__name__})"
@@ -163,7 +169,7 @@ class _Recorder:
                 raise refused(self.model, f"{what} needs '{argument}', which is not supported")
         served = {*known, "chunk_size", "D", "dt_bias", "dt_limit"}
         self._check_others(what, {name: value for name, value in arguments.items() if name not in served})
-        self.recurrences[module] = replace(layer, state=state, op=op)
+        self.recurrences[module] = replace(layer, state=state, op=op, by_channel=by_channel)
 
     def _check_others(self, what: str, arguments: dict[str, Any]) -> None:
         for argument, value in arguments.items():
