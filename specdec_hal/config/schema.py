@@ -229,9 +229,12 @@ class RunnerSettings(Section):
 
     `block_size`: positions per block of the KV cache, for models with blocks. `num_kv_blocks`: number of KV blocks;
     null: enough for every slot's context. `enable_prefix_caching`: share KV blocks of equal prefixes; null: if the
-    model's bits do not depend on what is computed together. `overlap`: launch a step before the previous one is read;
-    null: if backend, model and proposer can. `graph`: replay steps as device graphs; null: if backend, model and
-    proposer can. `debug`: check the values of every op's tensors.
+    model's bits do not depend on what is computed together. `recurrent_storage`: what is kept of recurrent layers,
+    "states", one for each position that drafts may take back, or "replay", one state and the updates since, with the
+    same bits; "auto": as measured, "replay" on a GPU for three drafts and more. `num_prefix_states`: states of these
+    layers kept at ends of blocks, without which a prefix is not shared; null: as many as slots. `overlap`: launch a
+    step before the previous one is read; null: if backend, model and proposer can. `graph`: replay steps as device
+    graphs; null: if backend, model and proposer can. `debug`: check the values of every op's tensors.
 
     `max_waiting_requests`: most requests waiting for a slot; null: no limit. `queue_timeout_s`: longest wait of a
     request for a slot; null: no limit. `watchdog_s`: log parts of a step that take longer; null: never. `journal`: file
@@ -246,6 +249,8 @@ class RunnerSettings(Section):
     block_size: Annotated[int, Field(ge=1, le=1024)] = 64
     num_kv_blocks: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     enable_prefix_caching: bool | None = None
+    recurrent_storage: Literal["auto", "states", "replay"] = "auto"
+    num_prefix_states: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     overlap: bool | None = None
     graph: bool | None = None
     debug: bool = False

@@ -10,7 +10,7 @@ Sources: Kwon et al. 2023, PagedAttention; Zheng et al. 2024, SGLang; vllm/v1/co
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 
 import numpy as np
@@ -110,6 +110,40 @@ class BlockPool:
         if key := self._key[block]:
             del self._cached[key]
             self._key[block] = NO_KEY
+
+
+class PrefixStates:
+    """Which of `entries` copies of recurrent states belong to which text, found by the key of its last block.
+
+    `keeps(rows)`: whether a model has the state after a chunk of so many rows. The least recently used one is replaced.
+    """
+
+    def __init__(self, entries: int, keeps: Callable[[int], bool]) -> None:
+        self.entries, self.keeps = entries, keeps
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+
+    def longest(self, keys: list[bytes]) -> int:
+        """How many of a text's first blocks end where a state is known."""
+        return next((blocks for blocks in range(len(keys), 0, -1) if keys[blocks - 1] in self._known), 0)
+
+    def find(self, key: bytes) -> int:
+        """The entry of a known state, which is used now."""
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def add(self, key: bytes) -> int | None:
+        """The entry for a new state; None if it is known."""
+        if key in self._known or not self.entries:
+            return None
+        entry = len(self._known)
+        if entry == self.entries:
+            _, entry = self._known.popitem(last=False)
+        self._known[key] = entry
+        return entry
+
+    def reset(self) -> None:
+        """Forget all states."""
+        self._known.clear()
 
 
 def block_keys(

@@ -11,13 +11,23 @@ from typing import cast
 from specdec_hal.config.schema import Config
 from specdec_hal.models import Tokenizer, load_model
 from specdec_hal.plugin.backend import AUTO, Backend
-from specdec_hal.plugin.model import DeviceModel, TargetModel
+from specdec_hal.plugin.model import DeviceModel, RecurrentModel, TargetModel
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, check_hidden_layers
 from specdec_hal.plugin.registry import Registry, or_default
 from specdec_hal.proposers.switched import SwitchedProposer
 from specdec_hal.runner.admission import RequestRules
+from specdec_hal.runner.blocks import PrefixStates
 from specdec_hal.runner.draft_length import DraftLengths
-from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_bytes, state_sizes
+from specdec_hal.runner.footprint import (
+    allocate_cache,
+    check_footprint,
+    checked_length,
+    prefix_states,
+    shares_prefixes,
+    state_bytes,
+    state_sizes,
+    with_storage,
+)
 from specdec_hal.runner.guard import claim_cache
 from specdec_hal.runner.method import DraftMethods, chosen, looks_up_too
 from specdec_hal.runner.plan import StepCompiler
@@ -88,7 +98,7 @@ def build_parts(
     """
     registry, hook = or_default(registry), hook or RunnerHook()
     automatic = config.speculative.method == AUTO
-    config = chosen(config, backend, model, registry)
+    config = with_storage(chosen(config, backend, model, registry), backend, model)
     speculative, settings, capabilities = config.speculative, config.runner, model.capabilities
     spec = registry.get_proposer(speculative.method)
     if spec.settings is not None and speculative.settings is None:
@@ -191,22 +201,14 @@ def _proposer_context(
 
 
 def _prefix_cache(config: Config, model: TargetModel, proposer: Proposer, blocks: bool) -> PrefixCache | None:
-    """Settings of prefix caching, if enabled; ConfigError for a model without `blocks`, or with recurrent states."""
-    wanted = config.runner.enable_prefix_caching
-    if model.capabilities.recurrent:
-        if wanted:
-            message = (
-                "expected false for a model with recurrent states, which blocks do not hold, got true; leave it out"
-            )
-            raise config.error("runner.enable_prefix_caching", message)
-        if blocks and wanted is None:
-            _log.info("prefixes of prompts are not shared: the model's recurrent states are not kept in KV blocks")
-        return None
-    if wanted and not blocks:
+    """Settings of prefix caching, if enabled; ConfigError for a model without `blocks`."""
+    if config.runner.enable_prefix_caching and not blocks:
         message = "expected false for a model that keeps no KV blocks, got true; leave it out"
         raise config.error("runner.enable_prefix_caching", message)
-    stable = blocks and model.capabilities.stable_row_counts is None
-    if not (stable if wanted is None else wanted):
+    if not shares_prefixes(config, model):
         return None
+    states = None
+    if model.capabilities.recurrent:
+        states = PrefixStates(prefix_states(config, model), cast(RecurrentModel, model).keeps_prefix)
     draft_rows = bool(proposer.hidden_layers) or proposer.draft_positions > 0
-    return PrefixCache(draft_rows, proposer.cache_lookahead if draft_rows else 0)
+    return PrefixCache(draft_rows, proposer.cache_lookahead if draft_rows else 0, states)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from specdec_hal.config.schema import Config
 from specdec_hal.models.loader import checkpoint_memory
-from specdec_hal.ops import Strategy
+from specdec_hal.ops import Storage, Strategy
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import DeviceModel, RecurrentModel, TargetModel
 from specdec_hal.plugin.proposer import MemoryContext
@@ -46,12 +46,47 @@ def kv_blocks(config: Config, model: TargetModel, positions: int) -> int:
     return whole if settings.num_kv_blocks is None else settings.num_kv_blocks
 
 
+REPLAY_FROM = 3
+"""Drafts of a step from which replaying updates was measured as faster on a GPU than keeping states."""
+
+
+def with_storage(config: Config, backend: Backend, model: TargetModel) -> Config:
+    """The configuration with the storage "auto" of recurrent states resolved."""
+    if not model.capabilities.recurrent or config.runner.recurrent_storage != "auto":
+        return config
+    has = any(status.op == "advance_checkpoints" and status.available for status in backend.explain())
+    many = config.speculative.num_speculative_tokens >= REPLAY_FROM
+    chosen = "replay" if has and many and backend.device != "cpu" else "states"
+    return config.model_copy(update={"runner": config.runner.model_copy(update={"recurrent_storage": chosen})})
+
+
+def shares_prefixes(config: Config, model: TargetModel) -> bool:
+    """Whether requests share KV blocks of equal prefixes."""
+    if not model.capabilities.device_lengths:
+        return False
+    wanted = config.runner.enable_prefix_caching
+    return model.capabilities.stable_row_counts is None if wanted is None else wanted
+
+
+def prefix_states(config: Config, model: TargetModel) -> int:
+    """Recurrent states kept for requests with an equal prefix."""
+    if not model.capabilities.recurrent or not shares_prefixes(config, model):
+        return 0
+    settings = config.runner
+    return settings.max_num_seqs if settings.num_prefix_states is None else settings.num_prefix_states
+
+
 def state_bytes(config: Config, model: TargetModel) -> int:
-    """Bytes of the recurrent states of all slots; 0 for a model without any."""
+    """Bytes of the recurrent states of all slots and of prefixes; 0 for a model without any."""
     if not model.capabilities.recurrent:
         return 0
-    drafts = config.speculative.num_speculative_tokens
-    return config.runner.max_num_seqs * cast(RecurrentModel, model).bytes_per_slot(drafts)
+    recurrent, drafts = cast(RecurrentModel, model), config.speculative.num_speculative_tokens
+    slots = config.runner.max_num_seqs * recurrent.bytes_per_slot(drafts, _storage(config))
+    return slots + prefix_states(config, model) * recurrent.bytes_per_prefix
+
+
+def _storage(config: Config) -> Storage:
+    return Storage.REPLAY if config.runner.recurrent_storage == "replay" else Storage.STATES
 
 
 def allocate_cache(config: Config, backend: Backend, model: TargetModel, positions: int) -> BlockPool | None:
@@ -60,7 +95,9 @@ def allocate_cache(config: Config, backend: Backend, model: TargetModel, positio
     settings = config.runner
     if model.capabilities.recurrent:
         drafts = config.speculative.num_speculative_tokens
-        cast(RecurrentModel, model).allocate_states(settings.max_num_seqs, drafts, backend)
+        cast(RecurrentModel, model).allocate_states(
+            settings.max_num_seqs, drafts, backend, storage=_storage(config), num_prefixes=prefix_states(config, model)
+        )
     if not model.capabilities.device_lengths:
         model.allocate(settings.max_num_seqs, positions)
         return None

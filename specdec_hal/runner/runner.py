@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from specdec_hal.errors import EngineDeadError, JournalError, PluginError, Reque
 from specdec_hal.models import Tokenizer
 from specdec_hal.output.processor import TextProcessor
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.model import TargetModel
+from specdec_hal.plugin.model import RecurrentModel, TargetModel
 from specdec_hal.plugin.registry import Registry
 from specdec_hal.request import (
     Drafts,
@@ -384,8 +384,13 @@ class ModelRunner:
             return False
         self._slots.apply(schedule)
         record = TimedStep(activity=self._activity, method=self.method)
+        recurrent = cast(RecurrentModel, self.model)
         try:
+            for slot, (entry, position) in schedule.resumed.items():
+                recurrent.resume_prefix(entry, slot, position)
             step = self._enqueue(schedule, record)
+            for slot, (entry, position) in schedule.kept.items():
+                recurrent.keep_prefix(slot, position, entry)
         except (EngineDeadError, PluginError):
             raise  # no request is at fault
         except Exception as error:

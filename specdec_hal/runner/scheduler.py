@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_hal.ops import SlotAction
-from specdec_hal.runner.blocks import BlockPool, block_keys
+from specdec_hal.runner.blocks import BlockPool, PrefixStates, block_keys
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.slot_table import Bools, Ints, SlotTable
 from specdec_hal.runner.state import DecodeState
@@ -46,7 +46,8 @@ class Schedule:
 
     `slots`: number of participating slots (B); `tokens`, `context`: bounds on tokens and on any slot's cache; `budget`:
     the most tokens. `filled`: requests with a new slot; `chunks`: slots that take a part of their prompt; `grown`: the
-    blocks of slots with other ones than before. `stops`: ended slots to report to the device. `changes`: whether the
+    blocks of slots with other ones than before. `resumed`, `kept`: entry and position of recurrent states that a slot
+    starts from, and that are kept after the step. `stops`: ended slots to report to the device. `changes`: whether the
     device must know of the decisions. `steady`: the requests are those of the previous step. By slot [M]: `actions`
     (:class:`~specdec_hal.ops.SlotAction`), `decodes`, `takes_part` (also with a chunk), and SlotTable.owner of then.
     """
@@ -58,6 +59,8 @@ class Schedule:
     work: dict[int, Work] = field(default_factory=dict)
     filled: dict[int, Sequence] = field(default_factory=dict)
     grown: dict[int, list[int]] = field(default_factory=dict)
+    resumed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    kept: dict[int, tuple[int, int]] = field(default_factory=dict)
     chunks: list[int] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
     slots: int = 0
@@ -78,11 +81,12 @@ time per token, and decoding requests would wait for both in one step.
 @dataclass(frozen=True)
 class PrefixCache:
     """Settings of prefix caching. `draft_rows`: the proposer has a row per position of a context; `lookahead`: its
-    cache_lookahead, see :class:`~specdec_hal.plugin.proposer.Proposer`.
+    cache_lookahead, see :class:`~specdec_hal.plugin.proposer.Proposer`. `states`: of a model with recurrent layers.
     """
 
     draft_rows: bool = False
     lookahead: int | None = 0
+    states: PrefixStates | None = None
 
 
 class Scheduler:
@@ -238,6 +242,7 @@ class Scheduler:
             step.takes_part = step.decodes.copy()
             step.chunks = [slot for slot in step.chunks if slot in step.work]
             step.takes_part[step.chunks] = True
+            step.kept = self._kept(step)
         step.steady = self._same and len(step.work) == len(self.running)
         self._same = len(step.work) == len(self.running)
         return step
@@ -293,7 +298,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             slot = heapq.heappop(self._free_slots)
             sequence.take(slot, self.table)
-            self._share(slot, sequence)
+            self._share(slot, sequence, step)
             if sequence.queue_s is None:
                 sequence.queue_s = time.monotonic() - sequence.arrived_s
                 self._count(sequence)
@@ -325,6 +330,8 @@ class Scheduler:
     def _chunk(self, step: Schedule, slot: int, sequence: Sequence) -> bool:
         """Schedule the next chunk of a slot; False if the step is full."""
         count = min(sequence.target - sequence.cached, self._symbols["I_cap"], step.budget - step.tokens)
+        if self._prefixes is not None and self._prefixes.states is not None:
+            count = self._to_block_end(sequence, count)
         end = sequence.cached + count
         reach = self._reach(sequence, end)
         if count <= 0 or not self._reserve(sequence, reach):
@@ -381,9 +388,36 @@ class Scheduler:
             found += new
             if len(found) < wanted:
                 break
+        if prefixes.states is not None:
+            del found[prefixes.states.longest(sequence.block_keys[: len(found)]) :]
         return found
 
-    def _share(self, slot: int, sequence: Sequence) -> None:
+    def _to_block_end(self, sequence: Sequence, count: int) -> int:
+        """Of a chunk of so many tokens, those up to the last block whose end a text can be resumed from, if any."""
+        assert self.pool is not None
+        size = self.pool.block_size
+        end = min(sequence.cached + count, sequence.target - 1) // size * size
+        return end - sequence.cached if end > sequence.cached else count
+
+    def _kept(self, step: Schedule) -> dict[int, tuple[int, int]]:
+        """The states to keep after a step: at the last block's end in a context, and where its length has doubled."""
+        if self.pool is None or self._prefixes is None or self._prefixes.states is None:
+            return {}
+        states, size, kept = self._prefixes.states, self.pool.block_size, dict[int, tuple[int, int]]()
+        for slot in step.chunks:
+            sequence, count, _, end = step.work[slot]
+            if end % size or not states.keeps(count):
+                continue
+            blocks, before = end // size, (end - count) // size
+            keys = self._keys(sequence, end)
+            last = blocks == (sequence.target - 1) // size
+            if len(keys) < blocks or not (last or blocks.bit_length() > before.bit_length()):
+                continue
+            if (entry := states.add(keys[blocks - 1])) is not None:
+                kept[slot] = entry, end
+        return kept
+
+    def _share(self, slot: int, sequence: Sequence, step: Schedule) -> None:
         """Start a request after its known blocks."""
         if self.pool is None or self._prefixes is None:
             return
@@ -394,6 +428,8 @@ class Scheduler:
         sequence.registered = len(found)
         sequence.cached = self.table.room[slot] = len(found) * size
         self.table.shares_at[slot] = sequence.cached + size
+        if found and self._prefixes.states is not None:
+            step.resumed[slot] = self._prefixes.states.find(sequence.block_keys[len(found) - 1]), sequence.cached
         sequence.draft_rows = self._keeps_draft_rows(sequence)
 
     def _count(self, sequence: Sequence) -> None:
@@ -425,6 +461,8 @@ class Scheduler:
         """Forget all known blocks."""
         if self.pool is not None:
             self.pool.reset()
+        if self._prefixes is not None and self._prefixes.states is not None:
+            self._prefixes.states.reset()
 
     def _keeps_draft_rows(self, sequence: Sequence) -> bool:
         """Whether the proposer has rows for a request's tokens."""

@@ -341,23 +341,58 @@ class _Without:
         return replace(self._model.capabilities, recurrent=False)
 
 
-def test_prefixes_are_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Blocks hold no states: the model for GPUs computes every prompt from its beginning, and the log says so."""
+def device_model(folder: Path, **changes: Any) -> Any:
+    """The model for GPUs, on the host and without our kernels."""
     from specdec_hal.models.transformers.device import DeviceTransformers
     from specdec_hal.models.transformers.load import load_decoder
 
-    caplog.set_level("INFO", "specdec_hal")
-    model = DeviceTransformers(load_decoder(write_model(tmp_path, KINDS[0]), "cpu", "float32"))
-    config = {"speculative": {"method": "naive"}, "runner": {"max_num_seqs": 1, "max_model_len": 64, "block_size": 4}}
+    return DeviceTransformers(load_decoder(write_model(folder, **changes), "cpu", "float32"))
+
+
+@pytest.mark.parametrize("storage", ["states", "replay"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_prefixes(tmp_path: Path, kind: str, storage: str) -> None:
+    """A state is kept at the last block's end in a prompt, and where its length doubles."""
+    model = device_model(tmp_path, kind=kind)
+    settings = {"max_num_seqs": 2, "max_model_len": 128, "block_size": 8, "prefill_chunk": 16}
+    settings |= {"enable_prefix_caching": True, "recurrent_storage": storage, "num_prefix_states": 4}
+    speculative = {"method": "ngram", "num_speculative_tokens": K, "adaptive": False}
+    runner = build_runner(parse({"speculative": speculative, "runner": settings}), sd.get_backend("reference"), model)
+    generator = np.random.default_rng(1)
+    first = generator.integers(3, VOCABULARY, 43).tolist()
+    other = first[:35] + generator.integers(3, VOCABULARY, 6).tolist()
+
+    def run(prompt: list[int]) -> tuple[list[int], int | None]:
+        runner.add_request(Request("a", prompt, SamplingParams(max_new_tokens=9, ignore_eos=True)))
+        output = runner.run()["a"]
+        return list(output.token_ids), output.num_cached_tokens
+
+    def fresh(prompt: list[int]) -> list[int]:
+        runner.forget()
+        tokens, cached = run(prompt)
+        assert cached == 0
+        return tokens
+
+    wanted = fresh(other), fresh(first)
+    # With REPLAY there is a state after more than half a ring only: 7 rows.
+    assert run(first) == (wanted[1], 40)
+    assert run(other) == (wanted[0], 32)
+    longer = [*first, *wanted[1]]
+    assert run(longer) == (fresh(longer), 40)
+    assert runner.state_bytes == model.state_bytes
+
+
+
+def test_prefixes_without_room_for_states(tmp_path: Path) -> None:
+    """Every prompt is computed from its beginning."""
+    model = device_model(tmp_path, kind=KINDS[0])
+    settings = {"max_num_seqs": 1, "max_model_len": 64, "block_size": 4, "enable_prefix_caching": True}
+    config = {"speculative": {"method": "naive"}, "runner": {**settings, "num_prefix_states": 0}}
     runner = build_runner(parse(config), sd.get_backend("reference"), model)
-    assert "prefixes of prompts are not shared" in caplog.text
     for name in "ab":
         runner.add_request(Request(name, [5, 6, 7] * 5, SamplingParams(max_new_tokens=4)))
         (output,) = runner.run().values()
         assert output.num_cached_tokens == 0
-    config["runner"]["enable_prefix_caching"] = True  # type: ignore[index]
-    with pytest.raises(ConfigError, match=r"runner\.enable_prefix_caching: expected false for a model with recurrent"):
-        build_runner(parse(config), sd.get_backend("reference"), model)
 
 
 def test_a_backend_without_the_ops(delta: Models) -> None:
