@@ -98,10 +98,13 @@ def test_random_drafters_change_no_token(
     else:
         own: dict[str, Any] = {
             "dflash": {}, "dflash2": {"second": SECOND, "draft_vocab_size": None}, "windows": {"window": 4},
-            "domino": {"domino": DOMINO},
+            "domino": {"domino": DOMINO, "draft_vocab_size": None},
         }.get(kind, {"markov": {**MARKOV, "markov_head_type": kind}})  # fmt: skip
         drafter = dflash.Drafter(**{**sizes, "head_dim": 16, "block_size": DRAFTS + 1, **own}).randomize(1)
-        folder = drafter.write_speculators(tmp_path)
+        if kind == "domino":
+            folder = drafter.write_zlab(tmp_path, 4, architectures=["DominoDraftModel"])
+        else:
+            folder = drafter.write_speculators(tmp_path)
     outputs, counted = decode(model, cuda, folder, temperature)
     plain, _ = decode(model, cuda, None, temperature)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
