@@ -10,11 +10,11 @@ RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir '.[paddle,model
 FROM python:3.11-slim-bookworm
 # PaddlePaddle's wheel loads OpenMP's runtime.
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
-  && useradd --create-home specdec
+  && useradd --create-home --uid 10001 specdec
 COPY --from=build /venv /venv
 COPY configs /app/configs
 COPY models /app/models
-USER specdec
+USER 10001
 WORKDIR /app
 ENV PATH=/venv/bin:$PATH
 EXPOSE 8000

@@ -120,6 +120,8 @@ lint: $(VENV)/.dev
 	$(BIN)/proselint check $$(git ls-files '*.md' ':!models' ':!*/killed.md')
 	find kernels_* specdec_hal/models/native tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/hadolint --ignore DL3008 Dockerfile deploy/gpu.Dockerfile
+	$(BIN)/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
 	JOBS=$(JOBS) $(BIN)/python tools/tidy.py
 
 site: $(VENV)/.dev

@@ -44,19 +44,22 @@ class _Closed(Exception):
 
 
 class EngineInfo(NamedTuple):
-    """Public properties of an engine. `method`: source of drafts, with "auto" resolved."""
+    """Public properties of an engine. `method`: source of drafts, with "auto" resolved. `cache`: of the KV cache, by
+    vLLM's names.
+    """
 
     backend: str
     max_model_len: int
     end_tokens: list[int]
     method: str
     num_speculative_tokens: int
+    cache: dict[str, str] = {}  # noqa: RUF012
 
     @classmethod
     def of(cls, runner: ModelRunner) -> EngineInfo:
         """The info of an engine with this runner."""
         method, k = runner.config.speculative.method, runner.config.speculative.num_speculative_tokens
-        return cls(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens), method, k)
+        return cls(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens), method, k, runner.cache_config)
 
 
 class Aborts(Protocol):

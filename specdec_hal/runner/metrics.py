@@ -105,6 +105,8 @@ class Counts:
     late: dict[str, int] = field(default_factory=dict)
     """Plans bound or captured, and kernels compiled, while requests waited."""
     methods: dict[str, int] = field(default_factory=dict)
+    input_tokens: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, metrics: Metrics, load: Load, fallback_calls: Mapping[str, int], late: Mapping[str, int]) -> Counts:
@@ -113,7 +115,8 @@ class Counts:
         return cls(
             load, dict(total.drafted), dict(total.accepted), total.emitted, dict(metrics.requests),
             list(dict(metrics.buckets).items()), dict(fallback_calls), dict(total.seconds), metrics.failed_steps,
-            metrics.failed_proposals, total.dropped_drafts, dict(late), dict(metrics.methods),
+            metrics.failed_proposals, total.dropped_drafts, dict(late), dict(metrics.methods), total.input_tokens,
+            dict(metrics.sizes),
         )  # fmt: skip
 
 
@@ -145,6 +148,8 @@ class Metrics:
         """Steps by bucket."""
         self.methods: Counter[str] = Counter()
         """Steps by the method that drafts."""
+        self.sizes: Counter[int] = Counter()
+        """Steps by the least n for which they have at most 2**n input tokens."""
         self.requests: Counter[str] = Counter()
         """Finished requests by finish reason."""
 
@@ -153,6 +158,7 @@ class Metrics:
         self.steps += 1
         self.buckets[record.bucket] += 1
         self.methods[record.method] += 1
+        self.sizes[max(record.input_tokens - 1, 0).bit_length()] += 1
         total = self.total
         for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(record, name))

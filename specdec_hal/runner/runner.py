@@ -232,6 +232,13 @@ class ModelRunner:
             if sequence.finish_reason is not None:
                 self._took(sequence)
 
+    @property
+    def cache_config(self) -> dict[str, str]:
+        """Of the KV cache: its block size and number of blocks, if it has any, and whether prefixes are shared."""
+        pool, shares = self.scheduler.pool, str(self.scheduler.shares_prefixes)
+        blocks = {} if pool is None else {"block_size": str(pool.block_size), "num_gpu_blocks": str(pool.num_blocks)}
+        return {**blocks, "enable_prefix_caching": shares}
+
     def load(self) -> Load:
         """Its current load. Thread-safe."""
         scheduler, pool = self.scheduler, self.scheduler.pool

@@ -457,6 +457,11 @@ class Scheduler:
                 pool.register(block, key, drafted)
             self.table.shares_at[slot] = (end + 1) * pool.block_size
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether requests share the blocks of equal prefixes."""
+        return self._prefixes is not None
+
     def forget_prefixes(self) -> None:
         """Forget all known blocks."""
         if self.pool is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -26,6 +26,8 @@ SECONDS = (
 )  # fmt: skip
 _COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
+_POWERS = (0, *range(3, 15))
+"""Powers of two that bound the sizes of steps, as vLLM's."""
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From the arrival of a request to its first token.", SECONDS),
     "inter_token_latency_seconds": ("From token to token; tokens of one step share its time evenly.", SECONDS),
@@ -57,8 +59,9 @@ class ServerMetrics:
     def __init__(self, model_name: str, engine: EngineInfo) -> None:
         self._registry = CollectorRegistry()
         labels = (model_name, engine.backend, engine.method)
-        self._engine = _EngineCollector(labels, engine.num_speculative_tokens)
+        self._engine = _EngineCollector(labels, engine.num_speculative_tokens, engine.cache)
         self._registry.register(self._engine)
+        ProcessCollector(registry=self._registry)  # of this HTTP process
         self._histograms = {
             name: Histogram(f"vllm:{name}", text, bounds, labels) for name, (text, bounds) in _HISTOGRAMS.items()
         }
@@ -160,8 +163,8 @@ class Histogram(Collector):
 class _EngineCollector(Collector):
     """The latest counts of an engine."""
 
-    def __init__(self, labels: tuple[str, ...], positions: int) -> None:
-        self._labels, self._positions = labels, positions
+    def __init__(self, labels: tuple[str, ...], positions: int, cache: Mapping[str, str]) -> None:
+        self._labels, self._positions, self._cache = labels, positions, cache
         self.counts: Counts | None = None
         self.prompt_tokens = 0
 
@@ -190,6 +193,16 @@ class _EngineCollector(Collector):
         yield self._gauge("vllm:num_requests_running", "Running requests.", load.running)
         yield self._gauge("vllm:num_requests_waiting", "Waiting requests.", load.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Used fraction of the KV cache.", load.kv_usage)
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, in labels.", labels=(*LABELS, *self._cache))
+        info.add_metric((*self._labels, *self._cache.values()), 1)
+        yield info
+        text = "Tokens that the model reads in a step: of prompts, last tokens and drafts."
+        sizes = HistogramMetricFamily("vllm:iteration_tokens_total", text, labels=LABELS)
+        steps = [sum(count for size, count in counts.sizes.items() if size <= power) for power in _POWERS]
+        ends = [*map(floatToGoString, (2**power for power in _POWERS)), "+Inf"]
+        steps.append(sum(counts.sizes.values()))
+        sizes.add_metric(self._labels, list(zip(ends, steps, strict=True)), counts.input_tokens)
+        yield sizes
         buckets = {tuple(map(str, bucket)): count for bucket, count in counts.buckets}
         text = "Steps by padded size."
         yield self._counters("specdec_hal:steps", text, ("slots", "tokens", "context"), buckets)

@@ -382,7 +382,6 @@ def test_shared_prefixes(tmp_path: Path, kind: str, storage: str) -> None:
     assert runner.state_bytes == model.state_bytes
 
 
-
 def test_prefixes_without_room_for_states(tmp_path: Path) -> None:
     """Every prompt is computed from its beginning."""
     model = device_model(tmp_path, kind=KINDS[0])

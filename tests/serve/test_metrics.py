@@ -26,8 +26,8 @@ def scrape(running: Running) -> Callable[..., float]:
     families = list(text_string_to_metric_families(answer.text))
     found = {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
-    def value(name: str, **labels: str) -> float:
-        return found[name, tuple(sorted({**LABELS, **labels}.items()))]
+    def value(name: str, labels: dict[str, str] = LABELS, **more: str) -> float:
+        return found[name, tuple(sorted({**labels, **more}.items()))]
 
     return value
 
@@ -69,6 +69,13 @@ def test_counters_are_those_of_the_answers(running: Running) -> None:
     steps, tokens = running.engine.runner.metrics.steps, running.engine.runner.state.symbols["T_cap"]
     assert value("specdec_hal:steps_total", slots="4", tokens=str(tokens), context="64") == steps
     assert value("specdec_hal:method_steps_total", draft_method="ngram") == steps
+    assert value("vllm:iteration_tokens_total_count") == steps
+    assert value("vllm:iteration_tokens_total_sum") == running.engine.runner.metrics.total.input_tokens
+    few = value("vllm:iteration_tokens_total_bucket", le="1.0")
+    assert few <= value("vllm:iteration_tokens_total_bucket", le="16.0") == steps
+    cache = {"enable_prefix_caching": "False"}  # a model without blocks
+    assert value("vllm:cache_config_info", **cache) == 1
+    assert value("process_start_time_seconds", labels={}) > 1e9 and value("process_open_fds", labels={}) > 2
     for name in ("time_to_first_token", "request_queue_time", "e2e_request_latency"):
         assert value(f"vllm:{name}_seconds_count") == 3, name
     for name in ("prefill_time", "decode_time", "inference_time", "time_per_output_token"):

@@ -22,8 +22,10 @@ def serve(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenA
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stdout is not None
-            shown = "".join(iter(process.stdout.readline, "}\n")) + "}"
-            url = json.loads(shown)["url"]
+            document = process.stdout.readline()
+            while not document.endswith("}\n"):  # one line with --log-format json, else several
+                document += process.stdout.readline()
+            url = json.loads(document)["url"]
             with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120) as client:
                 yield process, client
         finally:
