@@ -27,7 +27,6 @@ from specdec_hal.runner import Counts  # noqa: E402
 from specdec_hal.runner.metrics import Load, Metrics  # noqa: E402
 from specdec_hal.serve.metrics import ServerMetrics  # noqa: E402
 from specdec_hal_conformance import matrix  # noqa: E402
-from tests.xpu.sim import dialect_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 INCLUDED = {"README.md": "index.md", "CONTRIBUTING.md": "extend/contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -220,6 +219,5 @@ write("reference/configuration.md", configuration())
 write("reference/contract.md", contract())
 write("reference/metrics.md", metrics())
 write("reference/support.md", matrix.render(matrix.read(ROOT / "docs" / "reference" / "support.csv")))
-write("reference/xpu_builtins.md", dialect_table.render(dialect_table.builtins()))
 write("numbers/gpu.md", gpu())
 write("numbers/results.md", results())

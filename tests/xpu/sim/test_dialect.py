@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from specdec_hal.cli import main
+from specdec_hal_xpu.builtins import KINDS, builtins, expand, sources
 from specdec_hal_xpu.cc import Build, build, toolchain
 from tests.xpu.program import BUILTIN_FILES, MODES_ASAN_SLOW, SOURCES
 from tests.xpu.sim import dialect_table, test_vectors
 
+ROOT = Path(__file__).parents[3]
 WORD = re.compile(r"(?:xpu_std::|std::)?[A-Za-z_]\w*(?:\.w\b)?")
 
 
@@ -21,7 +25,7 @@ def read_list() -> dict[str, list[str]]:
     for line in (SOURCES / "builtins" / "dialect.txt").read_text().splitlines():
         if line and not line.startswith("#"):
             kind, words = line.split(":", 1)
-            names.setdefault(kind, []).extend(name for word in words.split() for name in dialect_table.expand(word))
+            names.setdefault(kind, []).extend(name for word in words.split() for name in expand(word))
     return names
 
 
@@ -102,23 +106,44 @@ def test_each_qualifier_is_on_the_page():
 
 def guessed() -> list[str]:
     """The names that the table of docs/extend/kunlun.md says are guessed, as patterns."""
-    page = (dialect_table.ROOT / "docs" / "extend" / "kunlun.md").read_text()
+    page = (ROOT / "docs" / "extend" / "kunlun.md").read_text()
     section = page[page.index("## Guessed") :].partition("\n## ")[0]
     rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
-    return [name for row in rows for word in re.findall(r"`(.*?)`", row) for name in dialect_table.expand(word)]
+    return [name for row in rows for word in re.findall(r"`(.*?)`", row) for name in expand(word)]
 
 
 def test_each_builtin_has_a_source_and_each_guess_is_on_the_page():
-    every = dialect_table.builtins()
-    assert {dialect_table.source_of(one) for one in every} == set(dialect_table.KINDS)
+    every = builtins()
+    assert {one.source.kind for one in every} == set(KINDS)
+    assert {bool(source.where) for source, _ in sources() if source.kind in ("header", "kernel")} == {True}
     named = {one.source_name for one in every}
-    for kind, words in dialect_table.source_lines():
-        stale = [word for word in words.split() for name in dialect_table.expand(word) if not fits(name, named)]
-        assert kind == "guess" or stale == [], stale
+    for source, words in sources():
+        stale = [word for word in words for name in expand(word) if not fits(name, named)]
+        assert source.kind == "guess" or stale == [], stale
     patterns = guessed()
-    guesses = {one.source_name for one in every if dialect_table.source_of(one) == "guess"}
+    guesses = {one.source_name for one in every if one.source.kind == "guess"}
     assert [name for name in sorted(guesses) if not any(fnmatch.fnmatchcase(name, p) for p in patterns)] == []
     assert [pattern for pattern in patterns if not fits(pattern, guesses)] == []
+
+
+def test_the_page_is_that_of_the_headers():
+    page = ROOT / "docs" / "reference" / "xpu_builtins.md"
+    assert page.read_text() == dialect_table.render(builtins()), "run python -m tests.xpu.sim.dialect_table"
+
+
+def test_the_command_prints_builtins_with_their_sources(capsys):
+    assert main(["xpu", "builtins", "reduce_SUM"]) == 0
+    line = "primitive_reduce_sum(const T* x, float* y, long long n)  public header (cluster_primitive.h)\n"
+    assert capsys.readouterr().out == line
+    assert main(["xpu", "builtins"]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == len({str(one) for one in builtins()}) > 900
+    assert re.search(r"^vvsub_float32x16_mh\(.*\)  public kernels \(FastDeploy\)$", out, re.MULTILINE)
+    assert re.search(r"^core_id\(\) +programming guide$", out, re.MULTILINE)
+    assert main(["xpu", "builtins", "vvsub_float32x16", "--json"]) == 0
+    assert [one["status"] for one in json.loads(capsys.readouterr().out)["builtins"]] == ["guess", "guess", "kernel"]
+    assert main(["xpu", "builtins", "primitive_cats"]) == 2
+    assert "found none; did you mean 'primitive_cast'?" in capsys.readouterr().err
 
 
 def fits(pattern: str, names: set[str]) -> bool:
@@ -128,7 +153,7 @@ def fits(pattern: str, names: set[str]) -> bool:
 @pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 def test_each_builtin_compiles(tmp_path, mode):
     """Every entry of the page, called with what it declares. Templates are called by the unit kernels."""
-    calls = [one.call(number) for number, one in enumerate(dialect_table.builtins()) if not one.template]
+    calls = [one.call(number) for number, one in enumerate(builtins()) if not one.template]
     assert len(calls) > 800
     source = tmp_path / "entries.xpu"
     source.write_text('#include "xpu/kernel/cluster.h"\n' + "\n".join(calls) + "\n")
