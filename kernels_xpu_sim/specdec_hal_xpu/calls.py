@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -139,8 +139,12 @@ class CallProgram:
     functions: tuple[str, ...]
 
     @classmethod
-    def build(cls, what: Build, mains: Sequence[Path], functions: Sequence[str]) -> CallProgram:
+    def build(
+        cls, what: Build, mains: Sequence[Path], functions: Sequence[str], messages: list[str] | None = None
+    ) -> CallProgram:
         """Compile `what` with a generated main program that includes the text of `mains`.
+
+        `messages`: where the compiler's warnings go, instead of standard error.
 
         Raises:
             CompileError: compilation failed; see the compiler's messages.
@@ -161,7 +165,7 @@ class CallProgram:
             )
             quoted = [part for main in mains for part in ("-iquote", str(main.resolve().parent))]
             sources = (generated, *what.sources)
-            status, _ = build(replace(what, sources=sources, flags=(*quoted, *what.flags)))
+            status, _ = build(replace(what, sources=sources, flags=(*quoted, *what.flags)), messages)
         if status != 0:
             raise CompileError(
                 f"expected {mains[0].name} with {', '.join(functions[:4])} to compile; see the compiler's messages"
@@ -272,13 +276,19 @@ def _check_overlap(call: Call) -> None:
 def parameter_names(sources: Sequence[Path]) -> dict[str, list[str]]:
     """Parameter names by function, as far as found in the texts."""
     found: dict[str, list[str]] = {}
+    for name, names in definitions(sources):
+        found.setdefault(name, names)
+    return found
+
+
+def definitions(sources: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
+    """Name and parameter names of each function definition, as far as found in the texts."""
     for source in sources:
         text = re.sub(r"/\*\s*(\w+)\s*\*/", r"\1", _read(source))  # f(int /*n*/)
         for name, parameters in re.findall(r"\b(\w+)\s*\(([^(){};]*)\)\s*\{", without_literals(text)):
             words = [re.findall(r"\w+", part.partition("=")[0]) for part in split_at_commas(parameters)]
             names = [word[-1] if len(word) > 1 else f"#{i + 1}" for i, word in enumerate(words)]
-            found.setdefault(name, names)
-    return found
+            yield name, names
 
 
 def kernels_in(source: Path) -> list[str]:

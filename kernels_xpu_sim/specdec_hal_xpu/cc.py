@@ -159,11 +159,12 @@ def compiler() -> str:
     return name
 
 
-def build(what: Build) -> tuple[int, list[list[str]]]:
+def build(what: Build, messages: list[str] | None = None) -> tuple[int, list[list[str]]]:
     """Compile and link. Returns the compiler's exit status and the executed commands.
 
     The compiler's messages go to standard error, with warnings about differences of the device
-    (:mod:`specdec_hal_xpu.device`); the first failure stops the build.
+    (:mod:`specdec_hal_xpu.device`); the first failure stops the build. With `messages`, those of a successful build are
+    appended to it instead, line by line.
 
     Raises:
         CompileError: a missing file, an incomplete launch, or a kernel whose declaration differs from its definition.
@@ -184,16 +185,17 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
                 inputs.append(str(source))
                 continue
             text = sources.readable(source)
+            assembly: list[str] = []
             if source.suffix in KERNEL_SUFFIXES:
-                said += _say(sources.remarks(source, type_warnings), said)
+                said += _say([one for one in sources.remarks(source, type_warnings) if one not in said], messages)
+                assembly = sources.remarks(source, vector_assembly)
             # The counts of an object go beside it when the program runs.
             parts = what.counts if what.coverage else Path(folder)
             obj = what.output if what.compile_only else parts / f"{number}.o"
             inputs.append(str(obj))
             commands.append(what.compile_command(tools, source, text, obj))
-            status = subprocess.run(commands[-1], check=False).returncode
+            status = _compile(commands[-1], assembly, messages)
             if status != 0:
-                _say(sources.remarks(source, vector_assembly), [])
                 return status, commands
         if what.dependencies is not None:
             what.dependencies.write_text(sources.original_names(what.dependencies.read_text()))
@@ -204,12 +206,26 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
         return subprocess.run(commands[-1], check=False).returncode, commands
 
 
-def _say(remarks: Sequence[str], said: Sequence[str]) -> list[str]:
-    """Print and return new messages, in the compiler's form."""
-    new = [remark for remark in remarks if remark not in said]
-    for remark in new:
-        print(remark, file=sys.stderr)
-    return new
+def _say(lines: Sequence[str], messages: list[str] | None) -> Sequence[str]:
+    """Print the lines, or append them to `messages`; returns them."""
+    if messages is not None:
+        messages += lines
+    elif lines:
+        print("\n".join(lines), file=sys.stderr)
+    return lines
+
+
+def _compile(command: list[str], assembly: Sequence[str], messages: list[str] | None) -> int:
+    """The compiler's exit status. `assembly`: what to print instead of the compiler's errors in vector assembly."""
+    if messages is None and not assembly:
+        return subprocess.run(command, check=False).returncode
+    plain = [] if messages is None else ["-fno-diagnostics-show-caret"]
+    done = subprocess.run([*command, *plain], stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    lines = done.stderr.splitlines()
+    if done.returncode != 0 and assembly and any("asm" in line or "Assembler" in line for line in lines):
+        lines = list(assembly[:1])  # the compiler comes so far only without other errors
+    _say(lines, messages if done.returncode == 0 else None)
+    return done.returncode
 
 
 def _check(what: Build) -> None:

@@ -34,19 +34,22 @@ def type_warnings(text: str, name: str) -> list[str]:
 
 
 def vector_assembly(text: str, name: str) -> list[str]:
-    """A note for each piece of vector assembly, with the name of its first instruction."""
+    """An error for the first piece of vector assembly, if there is one, with its first instruction."""
     code = without_comments(text)
-    notes = []
+    pieces = []
     for match in _ASSEMBLY.finditer(code):
         statement = code[match.end() - 1 : _closing(code, match.end() - 1, "()")]
         if _VECTOR_CONSTRAINT.search(statement):
             named = re.search(r'"\s*([\w.]+)', statement)
-            instruction = named[1] if named else "?"
-            notes.append(
-                f"{_site(text, match.start(), name)}: note: vector assembly, here '{instruction}', is not modelled; "
-                "use the builtins of vectors"
-            )
-    return notes
+            pieces.append((_site(text, match.start(), name), named[1] if named else "?"))
+    if not pieces:
+        return []
+    site, instruction = pieces[0]
+    more = f" and {len(pieces) - 1} more" if pieces[1:] else ""
+    return [
+        f"{site}: error: vector assembly ('{instruction}'{more}) is not modelled: expected C++ with the builtins of "
+        "vectors; specdec-hal xpu builtins lists them"
+    ]
 
 
 def _device_functions(code: str) -> Iterator[tuple[int, int]]:

@@ -5,8 +5,11 @@ The public sources themselves are not in this repository; what they need is writ
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,15 +172,66 @@ def test_a_value_that_the_compiler_makes_away_with_draws_its_warning(tmp_path, m
     assert capfd.readouterr().err == ""
 
 
-def test_vector_assembly_is_refused_by_its_name(tmp_path, monkeypatch, capfd):
+ASSEMBLY = """\
+#include "xpu/kernel/cluster.h"
+__global__ void k(float* x) {
+  float32x16_t v(1.0f);
+  int8x64_t w;
+  __asm__ __volatile__(
+      "vfloat2fix8_ll.rn %0, %1, %2" : "=v"(w) : "v"(v), "M"(15));
+  __asm__ __volatile__("vfloat2fix8_lh.rn %0, %1" : "=&v"(w) : "v"(v));
+}
+"""
+
+
+def test_vector_assembly_is_refused_in_one_line(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    Path("k.xpu").write_text(
-        '#include "xpu/kernel/cluster.h"\n__global__ void k(float* x) {\n  float32x16_t v(1.0f);\n  int8x64_t w;\n'
-        '  __asm__ __volatile__(\n      "vfloat2fix8_ll.rn %0, %1, %2" : "=v"(w) : "v"(v), "M"(15));\n}\n'
+    Path("k.xpu").write_text(ASSEMBLY)
+    refused = (
+        "k.xpu:5: error: vector assembly ('vfloat2fix8_ll.rn' and 1 more) is not modelled: expected C++ with the "
+        "builtins of vectors; specdec-hal xpu builtins lists them\n"
     )
+    for mode in ("fast", "strict"):
+        assert main(["xpu", "cc", "-c", "k.xpu", "--mode", mode]) != 0
+        assert capfd.readouterr().err == refused
+    # Other errors come first; and assembly that is not compiled is no error.
+    Path("k.xpu").write_text(ASSEMBLY + "int f() { return unknown; }\n")
     assert main(["xpu", "cc", "-c", "k.xpu"]) != 0
-    said = "k.xpu:5: note: vector assembly, here 'vfloat2fix8_ll.rn', is not modelled; use the builtins of vectors\n"
-    assert said in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "k.xpu:9:" in err and "unknown" in err and "assembly" not in err
+    Path("k.xpu").write_text("#if 0\n" + ASSEMBLY + "#endif\n")
+    assert main(["xpu", "cc", "-c", "k.xpu"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow  # compiles nine files
+def test_the_script_counts_what_compiles_and_what_is_found(library):
+    root, wrappers = Path(__file__).parents[2], Path(__file__).parent / "wrappers"
+    Path("bad.xpu").write_text(ASSEMBLY)
+    Path("sum.xpu").write_text(
+        '#include "xpu/kernel/cluster.h"\n__global__ void k(int* out, int n) {\n  int count;\n'
+        "  for (int i = 0; i < n; ++i) count += i;\n  out[0] = count;\n}\n"
+    )
+    for name in ("scale_segments.cpp", "scale_segments.xpu"):
+        Path(name).write_text((wrappers / name).read_text().replace("mfence_lm();\n      LM2GM(t", "LM2GM(t"))
+    Path("inputs").mkdir()
+    Path("inputs/scale_inputs.py").write_text(
+        (wrappers / "scale_segments_inputs.py").read_text()
+        + 'WRAPPER = "baidu::xpu::api::plugin::scale_segments<float>"\n'
+        'SOURCES = "scale_segments.cpp", "scale_segments.xpu"\n'
+    )
+    command = [sys.executable, str(root / "benchmarks" / "xpu_public.py"), ".", "--inputs", "inputs"]
+    command += ["--cases", "1", "--seeds", "1", "--out", "figures.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [re.sub(r" error: .*", "", line) for line in done.stdout.splitlines()] == [
+        "kernels: 3 of 4 compile; findings: 1 maybe_uninitialised",
+        "  bad.xpu: fast: bad.xpu:5:",
+        "wrappers: 1 of 1 compile; findings: none",
+        "baidu::xpu::api::plugin::scale_segments<float>: 6 runs, 0 failed, 0 of them without a finding",
+        "  findings: none; advisory: 1 missing_fence",
+    ]
+    assert json.loads(Path("figures.json").read_text())["figures"]["kernels"]["of"] == 4
 
 
 def test_lines_are_those_of_the_file():

@@ -32,15 +32,18 @@ def folder(tmp_path, monkeypatch, built):
     programs, paths = built
     compiled = CallProgram.build.__func__
 
-    def build(cls, what, mains, functions):
+    def build(cls, what, mains, functions, messages):
         texts = tuple((path.name, path.read_text()) for path in sorted(tmp_path.rglob("*")) if path.suffix in SOURCES)
         key = texts, replace(what, output=Path()), tuple(functions)
         if what.coverage:  # its counts lie beside the program
-            return compiled(cls, what, mains, functions)
+            return compiled(cls, what, mains, functions, messages)
         if key not in paths:
-            compiled(cls, what, mains, functions)
-            paths[key] = shutil.copy(what.output, programs / str(len(paths)))
-        return cls(Path(shutil.copy(paths[key], what.output)), tuple(mains), tuple(functions))
+            said = []
+            compiled(cls, what, mains, functions, said)
+            paths[key] = shutil.copy(what.output, programs / str(len(paths))), said
+        program, said = paths[key]
+        messages += said
+        return cls(Path(shutil.copy(program, what.output)), tuple(mains), tuple(functions))
 
     monkeypatch.setattr(CallProgram, "build", classmethod(build))
     for path in FOLDER.iterdir():
@@ -202,6 +205,67 @@ def test_a_declaration_that_differs_is_reported(folder, capsys, old, new, messag
     sources = ["scale_segments.cpp", "scale_segments.xpu"]
     assert main(["xpu", "cc", "--shared", *sources, "-o", "libscale.so"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_fence_that_the_compiler_adds_is_advisory(folder, capsys, monkeypatch):
+    change(folder / "scale_segments.xpu", "mfence_lm(); LM2GM(tile", "LM2GM(tile")
+    how = ("--cases", "1", "--seeds", "1", "--dma", "eager")
+    assert xpu_test(*how) == 0
+    line = line_of(folder / "scale_segments.xpu", "LM2GM(tile")
+    head, found, last = capsys.readouterr().out.splitlines()
+    assert head == "advisory, without the fences that the vendor's compiler adds (--profile portable):"
+    assert found.startswith("  ") and f"scale_segments.xpu:{line}: missing_fence: LM2GM of " in found
+    assert last == f"{NAME}<float>: 3 runs, none failed"
+    assert xpu_test(*how, "--json") == 0
+    assert [one["check"] for one in json.loads(capsys.readouterr().out)["advisory"]] == ["missing_fence"]
+    assert xpu_test(*how, "--mode", "fast") == 0  # which does not see it
+    assert capsys.readouterr().out == f"{NAME}<float>: 1 runs, none failed\n"
+    assert xpu_test(*how, "--profile=portable") == 1
+    (folder / "rules.txt").write_text(f"missing_fence scale_segments.xpu:{line} the compiler adds it\n")
+    monkeypatch.setenv("XPU_SIM_SUPPRESSIONS", "rules.txt")
+    capsys.readouterr()
+    assert xpu_test(*how) == 0
+    assert capsys.readouterr().out == f"{NAME}<float>: 3 runs, none failed\n"
+
+
+def test_what_is_wrong_in_the_sources_is_named_once_and_last(folder, capsys, monkeypatch):
+    check = "WRAPPER_CHECK_PTR(ctx, {}, segments, factors)"
+    change(folder / "scale_segments.cpp", check.format("float"), check.format("int16_t"))
+    unset = "int sum; for (int i = 0; i < count; ++i) sum += i; if (sum == 123456789) tile[0] = 0;"
+    change(folder / "scale_segments.xpu", "mfence_lm(); LM2GM(tile", f"{unset}\n mfence_lm(); LM2GM(tile")
+    change(folder / "scale_segments.xpu", "T tile", "long unused_here = 0; T tile")
+    sources = ["scale_segments.cpp", "scale_segments.xpu", "--wrapper", f"{NAME}<float>"]
+    how = ("--inputs", "scale_segments_inputs.py", "--cases", "2", "--seeds", "1", "--dma", "eager", "--json")
+    lines = {
+        "maybe_uninitialised": line_of(folder / "scale_segments.xpu", "int sum"),
+        "wrapper_type": line_of(folder / "scale_segments.cpp", "int16_t, segments"),
+    }
+    assert main(["xpu", "test", *sources, *how]) == 1
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told["failures"] == [] and told["runs"] == 6
+    assert {one["check"]: one["at"]["line"] for one in told["of_sources"]} == lines and len(told["of_sources"]) == 2
+    assert "uninitialized" not in err and err.count("'long' has 32 bits on the device") == 1
+    assert main(["xpu", "test", *sources, *how[:-1]]) == 1
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert f"scale_segments.xpu:{lines['maybe_uninitialised']}: maybe_uninitialised: " in first and "sum" in first
+    message = "factors points to float, but its check names short; name the pointer's type"
+    assert f"scale_segments.cpp:{lines['wrapper_type']}: wrapper_type: {message}" in second
+    assert last == f"{NAME}<float>: 6 runs, none failed"
+    (folder / "rules.txt").write_text("maybe_* scale_segments.xpu reviewed\nwrapper_type *.cpp reviewed\nrace * x\n")
+    monkeypatch.setenv("XPU_SIM_SUPPRESSIONS", "rules.txt")
+    assert main(["xpu", "test", *sources, *how]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["of_sources"], told["unused_suppressions"]) == ([], ["rules.txt:3: race *"])
+
+
+def test_names_are_checked_before_anything_is_compiled(folder, capsys, monkeypatch):
+    monkeypatch.setattr(CallProgram, "build", lambda *args: pytest.fail("it compiles"))
+    assert xpu_test("--exclude", "z") == 2
+    assert "expected a buffer (x, offsets, factors, y, total), got 'z'; name one of them" in capsys.readouterr().err
+    change(folder / "scale_segments_inputs.py", '"factors":', '"factor":')
+    assert xpu_test() == 2
+    assert "(x, offsets, factors, y, total), got 5 (x, offsets, factor, y, total)" in capsys.readouterr().err
 
 
 HOST = """\

@@ -35,6 +35,9 @@ namespace xpu_sim::rt {
   check(deadlock, "deadlock", true)                                                                               \
   check(watchdog, "watchdog", true)                                                                               \
   check(group_shared_cores, "group_shared_cores", true)   /* GSM with more than one core per group */             \
+  check(wrapper_type, "wrapper_type", false)              /* of the host's */                                     \
+  check(invalid_handle, "invalid_handle", false)          /* of the host's */                                     \
+  check(freed_memory, "freed_memory", true)                                                                       \
   check(bad_launch, "bad_launch", true)                                                                           \
   check(exception, "exception", true)                                                                             \
   check(memory_fault, "memory_fault", true)                                                                       \

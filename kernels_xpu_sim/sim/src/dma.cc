@@ -59,6 +59,11 @@ void bad_gm(const Core& core, const Copy& c) {
     return trap_at(Check::null_pointer, core, c, gm,
                    what(c) + ": its GM " + side + " is " + (at ? hex(gm) : "a null pointer"));
   }
+  long long byte = 0;
+  if (const std::string freed = freed_gm(gm, &byte); !freed.empty()) {
+    return trap_at(Check::freed_memory, core, c, gm,
+                   what(c) + text(": its GM %s is byte %lld of %s, which was freed", side, byte, freed.c_str()));
+  }
   if (core.launch->gm->find(at, c.bytes)) {
     return trap_at(Check::gm_read_only, core, c, gm, what(c) + ": its destination is read-only in this launch");
   }

@@ -131,6 +131,7 @@ bool is_return(const Fault& fault) {
   if (fault.signal == watchdog_signal()) watchdog_trap(core, pc);
   Check check = Check::memory_fault;
   std::string message;
+  long long byte = 0;
   if (fault.signal == SIGFPE) {
     check = Check::arithmetic_fault;
     message = "integer division by zero, or a quotient that overflows";
@@ -154,6 +155,9 @@ bool is_return(const Fault& fault) {
     check = Check::null_pointer;
     message = at ? text("access through a null pointer, at offset %zu", static_cast<size_t>(at))
                  : "access through a null pointer";
+  } else if (const std::string freed = freed_gm(fault.address, &byte); !freed.empty()) {
+    check = Check::freed_memory;
+    message = text("access to byte %lld of %s, which was freed", byte, freed.c_str());
   } else {
     const Span* const near = core.launch->gm->nearest(at);
     if (near && at + 65536 > near->begin && at < near->end + 65536) {
@@ -169,7 +173,7 @@ bool is_return(const Fault& fault) {
     f.at.file = core.last.file;
     f.at.line = core.last.line;
   }
-  if (check == Check::gm_out_of_bounds) describe(&f, core, fault.address);
+  if (check == Check::gm_out_of_bounds || check == Check::freed_memory) describe(&f, core, fault.address);
   if (check == Check::lm_object_overflow) f.space = "LM";
   trap(std::move(f));
 }

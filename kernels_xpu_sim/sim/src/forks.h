@@ -12,6 +12,7 @@ unsigned fork_generation();
 // them: none is left locked in the child by a thread that the child does not have. What is made when it is first used
 // is made under its lock for the same reason.
 enum class Shared {
+  handles,
   gm,
   kernels,
   modules,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -96,6 +97,25 @@ struct Entry {
 
 std::atomic<uint64_t> generation{1};
 
+// The latest allocations that were freed: address space without memory, which no access goes unnoticed in.
+std::deque<Entry>& freed() {
+  static auto* const entries = new std::deque<Entry>;
+  return *entries;
+}
+constexpr size_t kFreed = 256, kFreedBytes = size_t{1} << 40;
+
+void retire(const Entry& entry) {
+  static size_t held = 0;
+  mmap(entry.mapping, entry.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  freed().push_back(entry);
+  held += entry.mapped;
+  while (freed().size() > kFreed || held > kFreedBytes) {
+    munmap(freed().front().mapping, freed().front().mapped);
+    held -= freed().front().mapped;
+    freed().pop_front();
+  }
+}
+
 // Never destroyed: a program may free GM from destructors of its own globals. Under the lock, when first made too.
 std::vector<Entry>& registry() {
   static auto* const entries = new std::vector<Entry>;
@@ -157,7 +177,7 @@ void gm_free(void* p) {
   remove([p](const Entry& e) { return e.mapping && e.span.begin == reinterpret_cast<uintptr_t>(p); },
          [](const Entry& e) {
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(e.mapping + page(), e.mapped - 2 * page());
-    munmap(e.mapping, e.mapped);
+    retire(e);
   }, "gm_free: expected an address from gm_alloc, got another");
 }
 
@@ -188,6 +208,17 @@ size_t gm_room(const void* p) {
 }
 
 namespace rt {
+
+std::string freed_gm(const void* p, long long* offset) {
+  const char* const at = static_cast<const char*>(p);
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::gm));
+  for (const Entry& e : freed()) {
+    if (at < e.mapping || at >= e.mapping + e.mapped) continue;
+    *offset = at - reinterpret_cast<const char*>(e.span.begin);
+    return *e.name;
+  }
+  return "";
+}
 
 uint64_t registry_generation() { return generation.load(std::memory_order_acquire); }
 

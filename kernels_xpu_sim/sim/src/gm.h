@@ -48,6 +48,9 @@ class GmTable {
 // GM that outlives launches: allocated or registered. A launch takes a copy when something has changed.
 uint64_t registry_generation();
 uint64_t copy_registry(GmTable* table);   // returns the generation that was copied
+// The name of the allocation that held the address and was freed, and the address's offset in it; empty: none did. The
+// latest ones are known, and their addresses are not used again.
+std::string freed_gm(const void* p, long long* offset);
 // A write to the red zone of an allocation.
 struct Damage {
   std::string name;      // the allocation's,

@@ -3,10 +3,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 
+#include "forks.h"
 #include "gm.h"
+#include "modules.h"
 #include "report.h"
 #include "xpu/refactor/impl_public/wrapper_check.h"
 #include "xpu/runtime.h"
@@ -33,11 +37,22 @@ int wrong(Check check, const char* function, Site site, std::string message) {
   return XPUERR_INVALID_PARAM;
 }
 
+// Says that the memory was freed, if it was.
+bool was_freed(const void* p, const char* function, Site site) {
+  long long byte = 0;
+  const std::string name = freed_gm(p, &byte);
+  if (name.empty()) return false;
+  wrong(Check::freed_memory, function, site,
+        text("expected device memory, got byte %lld of %s, which was freed", byte, name.c_str()));
+  return true;
+}
+
 // Is all of it GM?
 int check_device(const void* p, uint64_t bytes, const char* function, Site site) {
   const size_t room = gm_room(p);
   if (room >= bytes && (room || !bytes)) return XPU_SUCCESS;
   if (!p) return wrong(Check::null_pointer, function, site, "expected device memory, got nullptr");
+  if (!room && was_freed(p, function, site)) return XPUERR_INVALID_PARAM;
   if (!room) return wrong(Check::host_pointer, function, site, "expected device memory, got another address");
   return wrong(Check::gm_out_of_bounds, function, site,
                text("expected at most the %zu bytes left of the allocation, got %llu", room,
@@ -63,11 +78,47 @@ int copy(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, const c
   return error;
 }
 
-// Streams and events are in order whatever happens: each is a byte of its own, so that handles differ.
-int make_handle(void** handle) {
+// Streams and events are in order whatever happens. Their handles are numbers that are not used again.
+constexpr char kStream[] = "stream", kEvent[] = "event", kHost[] = "block of host memory";
+
+struct Handle {
+  const char* kind;  // one of these
+  Site ended;        // where it was destroyed or freed; no line: it exists
+};
+
+std::map<const void*, Handle>& handles() {
+  static auto* const all = new std::map<const void*, Handle>;
+  return *all;
+}
+
+int make_handle(void** handle, const char* kind) {
   if (!handle) return XPUERR_INVALID_PARAM;
-  *handle = std::malloc(1);
-  return *handle ? XPU_SUCCESS : XPUERR_NOMEM;
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::handles));
+  if (kind != kHost) *handle = reinterpret_cast<void*>((handles().size() + 1) * 64);
+  handles()[*handle] = {kind, {}};
+  return XPU_SUCCESS;
+}
+
+// Is it one that exists? `end`: from now on it does not. No handle is the default stream, which always exists.
+int check_handle(const void* handle, const char* kind, const char* function, Site site, bool end = false) {
+  if (!handle && kind == kStream) return XPU_SUCCESS;
+  std::string got = handle ? "another address" : "nullptr";
+  {
+    const std::lock_guard<std::mutex> lock(lock_of(Shared::handles));
+    const auto known = handles().find(handle);
+    if (known != handles().end() && known->second.kind == kind) {
+      Handle& h = known->second;
+      if (!h.ended.line) {
+        if (end) h.ended = site;
+        return XPU_SUCCESS;
+      }
+      got = text("one that was %s at %s:%d", kind == kHost ? "freed" : "destroyed", h.ended.file, h.ended.line);
+    } else if (known != handles().end()) {
+      got = std::string("a ") + known->second.kind;
+    }
+  }
+  return wrong(kind == kHost ? Check::freed_memory : Check::invalid_handle, function, site,
+               std::string("expected ") + (kind == kEvent ? "an " : "a ") + kind + " that exists, got " + got);
 }
 
 }  // namespace
@@ -114,6 +165,7 @@ int xpu_free(void* device_ptr, Site site) {
   try {
     xpu_sim::gm_free(device_ptr);
   } catch (const std::invalid_argument&) {
+    if (was_freed(device_ptr, "xpu_free", site)) return XPUERR_INVALID_PARAM;
     return wrong(Check::host_pointer, "xpu_free", site, "expected an address from xpu_malloc, got another");
   }
   return XPU_SUCCESS;
@@ -122,19 +174,22 @@ int xpu_free(void* device_ptr, Site site) {
 int xpu_host_alloc(void** host_ptr, uint64_t bytes, unsigned) {
   if (!host_ptr) return XPUERR_INVALID_PARAM;
   *host_ptr = std::malloc(bytes ? bytes : 1);
-  return *host_ptr ? XPU_SUCCESS : XPUERR_NOMEM;
+  return *host_ptr ? make_handle(host_ptr, kHost) : static_cast<int>(XPUERR_NOMEM);
 }
 
-int xpu_host_free(void* host_ptr) {
-  std::free(host_ptr);
-  return XPU_SUCCESS;
+int xpu_host_free(void* host_ptr, Site site) {
+  if (!host_ptr) return XPU_SUCCESS;
+  const int error = check_handle(host_ptr, kHost, "xpu_host_free", site, true);
+  if (!error) std::free(host_ptr);
+  return error;
 }
 
 int xpu_memcpy(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, Site site) {
   return copy(to, from, bytes, kind, "xpu_memcpy", site);
 }
 
-int xpu_memcpy_async(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, XPUStream, Site site) {
+int xpu_memcpy_async(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, XPUStream stream, Site site) {
+  if (const int error = check_handle(stream, kStream, "xpu_memcpy_async", site)) return error;
   return copy(to, from, bytes, kind, "xpu_memcpy_async", site);
 }
 
@@ -144,15 +199,31 @@ int xpu_memset(void* device_ptr, int value, uint64_t bytes, Site site) {
   return error;
 }
 
-int xpu_wait(XPUStream) { return xpu_sim::take_failed_launch() ? XPUERR_LAUNCH : XPU_SUCCESS; }
+int xpu_wait(XPUStream stream, Site site) {
+  if (const int error = check_handle(stream, kStream, "xpu_wait", site)) return error;
+  return xpu_sim::take_failed_launch() ? XPUERR_LAUNCH : XPU_SUCCESS;
+}
 
-int xpu_stream_create(XPUStream* stream) { return make_handle(stream); }
-int xpu_stream_destroy(XPUStream stream) { return xpu_host_free(stream); }
-int xpu_stream_wait_event(XPUStream, XPUEvent) { return XPU_SUCCESS; }
-int xpu_event_create(XPUEvent* event) { return make_handle(event); }
-int xpu_event_record(XPUEvent, XPUStream) { return XPU_SUCCESS; }
-int xpu_event_wait(XPUEvent) { return xpu_wait(); }
-int xpu_event_destroy(XPUEvent event) { return xpu_host_free(event); }
+int xpu_stream_create(XPUStream* stream) { return make_handle(stream, kStream); }
+int xpu_stream_destroy(XPUStream stream, Site site) {
+  return check_handle(stream, kStream, "xpu_stream_destroy", site, true);
+}
+int xpu_stream_wait_event(XPUStream stream, XPUEvent event, Site site) {
+  const int error = check_handle(stream, kStream, "xpu_stream_wait_event", site);
+  return error ? error : check_handle(event, kEvent, "xpu_stream_wait_event", site);
+}
+int xpu_event_create(XPUEvent* event) { return make_handle(event, kEvent); }
+int xpu_event_record(XPUEvent event, XPUStream stream, Site site) {
+  const int error = check_handle(event, kEvent, "xpu_event_record", site);
+  return error ? error : check_handle(stream, kStream, "xpu_event_record", site);
+}
+int xpu_event_wait(XPUEvent event, Site site) {
+  const int error = check_handle(event, kEvent, "xpu_event_wait", site);
+  return error ? error : xpu_wait(nullptr, site);
+}
+int xpu_event_destroy(XPUEvent event, Site site) {
+  return check_handle(event, kEvent, "xpu_event_destroy", site, true);
+}
 
 namespace baidu::xpu::api {
 
@@ -206,6 +277,12 @@ int complain(int error, Site where, const std::string& message) {
   return error;
 }
 
+void wrong_type(const char* named, const char* pointed, const char* pointer, Site where) {
+  rt::wrong(rt::Check::wrapper_type, "WRAPPER_CHECK_PTR", where,
+            std::string(pointer) + " points to " + rt::readable(pointed) + ", but its check names " +
+                rt::readable(named) + "; name the pointer's type, which gives the number of bytes");
+}
+
 int check_memory(const Context* ctx, const void* p, int64_t count, size_t element, const char* name, Site where) {
   if (count < 0)
     return complain(INVALID_PARAM, where,
@@ -215,6 +292,7 @@ int check_memory(const Context* ctx, const void* p, int64_t count, size_t elemen
   if (ctx->dev().type() == kCPU) return SUCCESS;
   const size_t room = gm_room(p), bytes = static_cast<size_t>(count) * element;
   if (room >= bytes) return SUCCESS;
+  if (!room && rt::was_freed(p, "WRAPPER_CHECK_PTR", where)) return INVALID_PARAM;
   return complain(INVALID_PARAM, where,
                   room ? rt::text("expected %zu bytes of GM at %s, got %zu", bytes, name, room)
                        : rt::text("expected GM at %s, got memory outside of it", name));

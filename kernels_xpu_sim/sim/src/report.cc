@@ -356,9 +356,19 @@ Finding of_core(Check check, const Core& core, std::string message) {
 
 std::string site_text(Site site) { return site.file ? text("%s:%d", site.file, site.line) : "its start"; }
 
-// "3", "3-7".
-std::string range(int first, int last) {
-  return first == last ? text("core %d", first) : text("cores %d-%d", first, last);
+// "core 3", "cores 3-7, 9". Of many ranges, the first ones.
+std::string ranges(const std::vector<int>& ids) {
+  constexpr int kRanges = 8;
+  std::string all = ids.size() == 1 ? "core " : "cores ";
+  int count = 0;
+  for (size_t i = 0; i < ids.size(); ++count) {
+    if (count == kRanges) return all + text(", ... (%zu cores)", ids.size());
+    size_t last = i;
+    while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
+    all += (count ? ", " : "") + (last == i ? text("%d", ids[i]) : text("%d-%d", ids[i], ids[last]));
+    i = last + 1;
+  }
+  return all;
 }
 
 // The return addresses from the instruction `pc` of the running core up to its kernel, itself first. Kernels of
@@ -569,6 +579,11 @@ void describe(Finding* f, const Core& core, const void* address) {
     }
     return;
   }
+  if (const std::string freed = freed_gm(address, &f->offset); !freed.empty()) {
+    f->space = "freed GM";
+    f->object = freed;
+    return;
+  }
   const uintptr_t a = reinterpret_cast<uintptr_t>(address);
   const Span* span = core.launch->gm->find(a, 1);
   if (!span) {
@@ -627,22 +642,36 @@ std::string positions(Worker& worker) {
     if (!core.fiber) return std::string("not started");
     return "after " + site_text(core.last);
   };
-  for (int i = 0; i < cores;) {
-    const std::string at = where(i);
-    int last = i;
-    while (last + 1 < cores && where(last + 1) == at) ++last;
-    if (!all.empty()) all += "; ";
-    all += range(i, last) + ": " + at;
-    i = last + 1;
+  // The cores of each place, in the order of their first ones.
+  std::vector<std::pair<std::string, std::vector<int>>> places;
+  for (int i = 0; i < cores; ++i) {
+    std::string at = where(i);
+    const auto is_it = [&at](const auto& place) { return place.first == at; };
+    const auto known = std::find_if(places.begin(), places.end(), is_it);
+    if (known == places.end()) {
+      places.push_back({std::move(at), {i}});
+    } else {
+      known->second.push_back(i);
+    }
   }
-  return all;
+  constexpr size_t kPlaces = 5;
+  size_t others = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto& [at, ids] = places[i];
+    if (i < kPlaces) {
+      all += "\n    " + ranges(ids) + ": " + at;
+    } else {
+      others += ids.size();
+    }
+  }
+  return others ? all + text("\n    and %zu cores elsewhere", others) : all;
 }
 
 void deadlock_trap(Worker& worker) {
   // The core that arrived last, or an arbitrary one that waits, stands for all.
   const int core = __builtin_ctzll(worker.waiting());
   const Core& waits = worker.core(core);
-  Finding f = finding_at(Check::deadlock, waits, waits.last, "no core can continue: " + positions(worker));
+  Finding f = finding_at(Check::deadlock, waits, waits.last, "no core can continue:" + positions(worker));
   const bool some_have_gone = worker.finished() && !waits.launch->options->model.exit_counts_as_arrival;
   trap(some_have_gone ? depending(std::move(f), "exit_counts_as_arrival") : std::move(f));
 }
@@ -650,7 +679,7 @@ void deadlock_trap(Worker& worker) {
 namespace {
 
 std::string too_long(const Core& core) {
-  return text("the launch used %g s of processor time, perhaps in an endless loop: ",
+  return text("the launch used %g s of processor time, perhaps in an endless loop:",
               core.launch->options->watchdog_seconds) +
          positions(*core.worker);
 }

@@ -6,17 +6,20 @@ The first file defines the wrapper, int scale(Context* ctx, ...); the others are
 Python file has arguments(rng), which returns the arguments after the context by parameter name: {"x": array, "n": 5,
 ...}; pointers and vectors are NumPy arrays of the declared type. Every case runs in every mode, with every seed and
 every policy of copies; a run that differs from the CPU path, or has findings, fails (status 1). Use --tolerance y=1e-6
-for a kernel that sums in another order than the CPU path. XPU_SIM_SUPPRESSIONS=FILE passes over findings, as in
-programs of xpu cc; an entry that no run needs fails too.
+for a kernel that sums in another order than the CPU path. The mode strict also runs every case once without the fences
+that the vendor's compiler adds (--profile portable); its findings are advisory. Variables of a kernel that may be used
+uninitialized, and checks of the wrapper that name another type than their pointer's, fail too.
+XPU_SIM_SUPPRESSIONS=FILE passes over findings, as in programs of xpu cc; an entry that no run needs fails too.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_hal.cli.output import Output, output_file
 from specdec_hal.errors import CompileError
@@ -112,13 +115,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
         )
         test = WrapperTest(what, Path(args.files[0]), args.wrapper, Path(folder))
         outcome = test.run(arguments, plan)
+        if test.warnings:
+            print("\n".join(test.warnings), file=sys.stderr)
         if args.trace:
             test.trace(arguments, plan, outcome, args.trace)
         coverage = test.coverage() if args.coverage else None
     if output.json:
         lines = None if coverage is None else [asdict(one) for one in coverage]
         output.document({**asdict(outcome), "coverage": lines})
-        return int(bool(outcome.failures or outcome.unused_suppressions))
+        return int(outcome.failed)
     # Group the runs that one bug breaks: their messages begin alike.
     alike: dict[str, list[Failure]] = {}
     for failure in outcome.failures:
@@ -129,9 +134,20 @@ def run(args: argparse.Namespace, output: Output) -> int:
         print(to_text(coverage))
     for entry in outcome.unused_suppressions:
         print(f"{entry}: suppresses nothing; remove it")
+    if outcome.advisory:
+        print("advisory, without the fences that the vendor's compiler adds (--profile portable):")
+    for finding in outcome.advisory:
+        print("  " + _line(finding))
+    for finding in outcome.of_sources:
+        print(_line(finding))
     failed = len(outcome.failures)
     print(f"{outcome.wrapper}: {outcome.runs} runs, {failed or 'none'} failed")
-    return int(failed > 0 or bool(outcome.unused_suppressions))
+    return int(outcome.failed)
+
+
+def _line(finding: dict[str, Any]) -> str:
+    at = finding["at"]
+    return f"{at['file']}:{at['line']}: {finding['check']}: {finding['message']}"
 
 
 def _text(failure: Failure) -> str:

@@ -35,21 +35,22 @@ int xpu_malloc(void** device_ptr, uint64_t bytes, XPUMemoryKind kind = XPU_MEM_M
 int xpu_free(void* device_ptr, XPU_SIM_SITE);
 // Page-locked memory of the host.
 int xpu_host_alloc(void** host_ptr, uint64_t bytes, unsigned flags = 0);
-int xpu_host_free(void* host_ptr);
+int xpu_host_free(void* host_ptr, XPU_SIM_SITE);
 int xpu_memcpy(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, XPU_SIM_SITE);
 int xpu_memcpy_async(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, XPUStream stream, XPU_SIM_SITE);
 int xpu_memset(void* device_ptr, int value, uint64_t bytes, XPU_SIM_SITE);
 
 // Launches are synchronous, so there is nothing to wait for. Returns XPUERR_LAUNCH if a launch of this thread since the
 // last call was refused or ended early.
-int xpu_wait(XPUStream stream = nullptr);
+int xpu_wait(XPUStream stream = nullptr, XPU_SIM_SITE);
+// The use of what was destroyed is a finding.
 int xpu_stream_create(XPUStream* stream);
-int xpu_stream_destroy(XPUStream stream);
-int xpu_stream_wait_event(XPUStream stream, XPUEvent event);
+int xpu_stream_destroy(XPUStream stream, XPU_SIM_SITE);
+int xpu_stream_wait_event(XPUStream stream, XPUEvent event, XPU_SIM_SITE);
 int xpu_event_create(XPUEvent* event);
-int xpu_event_record(XPUEvent event, XPUStream stream);
-int xpu_event_wait(XPUEvent event);
-int xpu_event_destroy(XPUEvent event);
+int xpu_event_record(XPUEvent event, XPUStream stream, XPU_SIM_SITE);
+int xpu_event_wait(XPUEvent event, XPU_SIM_SITE);
+int xpu_event_destroy(XPUEvent event, XPU_SIM_SITE);
 
 template <class T>
 int xpu_malloc(T** device_ptr, uint64_t bytes, XPUMemoryKind kind = XPU_MEM_MAIN, XPU_SIM_SITE) {

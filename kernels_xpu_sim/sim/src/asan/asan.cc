@@ -134,6 +134,9 @@ Finding access_finding(const Core& core, const char* address, size_t bytes, bool
   } else if (f.space == "GM") {
     check = Check::gm_out_of_bounds;
     f.message = text("%s of %zu bytes at byte %lld of %s", kind, bytes, f.offset, f.object.c_str());
+  } else if (f.space == "freed GM") {
+    check = Check::freed_memory;
+    f.message = text("%s of %zu bytes at byte %lld of %s, which was freed", kind, bytes, f.offset, f.object.c_str());
   } else {
     f.message = text("%s of %zu bytes at 0x%llx, which is not accessible", kind, bytes,
                      static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)));

@@ -201,6 +201,11 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   if (core.worker->stacks().owner(p)) {
     trap_at(Check::lm_foreign, core, p, pc, text("%s of %zu bytes in another core's LM", kind, bytes));
   }
+  long long byte = 0;
+  if (const std::string freed = freed_gm(p, &byte); !freed.empty()) {
+    trap_at(Check::freed_memory, core, p, pc,
+            text("%s of %zu bytes at byte %lld of %s, which was freed", kind, bytes, byte, freed.c_str()));
+  }
   const Span* const near = core.launch->gm->nearest(at);
   if (near && at + 4096 > near->begin && at < near->end + 4096) {
     trap_at(Check::gm_out_of_bounds, core, p, pc,

@@ -171,7 +171,7 @@ class StrictChecker : public Checker {
       const Core& core = worker.core(__builtin_ctzll(rest));
       if (core.last.line == first.last.line && core.last.file == first.last.file) continue;
       Finding f = finding_at(Check::barrier_divergence, core, core.last,
-                             "cores meet at one barrier from different lines: " + positions(worker));
+                             "cores meet at one barrier from different lines:" + positions(worker));
       f.other = text("core %d waits at %s:%d", first.id, first.last.file, first.last.line);
       return report(Check::barrier_divergence, core, depending(std::move(f), "differing_barriers_diverge"));
     }

@@ -14,6 +14,8 @@ void scale_add(const T* x, T* y, int64_t n, float a);
 void cluster_sums(const int* in, int* out, int n);
 void core_order(int* out);
 void leave_early(int* out);
+void leave_in_turns(int n);
+void read_gm(const int* in, int* out);
 void read_all(const int* in, int* out, int n);
 void null_store(int* p);
 void spin();

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <set>
 #include <stdexcept>
@@ -199,6 +200,16 @@ HOST_TEST(exit_is_arrival_or_not) {
   EXPECT(f.message.find("cores 0-2: waits at") != std::string::npos);
   EXPECT(f.message.find("cores 3-7: returned") != std::string::npos);
   EXPECT(f.replay == "seed=0,model.exit_counts_as_arrival=0");
+}
+
+HOST_TEST(a_deadlock_names_each_place_once) {
+  Options options;
+  options.model.exit_counts_as_arrival = false;
+  EXPECT(launch(leave_in_turns, 1, 64, options)(5) == ended);
+  const std::string message = found("deadlock")[0].message;
+  EXPECT(std::count(message.begin(), message.end(), '\n') == 2 && message.size() < 400);
+  EXPECT(message.find("\n    cores 0, 2, 4, 6, 8, 10, 12, 14, ... (32 cores): waits at ") != std::string::npos);
+  EXPECT(message.find("\n    cores 1, 3, 5, 7, 9, 11, 13, 15, ... (32 cores): returned") != std::string::npos);
 }
 
 HOST_TEST(builtins_outside_of_kernels) {

@@ -5,6 +5,8 @@
 
 namespace api = baidu::xpu::api;
 
+static std::string text_of(const char* text, int number) { return text + std::to_string(number); }
+
 HOST_TEST(device_memory_is_gm) {
   int* p = nullptr;
   EXPECT(xpu_malloc(&p, 40) == XPU_SUCCESS);
@@ -54,6 +56,69 @@ HOST_TEST(a_wait_tells_that_a_launch_went_wrong) {
   EXPECT(xpu_event_destroy(event) == XPU_SUCCESS && xpu_stream_destroy(stream) == XPU_SUCCESS);
 }
 
+HOST_TEST(the_use_of_what_was_destroyed_is_a_finding) {
+  XPUStream stream = nullptr;
+  XPUEvent event = nullptr;
+  xpu_stream_create(&stream);
+  xpu_event_create(&event);
+  EXPECT(xpu_stream_destroy(stream) == XPU_SUCCESS);
+  const int line = __LINE__ - 1;
+  EXPECT(xpu_stream_destroy(stream) == XPUERR_INVALID_PARAM);
+  const Finding f = found("invalid_handle")[0];
+  EXPECT(f.at.line == line + 2 && f.kernel == "xpu_stream_destroy");
+  EXPECT(f.message == text_of("expected a stream that exists, got one that was destroyed at " __FILE__ ":", line));
+  EXPECT(xpu_event_record(event, stream) == XPUERR_INVALID_PARAM && xpu_wait(stream) == XPUERR_INVALID_PARAM);
+  EXPECT(found("invalid_handle").size() == 2);
+  EXPECT(xpu_event_destroy(event) == XPU_SUCCESS && xpu_event_record(event, nullptr) == XPUERR_INVALID_PARAM);
+  EXPECT(xpu_event_wait(event) == XPUERR_INVALID_PARAM && xpu_event_destroy(nullptr) == XPUERR_INVALID_PARAM);
+  EXPECT(xpu_stream_wait_event(nullptr, event) == XPUERR_INVALID_PARAM);
+  EXPECT(found("invalid_handle")[0].message.find("expected an event that exists, got one") == 0);
+  XPUStream next = nullptr;
+  EXPECT(xpu_stream_create(&next) == XPU_SUCCESS && next != stream);  // never used again
+  EXPECT(xpu_event_destroy(next) == XPUERR_INVALID_PARAM);
+  EXPECT(found("invalid_handle")[0].message == "expected an event that exists, got a stream");
+  EXPECT(xpu_stream_destroy(next) == XPU_SUCCESS && xpu_stream_destroy(nullptr) == XPU_SUCCESS);
+}
+
+HOST_TEST(the_use_of_freed_memory_is_a_finding) {
+  int* p = nullptr;
+  int host[4] = {};
+  xpu_malloc(&p, sizeof host);
+  const std::string name = text_of("xpu_malloc:", __LINE__ - 1);
+  EXPECT(xpu_free(p) == XPU_SUCCESS && xpu_free(p) == XPUERR_INVALID_PARAM);
+  EXPECT(found("freed_memory")[0].message == "expected device memory, got byte 0 of " + name + ", which was freed");
+  EXPECT(xpu_memcpy(host, p + 1, 4, XPU_DEVICE_TO_HOST) == XPUERR_INVALID_PARAM);
+  EXPECT(found("freed_memory")[0].message == "expected device memory, got byte 4 of " + name + ", which was freed");
+  api::Context ctx(api::kXPU3);
+  const auto wrapper = [&ctx](const int* x) -> int {
+    WRAPPER_CHECK_PTR(&ctx, int, 4, x);
+    return api::SUCCESS;
+  };
+  EXPECT(wrapper(p) == api::INVALID_PARAM);
+  found("freed_memory");
+  int* q = nullptr;
+  xpu_malloc(&q, sizeof host);
+  EXPECT(q != p && wrapper(q) == api::SUCCESS);
+  xpu_free(q);
+  void* page = nullptr;
+  EXPECT(xpu_host_alloc(&page, 8) == XPU_SUCCESS && xpu_host_free(page) == XPU_SUCCESS);
+  EXPECT(xpu_host_free(page) == XPUERR_INVALID_PARAM && xpu_host_free(nullptr) == XPU_SUCCESS);
+  EXPECT(found("freed_memory")[0].message.find("expected a block of host memory that exists, got one") == 0);
+}
+
+HOST_TEST(kernels_do_not_use_freed_memory) {
+  Gm<int> out(64, "out");
+  int* const in = gm_alloc<int>(64, "in");
+  gm_free(in);
+  EXPECT(launch(cluster_sums, 1, 4)(in, out, 64) == ended);  // by a copy
+  EXPECT(found("freed_memory")[0].message.find(" is byte 0 of in, which was freed") != std::string::npos);
+  EXPECT(launch(read_gm, 1, 1)(in, out) == ended);
+  const Finding f = found("freed_memory")[0];
+  EXPECT(f.message.find("at byte 12 of in, which was freed") != std::string::npos ||
+         f.message.find("access to byte 12 of in, which was freed") != std::string::npos);
+  EXPECT(f.object == "in" && f.offset == 12 && f.space == "freed GM");
+}
+
 HOST_TEST(scratch_memory_is_the_devices) {
   int values[3] = {5, 6, 7};
   const api::VectorParam<int> given{values, 3, nullptr};
@@ -95,4 +160,23 @@ HOST_TEST(wrappers_return_what_their_checks_say) {
   EXPECT(checked(&xpu, nullptr, 7) == api::NO_ENOUGH_WORKSPACE);
   EXPECT(checked(&xpu, nullptr, 8) == api::RUNTIME_ERROR);
   EXPECT(checked(&xpu, x, 4) == api::NOT_IMPLEMENT && checked(&cpu, host, 4) == api::NOT_IMPLEMENT);
+}
+
+HOST_TEST(a_check_that_names_another_type_is_a_finding) {
+  Gm<float> x(4, "x");
+  Gm<int64_t> n(4, "n");
+  api::Context ctx(api::kXPU3);
+  const auto wrapper = [&ctx](const float* p, const int64_t* q, const void* any) -> int {
+    WRAPPER_CHECK_PTR(&ctx, long long, 4, q);
+    WRAPPER_CHECK_PTR(&ctx, char, 4, any);
+    WRAPPER_CHECK_PTR(&ctx, int16_t, 4, p);
+    WRAPPER_CHECK_2PTRS(&ctx, float, 4, p, q);
+    return api::SUCCESS;
+  };
+  for (int i = 0; i < 2; ++i) EXPECT(wrapper(x, n, x) == api::SUCCESS);
+  const std::vector<Finding> all = found("wrapper_type");
+  EXPECT(all.size() == 2 && all[0].count == 2 && all[1].at.line == all[0].at.line + 1);
+  EXPECT(all[0].at.line == __LINE__ - 7 && all[0].kernel == "WRAPPER_CHECK_PTR");
+  EXPECT(all[0].message.find("p points to float, but its check names short; ") == 0);
+  EXPECT(all[1].message.find("q points to long, but its check names float; ") == 0);
 }

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <vector>
 
 #include "xpu/xdnn.h"
@@ -17,16 +18,19 @@ using baidu::xpu::api::Context;
 // Says what is wrong; `where` is the wrapper's line. Gives the error.
 int complain(int error, Site where, const std::string& message);
 
-template <class NAMED, class POINTED>
-[[deprecated("WRAPPER_CHECK_PTR names another type than that of its pointer: it checks another number of bytes")]]
-constexpr void checked_as_another_type() {}
+// A finding: a check of a pointer names another type than the pointer's, which is another number of bytes.
+void wrong_type(const char* named, const char* pointed, const char* pointer, Site where);
 
+// Integers of the same size and sign are one type: `long long` is the device's int64_t.
 template <class NAMED, class P>
-constexpr void check_type(const P&) {
-  using POINTED = std::remove_cv_t<std::remove_pointer_t<std::decay_t<P>>>;
-  if constexpr (std::is_pointer_v<std::decay_t<P>> && !std::is_void_v<POINTED> &&
-                !std::is_same_v<std::remove_cv_t<NAMED>, POINTED>) {
-    checked_as_another_type<NAMED, POINTED>();
+void check_type(const P&, const char* pointer, Site where) {
+  using N = std::remove_cv_t<NAMED>;
+  using T = std::remove_cv_t<std::remove_pointer_t<std::decay_t<P>>>;
+  if constexpr (std::is_integral_v<N> && std::is_integral_v<T>) {
+    if (sizeof(N) == sizeof(T) && std::is_signed_v<N> == std::is_signed_v<T>) return;
+  }
+  if constexpr (std::is_pointer_v<std::decay_t<P>> && !std::is_void_v<T> && !std::is_same_v<N, T>) {
+    wrong_type(typeid(N).name(), typeid(T).name(), pointer, where);
   }
 }
 
@@ -85,7 +89,7 @@ inline int elements(int64_t* count, const std::vector<int64_t>& shape) {
 #define WRAPPER_CHECK_CTX(CTX) XPU_SIM_RETURN_IF((CTX) == nullptr, INVALID_PARAM, "expected a context, got nullptr")
 #define WRAPPER_CHECK_PTR(CTX, T, COUNT, P)                                                                            \
   {                                                                                                                    \
-    ::xpu_sim::wrapper::check_type<T>(P);                                                                              \
+    ::xpu_sim::wrapper::check_type<T>(P, #P, ::xpu_sim::Site::here());                                                 \
     const int xpu_sim_error =                                                                                          \
         ::xpu_sim::wrapper::check_memory(CTX, P, static_cast<int64_t>(COUNT), sizeof(T), #P, ::xpu_sim::Site::here()); \
     if (xpu_sim_error) return xpu_sim_error;                                                                           \
