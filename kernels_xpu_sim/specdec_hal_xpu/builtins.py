@@ -95,7 +95,7 @@ def builtins() -> tuple[Builtin, ...]:
     """
     include = toolchain().include
     header = f"{include}/xpu_sim/kernel/"
-    command = [compiler(), "-std=gnu++17", "-E", f"-I{include}", "-x", "c++", str(include / "xpu_sim" / "kernel.h")]
+    command = [compiler(), "-std=gnu++17", "-E", f"-I{include}", "-x", "c++", f"{header}partition.h"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     within, found, depth, chunk = "", list[Builtin](), 0, ""
     for line in lines:

@@ -6,15 +6,18 @@ The public sources themselves are not in this repository; what they need is writ
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specdec_hal.cli import main
+from specdec_hal_xpu.calls import Call
 from specdec_hal_xpu.device import type_warnings, vector_assembly
 
 FILES = {
@@ -170,6 +173,82 @@ def test_a_value_that_the_compiler_makes_away_with_draws_its_warning(tmp_path, m
     assert "'count' may be used uninitialized" in capfd.readouterr().err.replace("\u2018", "'").replace("\u2019", "'")
     assert main(["xpu", "cc", "-c", "k.xpu", "--cxxflag=-w"]) == 0
     assert capfd.readouterr().err == ""
+
+
+OWN_PARTITION = """\
+#include "xpu/kernel/cluster.h"
+#include "xpu/kernel/xtdk_atomic_sm_xpu3.h"
+
+template <typename TID>
+static inline __device__ void partition(int tid, int nthreads, TID len, int align, TID* start, TID* end) {
+  const TID each = (len / align + nthreads - 1) / nthreads * align;
+  *start = min(len, tid * each);
+  *end = min(len, *start + each);
+}
+
+__global__ void rms_norm(const half* x, half* y, float* largest, int dim) {
+  __shared__ float total, most;
+  half tile[64];
+  int begin, end;
+  if (core_id() == 0) total = most = 0.0f;
+  mfence_sm();
+  sync_cluster();
+  partition(core_id(), core_num(), dim, 16, &begin, &end);
+  const int count = end - begin;
+  const std::plus<float> add;
+  float sum = 0;
+  if (count > 0) GM2LM(x + cluster_id() * dim + begin, tile, count * sizeof(half));
+  for (int i = 0; i < count; i++) sum = add(sum, __half2float(tile[i]) * __half2float(tile[i]));
+  atomicadd(&total, sum);
+  ticket_lock_mix();
+  most = fmaxf(most, sum);
+  mfence_sm();
+  ticket_unlock_mix();
+  mfence_sm();
+  sync_cluster();
+  const float scale = rsqrt(total / dim);
+  for (int i = 0; i < count; i++) tile[i] = __float2half_rn(__half2float(tile[i]) * scale);
+  mfence_lm();
+  if (count > 0) LM2GM(tile, y + cluster_id() * dim + begin, count * sizeof(half));
+  float copy = most;
+  mfence_lm();
+  if (core_id() == 0) LM2GM(&copy, largest + cluster_id(), sizeof(float));
+}
+
+// silu and gelu of each number
+__global__ void activations(const half* x, half* y, bfloat16_t* z, int n) {
+  half one;
+  for (int i = cluster_id() * core_num() + core_id(); i < n; i += core_num() * cluster_num()) {
+    GM2LM(x + i, &one, sizeof(half));
+    const float v = __half2float(one);
+    half silu = __float2half(v / (1.0f + __half2float(hexp(__float2half(-v)))));
+    bfloat16_t gelu = __float2bfloat16(0.5f * v * (1.0f + fast_erf(v * 0.70710678f)));
+    mfence_lm();
+    LM2GM(&silu, y + i, sizeof(half));
+    LM2GM(&gelu, z + i, sizeof(bfloat16_t));
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("mode", ["fast", "strict"])
+def test_names_of_a_library_that_has_a_partition_of_its_own(xpu_programs, tmp_path, mode):
+    (tmp_path / "k.xpu").write_text(OWN_PARTITION)
+    program = xpu_programs([tmp_path / "k.xpu"], ["rms_norm", "activations"], mode, flags=["-Wall", "-Werror"])
+    x = np.random.default_rng(0).normal(size=(3, 320)).astype(np.float16)
+    y, z, largest = np.zeros_like(x), np.zeros(x.shape, np.uint16), np.zeros(3, np.float32)
+    ran = program.run([Call("rms_norm", [x, y, largest, 320], 3, 16)])
+    assert (ran.status, ran.findings) == (0, [])
+    wide = x.astype(np.float32)
+    np.testing.assert_allclose(y, wide / np.sqrt((wide**2).mean(1, keepdims=True)), rtol=2e-3)
+    parts = (wide**2).reshape(3, -1, 32)[:, :10].sum(2)
+    np.testing.assert_allclose(largest, parts.max(1), rtol=1e-5)
+    ran = program.run([Call("activations", [x, y, z, x.size], 2, 64)])
+    assert (ran.status, ran.findings) == (0, [])
+    gelu = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in wide.reshape(-1)]
+    np.testing.assert_allclose(y, wide / (1 + np.exp(-wide)), rtol=4e-3)
+    given = (z.astype(np.uint32) << 16).view(np.float32).reshape(-1)
+    np.testing.assert_allclose(given, gelu, rtol=5e-3, atol=1e-6)
 
 
 ASSEMBLY = """\

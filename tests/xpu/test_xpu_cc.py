@@ -381,3 +381,14 @@ def test_objects(folder, mode):
     target, _, files = (folder / "scale.d").read_text().replace("\\\n", " ").partition(":")
     assert target == "scale.o" and {"scale.xpu", "headers/shape.h"} <= set(files.split())
     assert not any("xpu_cc-" in name for name in files.split())
+
+
+def test_headers_compile_without_a_warning(folder, capfd):
+    (folder / "all.cpp").write_text(
+        '#include "xpu/kernel/cluster_partition.h"\n#include "xpu/plugin.h"\n#include "xpu_sim/host.h"\n'
+        '#include "xpu/refactor/impl_public/wrapper_check.h"\n#include "xpu_sim/wrapper_calls.h"\n'
+    )
+    words = ("all", "extra", "pedantic", "shadow", "conversion", "sign-conversion", "old-style-cast")
+    flags = [f"--cxxflag=-W{word}" for word in words]
+    assert main(["xpu", "cc", "-c", "all.cpp", "-o", "all.o", *flags]) == 0
+    assert capfd.readouterr().err == ""

@@ -21,7 +21,7 @@ names, each with its source. A guess says little about the device:
 ## Vectors
 
 Names: `vv` of two vectors, `sv` of a scalar, the left operand, and a vector; then the operation, the type, and what
-happens to lanes whose mask bit is 0: `_mz` makes them zero (a store writes zero), `_mh` keeps `hold` (a store keeps
+happens to lanes whose mask bit is 0. `_mz` makes them zero (a store writes zero), `_mh` keeps `hold` (a store keeps
 memory). `vvadd_int32x16_mz` is in the row `vvadd`, in the column `int32x16`. A dot is the form without a suffix.
 
 The parameters are those of the first form: V is the vector, T its element, M its mask, an integer with a bit for each

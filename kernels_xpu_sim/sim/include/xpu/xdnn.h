@@ -5,6 +5,7 @@
 
 // Wrappers rely on the vendor's headers for these.
 #include <cassert>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -154,6 +155,13 @@ int cast(Context* ctx, const X* x, Y* y, int64_t n, XPU_SIM_SITE) {
     for (int64_t i = 0; i < n; ++i) one(i);
   }
   return SUCCESS;
+}
+
+// x of the range [-absmax, absmax] as an integer of [-MAX, MAX], to the nearest, halves away from zero.
+template <class T, int MAX>
+T __fp32_to_intx(float x, float absmax) {
+  const float scaled = absmax > 0 ? x / absmax * MAX : 0.0f;
+  return static_cast<T>(std::llround(std::fmin(std::fmax(scaled, -static_cast<float>(MAX)), static_cast<float>(MAX))));
 }
 
 // `n` elements of the value.

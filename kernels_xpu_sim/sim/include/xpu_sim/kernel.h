@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 // clang-format off: each needs those before it
@@ -19,6 +20,7 @@
 #include "xpu_sim/kernel/dma.h"
 #include "xpu_sim/kernel/sync.h"
 #include "xpu_sim/kernel/arithmetic.h"
+#include "xpu_sim/kernel/math.h"
 #include "xpu_sim/kernel/cast.h"
 #include "xpu_sim/kernel/primitives.h"
 // The 512-bit vectors of a core. Names: v(ector) or s(calar) operands, operation, element type x lanes, then what

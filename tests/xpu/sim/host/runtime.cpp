@@ -180,3 +180,11 @@ HOST_TEST(a_check_that_names_another_type_is_a_finding) {
   EXPECT(all[0].message.find("p points to float, but its check names short; ") == 0);
   EXPECT(all[1].message.find("q points to long, but its check names float; ") == 0);
 }
+
+HOST_TEST(numbers_are_quantised_by_their_largest) {
+  EXPECT(
+      (api::__fp32_to_intx<int8_t, 127>(2.0f, 2.0f) == 127 && api::__fp32_to_intx<int8_t, 127>(-3.0f, 2.0f) == -127));
+  EXPECT(
+      (api::__fp32_to_intx<int16_t, 32767>(1.0f, 2.0f) == 16384 && api::__fp32_to_intx<int8_t, 127>(0.0f, 0.0f) == 0));
+  EXPECT(std::round(fabs(-2.5f)) == 3.0f && llround(2.5) == 3);  // brought by the vendor's header
+}

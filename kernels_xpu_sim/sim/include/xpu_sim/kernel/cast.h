@@ -56,7 +56,7 @@ inline __attribute__((always_inline)) void cast_array(const char* name, const A*
   } else {
     for (long long k = 0; k < whole; k += kStep) {
       const long long first = kBackwards ? whole - kStep - k : k, count = n - first < kStep ? n - first : kStep;
-      B step[kStep];
+      B step[static_cast<size_t>(kStep)];
       for (long long i = 0; i < count; ++i) {
         const long long position = count < kStep ? i : unordered_position(i);
         step[kBackwards ? position : i] = one(first + (kBackwards ? i : position));
@@ -110,17 +110,42 @@ void no_such_cast();
 XPU_SIM_CAST(primitive_cast, mfence_lm, false)
 XPU_SIM_CAST(primitive_cast_sm, mfence_sm, false)
 XPU_SIM_CAST(primitive_cast_gsm, mfence_lm, false)
+XPU_SIM_CAST(primitive_cast_sm2lm, mfence, false)
 // The elements of a whole step may change places; the way back undoes it.
 XPU_SIM_CAST(primitive_cast_unordered, mfence_lm, true)
-XPU_SIM_CAST(primitive_cast_unordered2, mfence_lm, true)
+XPU_SIM_CAST(primitive_cast_unordered_sm, mfence_sm, true)
 #undef XPU_SIM_CAST
 
-// One number, or an array of them like primitive_cast.
-inline float float162float(float16 x) { return x; }
-inline float bfloat162float(bfloat16 x) { return x; }
-inline float __bfloat162float(bfloat16 x) { return x; }
-inline float16 float2float16(float x) { return x; }
-inline bfloat16 float2bfloat16(float x) { return x; }
+// Between 16 and 32 bits: of the 32-bit elements, which have room for buf_len, the first half is of the even places of
+// the others, and the second half of the odd ones. In place too.
+template <class A, class B>
+inline __attribute__((always_inline)) void primitive_cast_unordered2(const A* x, B* y, long long n, long long buf_len,
+                                                                     XPU_SIM_SITE) {
+  static_assert(sizeof(A) + sizeof(B) == 6 && ::xpu_sim::detail::is_cast_pair<A, B>(),
+                "float, and float16 or bfloat16");
+  constexpr bool kWidens = sizeof(B) == 4;
+  const long long whole = (n + 31) / 32 * 32, wide = (buf_len + whole) / 2;  // elements to the end of the last step
+  const long long x_bytes = 2 * (kWidens ? whole : 2 * wide), y_bytes = 2 * (kWidens ? 2 * wide : whole);
+#if defined(XPU_SIM_STRICT)
+  ::xpu_sim::detail::need_room(__func__, x, x_bytes, xpu_sim_site);
+  ::xpu_sim::detail::need_room(__func__, y, y_bytes, xpu_sim_site);
+#endif
+  ::xpu_sim::detail::cast_needs_room(x, x_bytes, y, y_bytes, xpu_sim_site);
+  for (long long at = 0; at < n; at += 32) {
+    A from[32];
+    B to[32];
+    const long long count = n - at < 32 ? n - at : 32;
+    const auto place = [&](long long i, bool is_wide) {
+      return is_wide ? (at + i) / 2 + i % 2 * (buf_len / 2) : at + i;
+    };
+    for (long long i = 0; i < count; ++i) std::memcpy(&from[i], x + place(i, !kWidens), sizeof(A));
+    for (long long i = 0; i < count; ++i) to[i] = ::xpu_sim::detail::converted<B>(from[i]);
+    for (long long i = 0; i < count; ++i) std::memcpy(y + place(i, kWidens), &to[i], sizeof(B));
+  }
+  mfence_lm(xpu_sim_site);
+}
+
+// The same of arrays as of one number in math.h.
 #define XPU_SIM_CONVERSION(NAME, A, B)                                                           \
   inline __attribute__((always_inline)) void NAME(const A* x, B* y, long long n, XPU_SIM_SITE) { \
     ::xpu_sim::detail::cast_array(#NAME, x, y, n, xpu_sim_site);                                 \

@@ -1,6 +1,8 @@
 // Operations on whole arrays in LM. Each ends with the fence of LM.
 #pragma once
 
+#include <cmath>
+
 #include "xpu_sim/kernel/arithmetic.h"
 #include "xpu_sim/kernel/sync.h"
 #include "xpu_sim/kernel/types.h"
@@ -26,9 +28,26 @@
 XPU_SIM_ELEMENTWISE(add, a + b)
 XPU_SIM_ELEMENTWISE(sub, a - b)
 XPU_SIM_ELEMENTWISE(mul, a* b)
+XPU_SIM_ELEMENTWISE(div, a / b)
 XPU_SIM_ELEMENTWISE(min, min(a, b))
 XPU_SIM_ELEMENTWISE(max, max(a, b))
 #undef XPU_SIM_ELEMENTWISE
+
+// y[i] = f(x[i]), also in place.
+#define XPU_SIM_UNARY(NAME, EXPR)                                             \
+  template <class T>                                                          \
+  inline void primitive_##NAME(const T* x, T* y, long long n, XPU_SIM_SITE) { \
+    for (long long i = 0; i < n; ++i) {                                       \
+      const float a = static_cast<float>(x[i]);                               \
+      y[i] = static_cast<T>(EXPR);                                            \
+    }                                                                         \
+    mfence_lm(xpu_sim_site);                                                  \
+  }
+XPU_SIM_UNARY(exp, std::exp(a))
+XPU_SIM_UNARY(exp_with_clip, std::exp(max(-87.0f, min(a, 88.0f))))  // a finite number above 0
+XPU_SIM_UNARY(log, std::log(a))
+XPU_SIM_UNARY(sqrt, std::sqrt(a))
+#undef XPU_SIM_UNARY
 
 template <class T>
 inline void primitive_constant(std::common_type_t<T> value, T* y, long long n, XPU_SIM_SITE) {

@@ -2,6 +2,8 @@
 // writer fences, then all meet at a barrier.
 #pragma once
 
+#include <cstring>
+
 #include "xpu_sim/kernel/core.h"
 #include "xpu_sim/site.h"
 
@@ -93,15 +95,32 @@ inline int REG2SM_atomic(int* address, int value, XPU_SIM_SITE) {
   return ::xpu_sim::detail::store_conditional(address, value, xpu_sim_site);
 }
 
+namespace xpu_sim::detail {
+
+template <class T>
+inline T atomic_add(T* address, T value, Site site) {
+  int* const word = reinterpret_cast<int*>(address);
+  for (;;) {
+    int bits = load_linked(word, site);
+    T old;
+    std::memcpy(&old, &bits, sizeof old);
+    const T sum = old + value;
+    std::memcpy(&bits, &sum, sizeof bits);
+    if (store_conditional(word, bits, site) == 0) return old;
+  }
+}
+
+}  // namespace xpu_sim::detail
+
 // The old value.
 inline int atomicadd(int* address, int value, XPU_SIM_SITE) {
-  int old;
-  do {
-    old = ::xpu_sim::detail::load_linked(address, xpu_sim_site);
-  } while (::xpu_sim::detail::store_conditional(address, old + value, xpu_sim_site) != 0);
-  return old;
+  return ::xpu_sim::detail::atomic_add(address, value, xpu_sim_site);
+}
+inline float atomicadd(float* address, float value, XPU_SIM_SITE) {
+  return ::xpu_sim::detail::atomic_add(address, value, xpu_sim_site);
 }
 
 // The cluster's one lock.
 inline void ticket_lock_mix(XPU_SIM_SITE) { ::xpu_sim::detail::ticket_lock(xpu_sim_site); }
 inline void unlock_mix(XPU_SIM_SITE) { ::xpu_sim::detail::ticket_unlock(xpu_sim_site); }
+inline void ticket_unlock_mix(XPU_SIM_SITE) { ::xpu_sim::detail::ticket_unlock(xpu_sim_site); }

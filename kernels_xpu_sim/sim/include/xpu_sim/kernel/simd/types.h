@@ -34,7 +34,7 @@ struct alignas(64) Vec {
   Vec() = default;
   XPU_SIM_SIMD Vec(RAW r) : raw(r) {}
   template <class S, class = std::enable_if_t<std::is_convertible_v<S, T>>>
-  XPU_SIM_SIMD explicit Vec(S s) : raw(splat(bits_of(static_cast<T>(s)), std::make_index_sequence<count>{})) {}
+  XPU_SIM_SIMD explicit Vec(S s) : raw(splat(bits_of(static_cast<T>(s)), std::make_index_sequence<size_t{count}>{})) {}
   XPU_SIM_SIMD Vec(std::initializer_list<T> lanes) : raw{} {
     int i = 0;
     for (const T& x : lanes) raw[i++] = bits_of(x);
