@@ -279,8 +279,8 @@ int complain(int error, Site where, const std::string& message) {
 
 void wrong_type(const char* named, const char* pointed, const char* pointer, Site where) {
   rt::wrong(rt::Check::wrapper_type, "WRAPPER_CHECK_PTR", where,
-            std::string(pointer) + " points to " + rt::readable(pointed) + ", but its check names " +
-                rt::readable(named) + "; name the pointer's type, which gives the number of bytes");
+            std::string(pointer) + " points to " + rt::demangled(pointed) + ", but its check names " +
+                rt::demangled(named) + "; name the pointer's type, which gives the number of bytes");
 }
 
 int check_memory(const Context* ctx, const void* p, int64_t count, size_t element, const char* name, Site where) {

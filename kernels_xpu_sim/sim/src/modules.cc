@@ -175,8 +175,6 @@ Scalar sm_scalar(const Module& module, size_t offset) {
   return with_debug(&module, nullptr, [&](DebugInfo& debug, uintptr_t) { return debug.thread_local_scalar(offset); });
 }
 
-namespace {
-
 std::string demangled(const std::string& symbol) {
   int status = 0;
   char* const text = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);
@@ -184,8 +182,6 @@ std::string demangled(const std::string& symbol) {
   std::free(text);
   return name;
 }
-
-}  // namespace
 
 std::string readable(const std::string& symbol) {
   const std::string name = demangled(symbol);

@@ -58,6 +58,8 @@ std::string local_variable(const void* pc, const StackFrame& frame, const void* 
 // The scalar of that variable; and of a variable in SM, which begins at an offset as well.
 Scalar local_scalar(const void* pc, const StackFrame& frame, const void* address);
 Scalar sm_scalar(const Module& module, size_t offset);
+// A name in C++ from that of a symbol or type; empty: it is none.
+std::string demangled(const std::string& symbol);
 // "void f<float>(int)" becomes "f<float>"; other names are returned as they are.
 std::string readable(const std::string& symbol);
 // The variable's name of a function's static variable.

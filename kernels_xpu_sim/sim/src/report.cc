@@ -610,7 +610,7 @@ std::string thrown(const std::string& what) { return "the kernel threw " + what 
 }  // namespace
 
 void throw_trap(const Core& core, void* object, const std::type_info& type) {
-  std::string what = readable(type.name());
+  std::string what = demangled(type.name());
   void* as_exception = object;
   if (typeid(std::exception).__do_catch(&type, &as_exception, 1)) {
     what += std::string(": ") + static_cast<const std::exception*>(as_exception)->what();
@@ -623,9 +623,9 @@ void exception_trap(const Core& core) {
   try {
     throw;
   } catch (const std::exception& e) {
-    what = std::string(readable(typeid(e).name())) + ": " + e.what();
+    what = demangled(typeid(e).name()) + ": " + e.what();
   } catch (...) {
-    if (const std::type_info* type = abi::__cxa_current_exception_type()) what = readable(type->name());
+    if (const std::type_info* type = abi::__cxa_current_exception_type()) what = demangled(type->name());
   }
   trap(finding_at(Check::exception, core, core.last, thrown(what)));
 }

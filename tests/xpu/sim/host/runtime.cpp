@@ -162,25 +162,6 @@ HOST_TEST(wrappers_return_what_their_checks_say) {
   EXPECT(checked(&xpu, x, 4) == api::NOT_IMPLEMENT && checked(&cpu, host, 4) == api::NOT_IMPLEMENT);
 }
 
-HOST_TEST(a_check_that_names_another_type_is_a_finding) {
-  Gm<float> x(4, "x");
-  Gm<int64_t> n(4, "n");
-  api::Context ctx(api::kXPU3);
-  const auto wrapper = [&ctx](const float* p, const int64_t* q, const void* any) -> int {
-    WRAPPER_CHECK_PTR(&ctx, long long, 4, q);
-    WRAPPER_CHECK_PTR(&ctx, char, 4, any);
-    WRAPPER_CHECK_PTR(&ctx, int16_t, 4, p);
-    WRAPPER_CHECK_2PTRS(&ctx, float, 4, p, q);
-    return api::SUCCESS;
-  };
-  for (int i = 0; i < 2; ++i) EXPECT(wrapper(x, n, x) == api::SUCCESS);
-  const std::vector<Finding> all = found("wrapper_type");
-  EXPECT(all.size() == 2 && all[0].count == 2 && all[1].at.line == all[0].at.line + 1);
-  EXPECT(all[0].at.line == __LINE__ - 7 && all[0].kernel == "WRAPPER_CHECK_PTR");
-  EXPECT(all[0].message.find("p points to float, but its check names short; ") == 0);
-  EXPECT(all[1].message.find("q points to long, but its check names float; ") == 0);
-}
-
 HOST_TEST(numbers_are_quantised_by_their_largest) {
   EXPECT(
       (api::__fp32_to_intx<int8_t, 127>(2.0f, 2.0f) == 127 && api::__fp32_to_intx<int8_t, 127>(-3.0f, 2.0f) == -127));
