@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -19,7 +20,7 @@ class EndpointError(SpecDecError):
 
 
 class RefusedError(EndpointError):
-    """The endpoint refuses a request: 4xx."""
+    """The endpoint refuses a request: 4xx, or cannot do what is asked."""
 
 
 class Token(NamedTuple):
@@ -31,20 +32,24 @@ class Token(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One choice. `tokens` is empty where the endpoint reports none. `drafts`: drafted and accepted, if it says so."""
+    """One choice. `tokens` is empty where the endpoint reports none. `drafts`: drafted and accepted, if it says so.
+    `seconds`: of the request.
+    """
 
     text: str
     tokens: list[Token]
     finish_reason: str
     completion_tokens: int | None
     drafts: tuple[int, int] | None = None
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Answer:
         """From its form in a file."""
         tokens = [Token(text, logprob, dict(top)) for text, logprob, top in data["tokens"]]
         drafts = data["drafts"] and tuple(data["drafts"])
-        return cls(data["text"], tokens, data["finish_reason"], data["completion_tokens"], drafts)
+        seconds = data.get("seconds", 0.0)
+        return cls(data["text"], tokens, data["finish_reason"], data["completion_tokens"], drafts, seconds)
 
     def document(self) -> dict[str, Any]:
         """For a file."""
@@ -52,7 +57,13 @@ class Answer(NamedTuple):
 
 
 class Endpoint:
-    """`url`: of the server or its /v1. `extra`: keys for the body of every request. `transport`: httpx's, for tests."""
+    """`url`: of the server or its /v1. `extra`: keys for the body of every request. `transport`: httpx's, for tests.
+
+    Asks for completions; for chats of one message where the server has only those.
+    """
+
+    foreign = False
+    """Whether its answers are another engine's than those of the drafted side."""
 
     def __init__(
         self, url: str, model: str | None = None, extra: Mapping[str, Any] | None = None, transport: Any = None
@@ -66,6 +77,7 @@ class Endpoint:
         self._errors = httpx.HTTPError
         self._client = httpx.Client(base_url=self.url, timeout=600, transport=transport)
         self.model = model or self._only_model()
+        self._chats, self._logprobs = self._forms()
 
     def _only_model(self) -> str:
         data = self._send("GET", "/v1/models")["data"]
@@ -73,26 +85,60 @@ class Endpoint:
             raise EndpointError(f"{self.url}: lists no model; name one by --model")
         return str(data[0]["id"])
 
-    def body(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-        """Of a completion."""
-        asked = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "logprobs": TOP}
-        return {**asked, **more, **self.extra}
+    def _forms(self) -> tuple[bool, bool]:
+        """Whether there are only chats, and whether log-probabilities may be asked for."""
+        refused = list[RefusedError]()
+        for self._chats, self._logprobs in itertools.product((False, True), (True, False)):
+            try:
+                self.complete("a", 1, temperature=0)
+                return self._chats, self._logprobs
+            except RefusedError as error:
+                refused.append(error)
+        raise refused[0]
+
+    def asked(self, prompt: str, max_tokens: int, **more: Any) -> tuple[str, dict[str, Any]]:
+        """Path and body of a question."""
+        if self._chats:
+            return self.asked_chat(prompt, max_tokens, **more)
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens}
+        return "/v1/completions", {**body, **({"logprobs": TOP} if self._logprobs else {}), **more, **self.extra}
+
+    def asked_chat(self, prompt: str, max_tokens: int, **more: Any) -> tuple[str, dict[str, Any]]:
+        """Path and body of a chat of one message."""
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
+        logprobs = {"logprobs": True, "top_logprobs": TOP} if self._logprobs else {}
+        return "/v1/chat/completions", {**body, **logprobs, **more, **self.extra}
 
     def complete(self, prompt: str, max_tokens: int, **more: Any) -> list[Answer]:
-        """The choices of a completion."""
-        return _answers(self._send("POST", "/v1/completions", self.body(prompt, max_tokens, **more)))
+        """The choices of an answer."""
+        return _answers(self._send("POST", *self.asked(prompt, max_tokens, **more)))
 
     def chat(self, prompt: str, max_tokens: int, **more: Any) -> list[Answer]:
         """The choices of a chat of one message."""
-        messages = [{"role": "user", "content": prompt}]
-        asked = {"model": self.model, "messages": messages, "max_tokens": max_tokens, **more, **self.extra}
-        return _answers(self._send("POST", "/v1/chat/completions", asked))
+        return _answers(self._send("POST", *self.asked_chat(prompt, max_tokens, **more)))
+
+    def score(self, prompt: str, answer: Answer, near: float) -> list[Token]:
+        """The answer's tokens with the log-probabilities that the server gives them as a part of a prompt, in which
+        nothing is drafted. `near`: see :meth:`local.Local.score`. Empty if the server splits that text otherwise.
+        RefusedError if it does not echo prompts.
+        """
+        if self._chats or not answer.tokens:
+            raise RefusedError(f"{self.url}: has no echo with log-probabilities")
+        found = self.complete(prompt + answer.text, 0, echo=True, temperature=0)[0].tokens
+        if len(found) <= len(answer.tokens):
+            raise RefusedError(f"{self.url}: does not echo the log-probabilities of a prompt")
+        for tokens in (answer.tokens, answer.tokens[:-1]):  # the last may be the end token
+            scored = found[len(found) - len(tokens) :]
+            if [one.text for one in scored] == [one.text for one in tokens]:
+                return scored
+        return []
 
     def abandon(self, prompt: str, max_tokens: int) -> None:
-        """Begin a streamed completion and close the connection after its first bytes."""
-        body = self.body(prompt, max_tokens, stream=True, temperature=0)
+        """Begin a streamed answer and close the connection after its first bytes."""
+        path, body = self.asked(prompt, max_tokens, stream=True, temperature=0)
         try:
-            with self._client.stream("POST", "/v1/completions", json=body) as answer:
+            with self._client.stream("POST", path, json=body) as answer:
                 next(answer.iter_bytes(), b"")
         except self._errors as error:
             raise EndpointError(f"{self.url}: {error}") from error
@@ -109,7 +155,13 @@ class Endpoint:
                 sums[found[1]] = sums.get(found[1], 0.0) + float(found[2])
         return sums
 
-    def curl(self, body: Mapping[str, Any], path: str = "/v1/completions") -> str:
+    def drafts(self) -> tuple[int, int] | None:
+        """Drafted and accepted tokens up to now, by the names of vLLM; None where they are not counted."""
+        counts = {name.partition("spec_decode_num_")[2]: value for name, value in self.metrics().items()}
+        names = ("draft_tokens_total", "accepted_tokens_total")
+        return (int(counts[names[0]]), int(counts[names[1]])) if counts.keys() >= set(names) else None
+
+    def curl(self, path: str, body: Mapping[str, Any]) -> str:
         """The command that sends this body."""
         data = shlex.quote(json.dumps(body, ensure_ascii=False))
         return f"curl -s {self.url}{path} -H 'Content-Type: application/json' -d {data}"

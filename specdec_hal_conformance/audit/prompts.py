@@ -10,10 +10,11 @@ BOUNDARIES = (16, 64, 128, 256, 512, 1024, 2048)
 
 
 class Prompt(NamedTuple):
-    """A prompt of a kind."""
+    """A prompt of a kind. `tokens`: the most that are asked for, if fewer than of others."""
 
     kind: str
     text: str
+    tokens: int | None = None
 
 
 _FUNCTION = "def area(width, height):\n    if width < 0 or height < 0:\n        raise ValueError(width, height)\n"
@@ -23,7 +24,7 @@ _SHORT = {
         "one two three four five one two three four five one two three",
         "Copy the list exactly: alpha=1, beta=2, gamma=3, delta=4, epsilon=5, zeta=6, eta=7, theta=8.",
     ),
-    "quotation": (
+    "quotes": (
         "Quote the text word for word: 'Version 0.22.0 replaced 0.21.9 on 2026-04-08, see issue 39273.'",
         'He wrote: "What is written without effort is in general read without pleasure." She quoted him: "What is',
     ),
@@ -64,9 +65,16 @@ def _long(words: int) -> str:
     raise AssertionError
 
 
+_SHARED = _long(60)
+_QUESTIONS = ("Which item is green?", "Which item is red?", "Repeat the list.")
+
+
 def builtin(longest: int) -> list[Prompt]:
-    """The prompts; contexts of up to about `longest` tokens. Some share their beginning."""
+    """The prompts; contexts of up to about `longest` tokens. Answers to the short ones cross 16 and 32 tokens."""
     prompts = [Prompt(kind, text) for kind, texts in _SHORT.items() for text in texts]
+    prompts += [Prompt("one token", text, 1) for text in (_SHORT["repetition"][1], _SHORT["code"][2])]
+    prompts += [Prompt("mixed lengths", _SHORT["json"][1], size) for size in (2, 7, 17)]
+    prompts += [Prompt("shared prefix", f"{_SHARED} white.\n{question}") for question in _QUESTIONS]
     for boundary in BOUNDARIES:
         # English has about 1.4 tokens a word here, so that answers cross the boundary.
         if 64 <= boundary <= longest:

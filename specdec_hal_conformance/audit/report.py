@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import html
+from collections.abc import Sequence
 from typing import Any
 
 from specdec_hal.cli.output import Output
 from specdec_hal.cli.tables import Rows
-from specdec_hal_conformance.audit.run import Check, Finding, Report
+from specdec_hal_conformance.audit.run import DRAFTED, PLAIN, Check, Finding, Kind, Report
 
 SHOWN = 3
 """Findings of a check that are printed; the file has all."""
 VERDICTS = {0: "no draft changed an answer", 1: "drafts change answers", 2: "no verdict"}
+
+
+COLUMNS = ("check", "verdict", "asked", "equal", "ties", "tokens", "detail")
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -23,6 +27,9 @@ def document(report: Report) -> dict[str, Any]:
         "cannot": report.cannot,
         "threshold_nats": report.threshold,
         "checks": [{**dataclasses.asdict(check), "verdict": check.verdict} for check in report.checks],
+        "kinds": [
+            {**dataclasses.asdict(kind), "verdict": kind.verdict, "faster": kind.faster} for kind in report.kinds
+        ],
         "acceptance": report.acceptance,
         "seconds": report.seconds,
     }
@@ -30,10 +37,15 @@ def document(report: Report) -> dict[str, Any]:
 
 def print_report(report: Report, output: Output) -> None:
     """A table, and the first findings of each check with commands that show them."""
-    rows = Rows("Audit", ("check", "verdict", "asked", "equal", "ties", "tokens", "detail"), spare=(5,))
+    rows = Rows("Audit", COLUMNS, spare=(5,))
     for check in report.checks:
         rows.add_row(*_cells(check))
     rows.print(output.console)
+    if report.kinds:
+        rows = Rows("Greedy answers", KINDS, spare=(6, 7))
+        for kind in report.kinds:
+            rows.add_row(*_kind_cells(kind))
+        rows.print(output.console)
     for check in report.checks:
         for finding in check.findings[:SHOWN]:
             print(f"{check.name} ({finding.kind}): {finding.what}\n  {finding.curl}", file=output.stdout)
@@ -54,6 +66,18 @@ def _cells(check: Check) -> tuple[str, ...]:
     return (check.name, check.verdict, *texts, "; ".join(one for one in (check.detail, check.skipped) if one))
 
 
+KINDS = ("kind", "verdict", "answers", "equal", "ties", "accepted", "plain tok/s", "drafted tok/s", "faster")
+
+
+def _kind_cells(kind: Kind) -> tuple[str, ...]:
+    accepted = f"{kind.accepted} of {kind.drafted}" if kind.drafted else ""
+    speeds = [
+        f"{kind.tokens[side] / kind.seconds[side]:.1f}" if kind.seconds[side] else "" for side in (PLAIN, DRAFTED)
+    ]
+    faster = "" if kind.faster is None else f"{kind.faster:.2f} x"
+    return (kind.name, kind.verdict, str(kind.answers), str(kind.equal), str(kind.ties), accepted, *speeds, faster)
+
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
        color: #1b1b1b; background: #fff; }
@@ -69,18 +93,22 @@ section { margin: 1.5rem 0; } mark { background: #ffd54f; }
 
 def page(report: Report) -> str:
     """A page with the differing texts side by side."""
-    rows = "".join(
-        f"<tr class='{check.verdict}'>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(check))}</tr>"
-        for check in report.checks
-    )
-    heads = "".join(f"<th>{name}</th>" for name in ("check", "verdict", "asked", "equal", "ties", "tokens", "detail"))
+    checks = _table(COLUMNS, [_cells(check) for check in report.checks])
+    kinds = _table(KINDS, [_kind_cells(kind) for kind in report.kinds])
     found = "".join(_section(finding) for check in report.checks for finding in check.findings)
     verdict = VERDICTS[report.status] + (f": {report.cannot}" if report.cannot else "")
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>Audit</title><style>{_STYLE}</style><h1>Audit: {html.escape(verdict)}</h1>"
-        f"<table><tr>{heads}</tr>{rows}</table>{found}</html>"
+        f"{checks}{kinds}{found}</html>"
     )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(
+        f"<tr class='{row[1]}'>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f"<table><tr>{''.join(f'<th>{name}</th>' for name in heads)}</tr>{cells}</table>"
 
 
 def _section(finding: Finding) -> str:
