@@ -17,22 +17,31 @@ class Forced:
 
     def __init__(self, score: Score, own: Mapping[int, Answer], threshold: float) -> None:
         self._score, self.threshold, self.skipped = score, threshold, ""
-        try:
-            for number, answer in own.items():
-                scored = score("plain", number, answer, math.inf)
-                apart = [one[0] for one in _apart(answer, scored)]
-                self.threshold = max(self.threshold, NOISE * max(apart, default=0.0))
-        except RefusedError as error:
-            self.skipped = str(error)
+        self._scored = 0
+        for number, answer in own.items():
+            apart = [one[0] for one in _apart(answer, self._tokens("plain", number, answer, math.inf))]
+            self.threshold = max(self.threshold, NOISE * max(apart, default=0.0))
         if self.threshold > MOST_NOISE:
             self.skipped = f"the plain side scores its own answers {self.threshold / NOISE:.2f} nats off"
+
+    def _tokens(self, name: str, number: int, answer: Answer, near: float) -> list[Token]:
+        """Nothing if this text is refused; a side that refuses the first text is not asked again."""
+        if self.skipped:
+            return []
+        try:
+            scored = self._score(name, number, answer, near)
+        except RefusedError as error:
+            self.skipped = "" if self._scored else str(error)
+            return []
+        self._scored += 1
+        return scored
 
     def judge(self, name: str, number: int, answer: Answer) -> Comparison | None:
         """Whether every token of a greedy answer is the most likely one up to rounding, with the right log-probability.
 
         None if the text cannot be scored.
         """
-        scored = [] if self.skipped else self._score(name, number, answer, self.threshold)
+        scored = self._tokens(name, number, answer, self.threshold)
         if not scored:
             return None
         gaps = [max(one.top.values(), default=one.logprob) - one.logprob for one in scored if one.logprob is not None]

@@ -21,12 +21,16 @@ from specdec_hal_conformance.audit.verdict import (
     Verdict,
     compare,
     detectable,
+    fewer,
     noise,
     two_samples,
 )
+from specdec_hal_conformance.statistics import ALPHA
 
 PLAIN, DRAFTED = "plain", "drafted"
 _CHAT_TOKENS = 200
+SEEDS, _SEED_TOKENS = 24, 8
+"""Seeds that are asked for twice: they show a seed without effect if three in four repeat an answer without drafts."""
 _LONG = 4
 """Answers that are asked for again with stop strings and with several choices."""
 CHECKS = ("greedy", "together", "logprobs", "forced", "sampled", "structured", "stop", "usage", "n", "seed")
@@ -192,7 +196,7 @@ class Audit:
         """Answers that are asked for, at most."""
         sides = len(self._sides())
         numbers = {
-            "sampled": len(texts.SAMPLED) * self._budget.samples, "structured": len(texts.SCHEMAS), "seed": 3
+            "sampled": len(texts.SAMPLED) * self._budget.samples, "structured": len(texts.SCHEMAS), "seed": 2 * SEEDS
         }  # fmt: skip
         drafted = {"stop": _LONG, "n": _LONG, "forced": 3 * len(self._prompts)}
         asked = 2 * len(self._prompts) + sum(count for name, count in numbers.items() if name in self._only)
@@ -329,7 +333,8 @@ class Audit:
             checks["greedy"].detail = f"{len(self._refused)} prompts are refused: {next(iter(self._refused.values()))}"
         if "forced" in checks:
             checks["forced"].skipped = self._forced.skipped
-            checks["forced"].detail = f"differences up to {self._forced.threshold:.3f} nats are rounding"
+            if not self._forced.skipped:
+                checks["forced"].detail = f"differences up to {self._forced.threshold:.3f} nats are rounding"
         if "logprobs" in checks and not checks["logprobs"].skipped:
             checks["logprobs"].detail = f"{far} of {compared} tokens differ by more than {self._threshold:.3f} nats" + (
                 f", {bare} have no alternatives on the drafted side only" if bare else ""
@@ -504,27 +509,27 @@ class Audit:
                     self._count(check, result, number, answer, choice)
 
     def _check_seed(self, check: Check, plain: dict[int, Answer]) -> None:
-        """A seed repeats an answer under drafts where it does without. Requests run alone."""
-        repeats = {}
+        """Seeds repeat answers under drafts as often as without. Requests run alone."""
+        prompt, repeated = texts.SAMPLED[1], dict[str, int]()
         for side in self._sides():
-            found = [
-                self._complete(side, f"seed/{turn}", texts.SAMPLED[0], self._budget.tokens, temperature=1, seed=7)
-                for turn in range(3)
-            ]
-            repeats[side] = found[0].text == found[1].text == found[2].text, found
-        if DRAFTED not in repeats:
+            pairs = []
+            for seed in range(SEEDS):
+                how = partial(self._complete, side, prompt=prompt, tokens=_SEED_TOKENS, temperature=1, seed=seed)
+                pairs.append((how(f"seed/{seed}"), how(f"seed/{seed}/again")))
+            repeated[side] = sum(one.text == other.text for one, other in pairs)
+        if DRAFTED not in repeated:
             return
-        if not repeats[PLAIN][0]:
+        if not repeated[PLAIN]:
             check.skipped = "a seed repeats no answer on the plain side"
             return
-        check.asked, check.equal = 1, int(repeats[DRAFTED][0])
-        if not repeats[DRAFTED][0]:
-            end, (one, other, third) = self._ends[DRAFTED], repeats[DRAFTED][1]
+        check.asked, check.equal = SEEDS, repeated[DRAFTED]
+        check.detail = f"of {SEEDS} seeds {repeated[PLAIN]} repeat an answer plain, {repeated[DRAFTED]} drafted"
+        if fewer(repeated[PLAIN], repeated[DRAFTED], SEEDS) < ALPHA:
+            one, other = next((one.text, other.text) for one, other in pairs if one.text != other.text)
+            end = self._ends[DRAFTED]
             assert end is not None
-            second = other if other.text != one.text else third
-            curl = end.curl(*end.asked(texts.SAMPLED[0], self._budget.tokens, temperature=1, seed=7))
-            what = "a seed repeats no answer on the drafted side"
-            check.findings.append(Finding("seed", "sampled", texts.SAMPLED[0], what, one.text, second.text, curl))
+            curl = end.curl(*end.asked(prompt, _SEED_TOKENS, temperature=1, seed=0))
+            check.findings.append(Finding("seed", "sampled", prompt, check.detail, one, other, curl))
 
     def _same_text(self, check: Check, number: int, expected: str, plain: Answer, found: Answer, what: str) -> None:
         check.asked += 1

@@ -142,6 +142,13 @@ def two_samples(plain: Sequence[Hashable], drafted: Sequence[Hashable]) -> Sampl
     return Samples(table.shape[1], distance, chi_square_tail(freedom, g) if freedom else 1.0)
 
 
+def fewer(plain: int, drafted: int, of: int) -> float:
+    """p-value of Fisher's exact test: at most `drafted` successes if both sides succeed as often, each `of` trials."""
+    both = plain + drafted
+    ways = (math.comb(of, one) * math.comb(of, both - one) for one in range(max(0, both - of), drafted + 1))
+    return sum(ways) / math.comb(2 * of, both)
+
+
 def detectable(samples: int) -> float:
     """The total variation of two outcomes of equal probability that `samples` of each side show 9 times in 10."""
     return min(1.0, (5.62 + 1.28) * float(np.sqrt(0.5 / samples)))
