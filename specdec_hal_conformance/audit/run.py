@@ -228,7 +228,7 @@ class Audit:
     def _choices(self, side: str, question: str, number: int, **more: Any) -> list[Answer]:
         """Greedy, of a numbered prompt."""
         prompt, tokens = self._prompts[number].text, self._budget.tokens
-        return self._ask(side, question, lambda end: end.complete(prompt, tokens, temperature=0, **more))
+        return self._ask(side, f"{question}/{tokens}", lambda end: end.complete(prompt, tokens, temperature=0, **more))
 
     def _chat(self, side: str, question: str, prompt: str, **more: Any) -> Answer:
         return self._ask(side, question, lambda end: end.chat(prompt, _CHAT_TOKENS, **more))[0]
@@ -262,26 +262,29 @@ class Audit:
                 answers[number] = self._one(side, number, "alone")
             except RefusedError as error:
                 self._refused[number] = str(error)
-                if len(self._refused) == len(self._prompts):
+                if 2 * len(self._refused) > len(self._prompts):
                     raise
         return answers
 
     def _one(self, side: str, number: int, how: str) -> Answer:
-        prompt = self._prompts[number]
+        prompt, tokens = self._prompts[number], self._tokens(number)
 
         def ask(end: Endpoint) -> list[Answer]:
             before = end.drafts() if how == "alone" else None
-            answers = end.complete(prompt.text, prompt.tokens or self._budget.tokens, temperature=0)
+            answers = end.complete(prompt.text, tokens, temperature=0)
             if before is None or (after := end.drafts()) is None or answers[0].drafts is not None:
                 return answers
             return [answers[0]._replace(drafts=(after[0] - before[0], after[1] - before[1]))]
 
-        return self._ask(side, f"greedy/{how}/{number}", ask)[0]
+        return self._ask(side, f"greedy/{how}/{number}/{tokens}", ask)[0]
+
+    def _tokens(self, number: int) -> int:
+        return self._prompts[number].tokens or self._budget.tokens
 
     def _together(self, side: str) -> dict[int, Answer]:
         """All prompts at once; beside them requests whose clients leave."""
         end, numbers = self._ends[side], self._numbers()
-        known = all(f"{side}/greedy/together/{number}" in self._answers for number in numbers)
+        known = all(f"{side}/greedy/together/{number}/{self._tokens(number)}" in self._answers for number in numbers)
         answers = dict[int, Answer]()
 
         def keep(number: int) -> None:
@@ -349,7 +352,7 @@ class Audit:
             def ask(end: Endpoint) -> list[Answer]:
                 return [Answer("", end.score(self._prompts[number].text, answer, near), "", None)]
 
-            return self._ask(side, f"forced/{name}/{number}", ask)[0].tokens
+            return self._ask(side, f"forced/{name}/{number}/{self._tokens(number)}", ask)[0].tokens
 
         self._forced = Forced(score, own, self._threshold)
 
@@ -413,10 +416,10 @@ class Audit:
             self._found(check, number, what, plain, drafted)
 
     def _found(self, check: Check, number: int, what: str, plain: Answer, drafted: Answer) -> None:
-        kind, prompt, limit = self._prompts[number]
+        kind, prompt, _ = self._prompts[number]
         end = self._ends[DRAFTED]
         assert end is not None
-        curl = end.curl(*end.asked(prompt, limit or self._budget.tokens, temperature=0))
+        curl = end.curl(*end.asked(prompt, self._tokens(number), temperature=0))
         check.findings.append(Finding(check.name, kind, prompt, what, plain.text, drafted.text, curl))
 
     # ---- the others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,9 @@ def test_a_side_is_recorded_and_a_run_resumed(tmp_path: Path) -> None:
     again = Audit(None, end(drafted), SMALL, Answers(half, path)).run()
     assert drafted.requests == asked + 1  # which finds out what the server has
     assert document(again)["checks"] == document(whole)["checks"]
+    shorter = replace(SMALL, tokens=SMALL.tokens - 1)  # answers of other lengths are not compared
+    with pytest.raises(RefusedError, match="no answer to greedy/alone/.*/95; record it with the same options"):
+        Audit(None, end(drafted), shorter, Answers(None, path), ("greedy",)).run()
     half.write_text("{}\n")
     with pytest.raises(ConfigError, match=r"half\.jsonl:1: expected answers of an audit"):
         Answers(half)
