@@ -21,7 +21,7 @@ class Forced:
         for number, answer in own.items():
             apart = [one[0] for one in _apart(answer, self._tokens("plain", number, answer, math.inf))]
             self.threshold = max(self.threshold, NOISE * max(apart, default=0.0))
-        if self.threshold > MOST_NOISE:
+        if self.threshold > NOISE * MOST_NOISE:
             self.skipped = f"the plain side scores its own answers {self.threshold / NOISE:.2f} nats off"
 
     def _tokens(self, name: str, number: int, answer: Answer, near: float) -> list[Token]:

@@ -17,6 +17,7 @@ from specdec_hal_conformance.audit.endpoint import Answer, Endpoint, RefusedErro
 from specdec_hal_conformance.audit.forced import Forced
 from specdec_hal_conformance.audit.verdict import (
     MOST_NOISE,
+    NOISE,
     Comparison,
     Verdict,
     compare,
@@ -170,9 +171,9 @@ class Audit:
         try:
             greedy = self._greedy()
             self._threshold = self._noise(greedy)
-            if self._threshold > MOST_NOISE:
+            if self._threshold > NOISE * MOST_NOISE:
                 cannot = (
-                    f"the plain side differs from itself by {self._threshold / 3:.2f} nats between batches; "
+                    f"the plain side differs from itself by {self._threshold / NOISE:.2f} nats between batches; "
                     "serve it with batch-invariant kernels, or in float32"
                 )
             if self._ends[DRAFTED] is not None and not cannot:

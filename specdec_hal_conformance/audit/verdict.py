@@ -18,7 +18,7 @@ FLOOR = 0.01
 NOISE = 3.0
 """How much more the drafted side may differ than the plain side from itself."""
 MOST_NOISE = 0.5
-"""Noise, in nats, above which no difference means anything."""
+"""Largest difference of the plain side from itself, in nats; above it no difference means anything."""
 FEWEST = 20
 """Fewest samples of both sides in a cell; rarer outcomes share one."""
 

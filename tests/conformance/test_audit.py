@@ -69,7 +69,7 @@ def test_a_fault_is_found(fault: str) -> None:
             assert "curl -s http://server/v1/" in finding.curl and finding.what
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.003, 0.02])
+@pytest.mark.parametrize("noise", [0.0, 0.003, 0.02, 0.08])  # the last as of bfloat16
 def test_an_honest_server_passes(noise: float) -> None:
     report = audit(DraftingServer(noise=noise), DraftingServer(noise=noise))
     assert report.status == 0, [check.findings[:1] for check in report.checks if check.findings]
@@ -107,6 +107,20 @@ def test_drafts_and_speed_are_counted_by_kind() -> None:
     assert (kinds["one token"]["answers"], kinds["one token"]["tokens"]["drafted"]) == (4, 2)
     total = report.acceptance["drafted"]["vllm:spec_decode_num_draft_tokens_total"]
     assert total > sum(kind["drafted"] for kind in kinds.values()) > 500
+
+
+def test_sglang_reports_lengths_not_counts() -> None:
+    server = DraftingServer()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/metrics":
+            return server.answer(request)
+        return httpx.Response(200, text='sglang:spec_accept_length{model_name="m"} 2.5\nsglang:num_used_tokens 7.0\n')
+
+    report = Audit(
+        end(server), Endpoint("http://s", transport=httpx.MockTransport(answer)), SMALL, Answers(), ("greedy",)
+    ).run()
+    assert report.acceptance == {"drafted": {"sglang:spec_accept_length": 2.5}} and report.status == 0
 
 
 def test_without_drafts_there_is_no_verdict() -> None:
@@ -169,7 +183,7 @@ def test_a_side_is_recorded_and_a_run_resumed(tmp_path: Path) -> None:
     assert drafted.requests == asked + 1  # which finds out what the server has
     assert document(again)["checks"] == document(whole)["checks"]
     shorter = replace(SMALL, tokens=SMALL.tokens - 1)  # answers of other lengths are not compared
-    with pytest.raises(RefusedError, match="no answer to greedy/alone/.*/95; record it with the same options"):
+    with pytest.raises(RefusedError, match=r"no answer to greedy/alone/.*/95; record it with the same options"):
         Audit(None, end(drafted), shorter, Answers(None, path), ("greedy",)).run()
     half.write_text("{}\n")
     with pytest.raises(ConfigError, match=r"half\.jsonl:1: expected answers of an audit"):
