@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=positive, default=192, help="samples of a prompt, per side (default: 192)")
     parser.add_argument("--requests", type=positive, default=8, help="most requests at once (default: 8)")
     parser.add_argument("--minutes", type=float, default=30.0, help="ask nothing more after so long (default: 30)")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait so long for servers that start"
+    )
     parser.add_argument("--html", metavar="FILE", type=output_file, help="write a page with the differing texts")
 
 
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     answers = Answers(args.record or args.resume, args.against)
     budget = Budget(args.tokens, args.context, args.samples, requests=args.requests, minutes=args.minutes)
     plain, drafted = (
-        None if url is None else Endpoint(url, args.model, extra)
+        None if url is None else Endpoint(url, args.model, extra, args.wait)
         for url, extra in ((args.plain, args.plain_extra_body), (args.drafted, args.drafted_extra_body))
     )
     if args.model_path is not None:

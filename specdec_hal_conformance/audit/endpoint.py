@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ class Answer(NamedTuple):
 
 class Endpoint:
     """`url`: of the server or its /v1. `extra`: keys for the body of every request. `transport`: httpx's, for tests.
+    `wait`: seconds that the server may take to start.
 
     Asks for completions; for chats of one message where the server has only those.
     """
@@ -66,7 +68,12 @@ class Endpoint:
     """Whether its answers are another engine's than those of the drafted side."""
 
     def __init__(
-        self, url: str, model: str | None = None, extra: Mapping[str, Any] | None = None, transport: Any = None
+        self,
+        url: str,
+        model: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        wait: float = 0.0,
+        transport: Any = None,
     ) -> None:
         try:
             import httpx
@@ -76,8 +83,19 @@ class Endpoint:
         self.extra = dict(extra or {})
         self._errors = httpx.HTTPError
         self._client = httpx.Client(base_url=self.url, timeout=600, transport=transport)
+        self._await(time.monotonic() + wait)
         self.model = model or self._only_model()
         self._chats, self._logprobs = self._forms()
+
+    def _await(self, until: float) -> None:
+        """Until the server answers that it is ready, or for so long; the next request says what is wrong."""
+        while time.monotonic() < until:
+            try:
+                if self._client.get("/v1/models").status_code != 503:
+                    return
+            except self._errors:
+                pass
+            time.sleep(0.2)
 
     def _only_model(self) -> str:
         data = self._send("GET", "/v1/models")["data"]

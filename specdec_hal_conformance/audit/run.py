@@ -569,14 +569,15 @@ class Audit:
             rows = {
                 name: value if "spec_accept" in name else value - before[side].get(name, 0.0)  # a gauge of SGLang
                 for name, value in after.items()
-                if any(word in name for word in _ACCEPTANCE) and not name.endswith(("_created", "_bucket"))
+                if any(word in name for word in _ACCEPTANCE)
+                and not name.endswith(("_created", "_bucket", "_per_pos_total"))
             }
             if rows:
                 found[side] = rows
         drafts = [answer.drafts for answer in self._answers.of(DRAFTED) if answer.drafts is not None]
-        if drafts:
+        if drafts and DRAFTED not in found:
             drafted, accepted = map(sum, zip(*drafts, strict=True))
-            found.setdefault(DRAFTED, {}).update(drafted_tokens=drafted, accepted_tokens=accepted)
+            found[DRAFTED] = {"drafted_tokens": drafted, "accepted_tokens": accepted}
         return found
 
 

@@ -257,8 +257,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     servers = {"http://plain": DraftingServer(), "http://drafted": DraftingServer("greedy")}
     made = Endpoint.__init__
 
-    def connect(self: Endpoint, url: str, model: str | None = None, extra: Any = None) -> None:
-        made(self, url, model, extra, servers[url].transport)
+    def connect(self: Endpoint, url: str, model: str | None, extra: Any, wait: float) -> None:
+        made(self, url, model, extra, wait, servers[url].transport)
 
     monkeypatch.setattr(Endpoint, "__init__", connect)
     sides = ["--plain", "http://plain", "--drafted", "http://drafted", "--requests", "1", "--tokens", "24"]
@@ -307,7 +307,7 @@ def test_more_keys_are_in_every_request() -> None:
         bodies.append(request.content)
         return server.answer(request)
 
-    one = Endpoint("http://server", "markov", {"speculate": False}, httpx.MockTransport(record))
+    one = Endpoint("http://server", "markov", {"speculate": False}, transport=httpx.MockTransport(record))
     one.complete("a", 2)
     one.chat("a", 2)
     one.abandon("a", 2)
@@ -317,3 +317,16 @@ def test_more_keys_are_in_every_request() -> None:
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(EndpointError, match="is the server running"):
         Endpoint("http://127.0.0.1:9")
+
+
+def test_a_server_that_starts_is_waited_for() -> None:
+    server, refused = DraftingServer(), [503, None, None]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if not refused:
+            return server.answer(request)
+        if refused.pop() is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(503)
+
+    assert Endpoint("http://server", wait=60, transport=httpx.MockTransport(answer)).model == "markov"

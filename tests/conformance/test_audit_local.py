@@ -115,7 +115,9 @@ def test_the_command(
 ) -> None:
     server, made = Server(folder), Endpoint.__init__
     monkeypatch.setattr(
-        Endpoint, "__init__", lambda self, url, model, extra: made(self, url, model, extra, server.transport)
+        Endpoint,
+        "__init__",
+        lambda self, url, model, extra, wait: made(self, url, model, extra, wait, server.transport),
     )
     short = ["--drafted", "http://server", "--tokens", "8", "--context", "64", "--check", "greedy", "--json"]
     assert main(["audit", "--model-path", str(folder), *short]) == 0
