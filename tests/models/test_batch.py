@@ -63,3 +63,10 @@ def test_blocks_are_the_batch_in_order(lengths: list[int], limit: int) -> None:
         assert piece.start == end and piece.position - whole.position == piece.start - whole.start
         end += piece.length
     assert end == starts[-1]
+
+
+def test_blocks_with_segments_that_stay_whole() -> None:
+    """Drafts that may be rejected together are not split; longer chunks of prompts are."""
+    segments = [Segment(0, 0, 4, 7), Segment(1, 4, 3, 0), Segment(2, 7, 9, 2)]
+    parts = [[(one.slot, one.start, one.length) for one in group] for group in blocks(segments, 6, whole=4)]
+    assert parts == [[(0, 0, 4)], [(1, 4, 3), (2, 7, 3)], [(2, 10, 6)]]
