@@ -229,9 +229,9 @@ class RunnerSettings(Section):
 
     `block_size`: positions per block of the KV cache, for models with blocks. `num_kv_blocks`: number of KV blocks;
     null: enough for every slot's context. `enable_prefix_caching`: share KV blocks of equal prefixes; null: if the
-    model's bits do not depend on what is computed together. `recurrent_storage`: what is kept of recurrent layers,
-    "states", one for each position that drafts may take back, or "replay", one state and the updates since, with the
-    same bits; "auto": as measured, "replay" on a GPU for three drafts and more. `num_prefix_states`: states of these
+    model's bits do not depend on what is computed together. `recurrent_storage`: what recurrent layers
+    keep: "states", one per position that drafts may take back; "replay", one and the updates since, with equal bits;
+    "auto": as measured, "replay" on a GPU from three drafts on. `num_prefix_states`: states of these
     layers kept at ends of blocks, without which a prefix is not shared; null: as many as slots. `overlap`: launch a
     step before the previous one is read; null: if backend, model and proposer can. `graph`: replay steps as device
     graphs; null: if backend, model and proposer can. `debug`: check the values of every op's tensors.

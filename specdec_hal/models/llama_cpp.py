@@ -81,9 +81,12 @@ class Gguf:
         }
         for kind, here in kinds.items():
             if here:
+                why, hint = "whose state cannot go back by a few tokens", "choose another model"
+                if kind in ("recurrent", "hybrid"):
+                    why = "whose states only llama.cpp can take back (n_rs_seq, in xllamacpp since 2026.10): not used"
+                    hint = "use the checkpoint's folder with model.framework: transformers"
                 raise UnsupportedError(
-                    f"{self.path}: expected a decoder with a KV cache, got a {kind} model, whose state cannot go back "
-                    "by a few tokens; choose another model"
+                    f"{self.path}: expected a decoder with a KV cache, got a {kind} model, {why}; {hint}"
                 )
 
 

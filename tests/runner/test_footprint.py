@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from specdec_hal.plugin.hookspecs import ModelSpec, hookimpl
 from specdec_hal.plugin.model import ModelMemory
 from specdec_hal.plugin.registry import BUILTINS, Registry
 from specdec_hal.runner import build_runner
-from specdec_hal.runner.footprint import footprint
+from specdec_hal.runner.footprint import footprint, with_storage
 from specdec_hal.tensors.on_host import HostDevice
 from tests.runner.conftest import make_runner
 from tests.support.bounded import bounded
@@ -194,3 +195,23 @@ def test_a_draft_model_in_blocks_counts(rows_of: Any) -> None:
         assert parts["draft model's weights"] == 1000
         assert parts["draft model's KV cache"] == draft.cache.size * 48
         assert parts["draft model's hidden states"] == (rows - without) // (4 * width) * 64
+
+
+@pytest.mark.parametrize(
+    ("device", "drafts", "wanted", "chosen"),
+    [
+        ("cuda", 3, "auto", "replay"), ("cuda", 2, "auto", "states"), ("cpu", 3, "auto", "states"),
+        ("cpu", 3, "replay", "replay"), ("cuda", 3, "states", "states"),
+    ],
+)  # fmt: skip
+def test_the_storage_of_recurrent_states(device: str, drafts: int, wanted: str, chosen: str) -> None:
+    backend, model = ReferenceBackend(), HistoryModel()
+    backend.device = device
+    speculative = {"method": "ngram", "num_speculative_tokens": drafts}
+    config = parse({"speculative": speculative, "runner": {"recurrent_storage": wanted}})
+    assert with_storage(config, backend, model) is config
+    model.capabilities = replace(model.capabilities, recurrent=True)
+    assert with_storage(config, backend, model).runner.recurrent_storage == chosen
+    backend.capabilities = {op: one for op, one in backend.capabilities.items() if op != "advance_checkpoints"}
+    if wanted == "auto":
+        assert with_storage(config, backend, model).runner.recurrent_storage == "states"

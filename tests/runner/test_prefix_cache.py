@@ -16,7 +16,7 @@ from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.plugin.model import ModelCapabilities, ModelConfig
 from specdec_hal.proposers.mtp import MTPProposer
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner, journal
-from specdec_hal.runner.blocks import BlockPool, block_keys
+from specdec_hal.runner.blocks import BlockPool, PrefixStates, block_keys
 from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.support.decoding import outputs_of, plain_decoding, scored_prompt
 from tests.support.history_model import VOCABULARY, DeviceHistoryModel, HistoryModel
@@ -318,3 +318,17 @@ def test_the_block_that_was_used_longest_ago_makes_way() -> None:
     pool.release(found)
     assert pool.extend(taken := [], 3 * BLOCK) and not pool.extend(taken, 5 * BLOCK)  # unknown ones are taken first
     assert [len(pool.find([key], True)) for key in texts] == [1, 0]
+
+
+def test_states_of_prefixes() -> None:
+    """The longest prefix with a known state is found; the least recently used one is replaced."""
+    states, keys = PrefixStates(2, lambda rows: rows > 3), [b"a", b"b", b"c", b"d"]
+    assert states.longest(keys) == 0 and states.keeps(4) and not states.keeps(3)
+    assert [states.add(b"b"), states.add(b"c"), states.add(b"b")] == [0, 1, None]
+    assert [states.longest(keys[:n]) for n in (1, 2, 3, 4)] == [0, 2, 3, 3]
+    assert states.find(b"b") == 0  # so c goes first
+    assert states.add(b"d") == 1
+    assert [states.longest(keys[:n]) for n in (2, 3, 4)] == [2, 2, 4]
+    states.reset()
+    assert states.longest(keys) == 0 and states.add(b"x") == 0
+    assert PrefixStates(0, lambda rows: True).add(b"x") is None

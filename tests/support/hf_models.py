@@ -134,6 +134,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**_SIZES, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]},
         "^MiniMaxForCausalLM: it has layers of type linear_attention",
     ),
+    "Qwen4ExpText": (
+        {**_DELTA_MIXTURE, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+         "hc_lowrank": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
+         "indexer_compress_ratio": 4},
+        "^Qwen4ExpForCausalLM: it has layers of type qwen_sparse_attention",
+    ),
     "T5": ({"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}, "encoder-decoder"),
     "Bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, r"^BloomForCausalLM: .* \(ALiBi\)"),
     "Llama4Text": (
