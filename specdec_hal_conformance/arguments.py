@@ -23,7 +23,7 @@ from specdec_hal_conformance.subject import Subject
 SIZES = {
     "M": 4, "B": 3, "S": 5, "L": 16, "V": 11, "D": 2, "C": 6, "E": 2, "W": 7, "N": 8, "Q": 10, "Z": 12, "I_cap": 9,
     "J": 13, "H": 14, "P": 17, "U": 18, "Y": 19, "T_cap": 40, "R_cap": 30, "A_cap": 20, "D_cap": 25,
-    "V_draft": 21, "F_cap": 150, "R": 7, "Taps": 5, "H_k": 5, "H_v": 8, "D_k": 6, "D_v": 9,
+    "V_draft": 21, "F_cap": 150, "R": 7, "Taps": 5, "H_k": 5, "H_v": 8, "D_k": 6, "D_v": 9, "C_draft": 15,
 }  # fmt: skip
 
 

@@ -1,17 +1,31 @@
-"""Section 11 of the contract: what trained drafters need: masked tokens, their own vocabulary, their confidence."""
+"""Section 11 of the contract: what trained drafters need: masked tokens, own vocabulary, confidence, candidates."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.backends.reference.floats import from_f32
+from specdec_hal.backends.reference.floats import from_f32, to_f32
+from specdec_hal.backends.reference.primitives import (
+    MASS_ONE,
+    dot_sum,
+    draw,
+    exp2_mass,
+    mass_ratio,
+    mass_threshold,
+    philox_u64,
+    softmax_t,
+)
+from specdec_hal.backends.reference.sampling import nucleus, only
+from specdec_hal.ops.enums import Purpose
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
 
 _INT32_MAX = 2**31 - 1
 
@@ -70,3 +84,67 @@ def truncate_by_confidence(
             if p < min_confidence[b]:
                 seq_lens_this_time[b] = i + 1
                 break
+
+
+def select_draft_path(
+    path_logits: F32,
+    path_ids: I64,
+    path_hidden: NDArray[Any],
+    predecessor_codes: NDArray[Any],
+    successor_codes: NDArray[Any],
+    anchor_tokens: I64,
+    cu_seqlens_q_output: I32,
+    row_temperature: F32,
+    row_top_p: F32,
+    row_top_k: I32,
+    row_min_p: F32,
+    row_seed: I64,
+    position: I64,
+    path_tokens: I64,
+    probs: F32 | None,
+    purpose: Purpose,
+) -> None:
+    """Draw each slot's drafts one after the other, by candidates whose scores depend on the previous token."""
+    vocabulary = len(predecessor_codes)
+    path_tokens[:] = -1
+    if probs is not None:
+        probs[:] = 0
+    offsets = np.maximum.accumulate(cu_seqlens_q_output.clip(0, len(path_tokens))).tolist()
+    for b, (first, stop) in enumerate(pairwise(offsets)):
+        before = int(anchor_tokens[b])
+        for r in range(first, stop):
+            ids = path_ids[r]
+            known = (ids >= 0) & (ids < vocabulary)
+            known &= [i not in ids[:c] for c, i in enumerate(ids)]
+            ids = ids[known]
+            code = to_f32(predecessor_codes[before]) if 0 <= before < vocabulary else np.zeros(1, np.float32)
+            with np.errstate(all="ignore"):
+                products = (code * to_f32(path_hidden[r])) * to_f32(successor_codes[ids])
+                scores = path_logits[r, known] + dot_sum(products)
+            kept = _kept(scores, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])
+            if position[r] < 0 or kept is None:
+                break
+            order = np.argsort(ids)
+            drawn = draw(philox_u64(row_seed[r], position[r], purpose), kept[order])
+            path_tokens[r] = before = int(ids[order][drawn])
+            if probs is not None:
+                probs[r, ids] = mass_ratio(kept, kept.sum(dtype=np.uint64))
+
+
+def _kept(scores: F32, temperature: float, top_p: float, top_k: int, min_p: float) -> U64 | None:
+    """Masses of the scores, 0 for those that are not kept; None if nothing can be drawn."""
+    best = scores.max(initial=-np.inf)
+    if np.isnan(best) or best == -np.inf:
+        return None
+    one = np.uint64(MASS_ONE)
+    if not temperature > 0:
+        masses = np.zeros(len(scores), np.uint64)
+        masses[np.argmax(scores)] = one
+        return masses
+    with np.errstate(over="ignore", divide="ignore"):
+        masses = exp2_mass(softmax_t(scores, best, np.float32(1) / np.float32(temperature)))
+    order = np.argsort(-scores, kind="stable")[: top_k if top_k > 0 else None]
+    need = mass_threshold(top_p, masses[order].sum(dtype=np.uint64))
+    masses = only(nucleus(order, masses, need), masses)
+    masses[masses < mass_threshold(min_p, one)] = 0
+    return masses

@@ -440,6 +440,31 @@ def ln_ratio(total: ArrayLike) -> F32:
     return np.asarray(q56.astype(np.float32) * np.float32(2.0**-56), np.float32)
 
 
+# Sums -----------------------------------------------------------------------------------------------------------------
+
+DOT_PARTS = 8
+"""Partial sums of a dot product: part j has the products of elements j, j + 8, ..."""
+
+
+def dot_sum(products: ArrayLike) -> F32:
+    """The products of a dot product, added in the contract's order.
+
+    Args:
+        products: float32 [..., D].
+
+    Returns:
+        float32 [...].
+    """
+    x = np.asarray(products, np.float32)
+    sums = np.zeros((*x.shape[:-1], DOT_PARTS), np.float32)
+    for i in range(0, x.shape[-1], DOT_PARTS):
+        part = x[..., i : i + DOT_PARTS]
+        sums[..., : part.shape[-1]] += part
+    for half in (4, 2, 1):
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]
+
+
 # Widening -------------------------------------------------------------------------------------------------------------
 
 

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.backends.reference.floats import from_f32, to_f32
-from specdec_hal.backends.reference.primitives import exp_f32
+from specdec_hal.backends.reference.primitives import dot_sum, exp_f32
 from specdec_hal.ops.enums import Activation, Storage
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
-_PARTIALS = 8
 _EPSILON = np.float32(1e-6)
 _INT32_MAX = 2**31 - 1
 
@@ -226,11 +225,4 @@ def _l2norm(x: F32) -> F32:
 
 def _dot(matrix: F32, vector: F32) -> F32:
     """[H, D_v]: the sum over D_k of matrix [H, D_k, D_v] times vector [H, D_k], in the contract's order."""
-    products = matrix * vector[:, :, None]
-    sums = np.zeros((len(products), _PARTIALS, products.shape[2]), np.float32)
-    for i in range(0, products.shape[1], _PARTIALS):
-        part = products[:, i : i + _PARTIALS]
-        sums[:, : part.shape[1]] += part
-    for half in (4, 2, 1):
-        sums = sums[:, :half] + sums[:, half:]
-    return sums[:, 0]
+    return dot_sum(np.moveaxis(matrix * vector[:, :, None], 1, -1))

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../op.h"
+#include "slot_rows.h"
 #include "specdec/row_floats.h"
 #include "specdec_ops/advance_checkpoints.h"
 #include "specdec_ops/causal_conv1d.h"
@@ -23,17 +24,6 @@ constexpr float kZeros[kColumns] = {};
 
 constexpr Limit kConvLimits[] = {{"Taps", served::kTaps}};
 constexpr Limit kStateLimits[] = {{"D_k", served::kD_k}};
-
-// m_0 .. m_B.
-std::vector<int64_t> row_offsets(const int32_t* cu_seqlens_q, int64_t slots, int64_t capacity) {
-  std::vector<int64_t> offsets(static_cast<size_t>(slots + 1));
-  int64_t most = 0;
-  for (int64_t b = 0; b <= slots; ++b) {
-    most = max64(most, row_offset(cu_seqlens_q[b], capacity));
-    offsets[static_cast<size_t>(b)] = most;
-  }
-  return offsets;
-}
 
 template <class T>
 void clear_tails(T* out, int64_t row_width, int64_t rows, const std::vector<int64_t>& offsets) {

@@ -14,11 +14,10 @@ struct PackedRows {
 };
 
 // m_b. All lanes of the warp.
-template <typename Args>
-__device__ __forceinline__ int64_t rows_before(const Args& a, int64_t b, int64_t capacity) {
+__device__ __forceinline__ int64_t rows_before(const int32_t* offsets, int64_t b, int64_t capacity) {
   int most = 0;
   for (int64_t i = lane_id(); i <= b; i += kWarp) {
-    const int offset = static_cast<int>(row_offset(a.cu_seqlens_q[i], capacity));
+    const int offset = static_cast<int>(row_offset(offsets[i], capacity));
     if (offset > most) most = offset;
   }
   return __reduce_max_sync(kAllLanes, most);
@@ -29,7 +28,7 @@ template <typename Args>
 __device__ __forceinline__ PackedRows rows_of_slot(const Args& a, int64_t b, int64_t capacity) {
   const int64_t stop = row_offset(a.cu_seqlens_q[b + 1], capacity);
   const auto start = static_cast<uint32_t>(first_position(a.seq_lens_decoder[b]));
-  const int64_t first = rows_before(a, b, capacity);
+  const int64_t first = rows_before(a.cu_seqlens_q, b, capacity);
   return {first, max64(stop - first, 0), start};
 }
 
@@ -40,7 +39,7 @@ struct FreeRows {
   // All lanes of the warp.
   template <typename Args>
   __device__ __forceinline__ explicit FreeRows(const Args& a)
-      : ahead(rows_before(a, 0, a.T_cap)), end(rows_before(a, a.B, a.T_cap)) {}
+      : ahead(rows_before(a.cu_seqlens_q, 0, a.T_cap)), end(rows_before(a.cu_seqlens_q, a.B, a.T_cap)) {}
 
   template <typename Bits>
   __device__ __forceinline__ void clear(Bits* out, int64_t rows, int64_t row_width, int64_t column) const {

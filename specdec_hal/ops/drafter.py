@@ -1,10 +1,11 @@
-"""Section 11: masked tokens, own vocabularies and confidence of trained drafters."""
+"""Section 11: masked tokens, own vocabularies, confidence and candidates of trained drafters."""
 
 from __future__ import annotations
 
 from specdec_hal.ops.build import inout, inp, op, out
-from specdec_hal.ops.spec import AttrSpec
-from specdec_hal.ops.vocabulary import MAXIMUM, SERVED
+from specdec_hal.ops.enums import Purpose
+from specdec_hal.ops.spec import AttrSpec, Operand, Role
+from specdec_hal.ops.vocabulary import MAXIMUM, SERVED, tensor
 
 PREPARE_BLOCK_INPUTS = op(
     "prepare_block_inputs",
@@ -70,4 +71,44 @@ TRUNCATE_BY_CONFIDENCE = op(
     inout("seq_lens_this_time"),
 )
 
-OPS = (PREPARE_BLOCK_INPUTS, MAP_DRAFT_LOGITS, TRUNCATE_BY_CONFIDENCE)
+SELECT_DRAFT_PATH = op(
+    "select_draft_path",
+    11,
+    "Draw the drafts of each slot one after the other, among a few candidates that the previous token weighs.",
+    """
+    Slot b < B has rows m_b .. m_(b+1) - 1, where m_b is the largest of cu_seqlens_q_output[0 .. b], clamped to
+    [0, R_cap] [#rows]. Its rows are taken in this order. The previous token is anchor_tokens[b] for the first row
+    [#anchor] and the draft of the row before for the others [#walk].
+
+    A row's candidates are the entries of path_ids in [0, V) [#padding] without an equal entry before them [#repeated].
+    The score of candidate c is path_logits[r, c] + a dot product: the sum over i < D of (predecessor_codes[p, i] *
+    path_hidden[r, i]) * successor_codes[path_ids[r, c], i], where p is the previous token. Codes of a previous token
+    outside [0, V) are 0 [#unknown]. All values are widened to float32, and every operation is rounded to float32; none
+    is fused [#unfused]. The dot product has eight partial sums: sum j starts at 0 and adds the products of elements j,
+    j + 8, j + 16, ... in this order. The result is ((s_0 + s_4) + (s_2 + s_6)) + ((s_1 + s_5) + (s_3 + s_7)) [#dot].
+
+    If row_temperature is not above 0, only the first candidate with the largest score is kept [#greedy]. Otherwise
+    masses follow section 0, relative to the row's largest score, whose mass is 2^40 even if it is inf [#maximum]. Kept
+    are, in this order: if row_top_k > 0, the row_top_k largest scores, equal ones in the order of the candidates
+    [#top-k]; in that order, the smallest prefix whose mass reaches top_p (NaN: 1) of the total that top_k keeps
+    [#top-p]; candidates with mass >= min_p (NaN: 1) of the largest [#min-p]. path_tokens is section 0's draw from the
+    kept candidates in ascending id order, with the row's seed, position and purpose [#draw]. Scores of -inf have mass 0
+    [#forbidden].
+
+    probs = a kept candidate's mass / total of the draw: both converted to float32 (round to nearest even), then one
+    IEEE division [#ratio]. Other tokens have 0 [#elsewhere].
+
+    A row with position < 0, with a score that is NaN, or without a score above -inf gives -1 and probs of 0
+    [#undefined], and so do all later rows of its slot [#ended]. Rows of no slot give -1 and 0 too [#tail].
+
+    Apart from ties, this draws what `sample_target` draws from a row of these scores, -inf elsewhere, with row_top_k at
+    most C_draft. Source: DFlash 2 (z-lab).
+    """,
+    inp("path_logits", "path_ids", "path_hidden", "predecessor_codes", "successor_codes", "anchor_tokens"),
+    inp("cu_seqlens_q_output", "row_temperature", "row_top_p", "row_top_k", "row_min_p", "row_seed", "position"),
+    out("path_tokens"),
+    (Operand(tensor("probs"), Role.OUT, optional=True),),
+    attrs=(AttrSpec("purpose", Purpose, "What the random numbers are drawn for.", Purpose.SAMPLE),),
+)
+
+OPS = (PREPARE_BLOCK_INPUTS, MAP_DRAFT_LOGITS, TRUNCATE_BY_CONFIDENCE, SELECT_DRAFT_PATH)

@@ -17,6 +17,7 @@ SYMBOLS = {
     "V_draft": "size of a draft model's own vocabulary",
     "D": "row width, such as the hidden size",
     "C": "candidates kept per row",
+    "C_draft": "candidates of each draft",
     "E": "end tokens",
     "W": "bad tokens per slot",
     "N": "1 + the requested top log-probabilities",
@@ -43,13 +44,15 @@ SYMBOLS = {
 }
 """Meanings of the symbols."""
 
-MINIMUM = dict.fromkeys(("M", "S", "L", "V", "V_draft", "D", "C", "N", "Y", "R", "Taps", "H_k", "H_v", "D_k", "D_v"), 1)
+MINIMUM = dict.fromkeys(
+    ("M", "S", "L", "V", "V_draft", "D", "C", "C_draft", "N", "Y", "R", "Taps", "H_k", "H_v", "D_k", "D_v"), 1
+)
 """Smallest extents of symbols that may not be 0."""
 
 MAXIMUM = {"V": 2**24 - 1}
 """Largest extents of symbols: V masses of up to 2^40 must add up to less than 2^64."""
 
-SERVED = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18, "R": 1 << 20, "Taps": 8, "D_k": 256}
+SERVED = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18, "R": 1 << 20, "Taps": 8, "D_k": 256, "C_draft": 32}
 """Largest extents supported by this package: limits of settings and CUDA kernels."""
 
 
@@ -191,6 +194,19 @@ _tensor("own_logits", FLOATS, "R_cap V_draft", "Logits of the draft model's own 
 _tensor("target_to_draft", I32, "V", "The draft model's id of each target token; -1: none.", between(-1, "V_draft-1"))
 _tensor("draft_confidence", F32, "M S-1", "Probability that the target accepts a draft after all earlier ones.")
 _tensor("min_confidence", F32, "M", "Least probability of kept drafts; 0: keep all.")
+_tensor("anchor_tokens", I64, "B", "The token before each slot's first draft.", between(0, "V-1"))
+_tensor("path_logits", F32, "R_cap C_draft", "Logits of each draft's candidates.", NO_NAN)
+_tensor(
+    "path_ids",
+    I64,
+    "R_cap C_draft",
+    "Candidates of each draft by (logit descending, id ascending); -1: none.",
+    between(-1, "V-1"),
+)
+_tensor("path_hidden", FLOATS, "R_cap D", "The drafter's row of each draft, projected to the width of the codes.")
+_tensor("predecessor_codes", FLOATS, "V D", "Each token's code as the token before a draft.", dtype_of="path_hidden")
+_tensor("successor_codes", FLOATS, "V D", "Each token's code as a draft.", dtype_of="path_hidden")
+_tensor("path_tokens", I64, "R_cap", "The draft of each row; -1 in the tail and where undefined.", between(-1, "V-1"))
 
 # Recurrent layers
 _tensor("conv_x", FLOATS, "T_cap D", "Input of the convolution: one row per packed token.")

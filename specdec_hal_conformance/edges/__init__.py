@@ -29,6 +29,7 @@ _MODULES = (
     "draft_model",
     "bitmask",
     "drafter",
+    "draft_path",
     "recurrent",
     "flags",
 )

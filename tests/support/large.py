@@ -34,6 +34,7 @@ BIG = {
     "truncate_drafts": {"M": 800, "S": 70, "V": 70, "L": 100},
     "prepare_block_inputs": {"M": 130, "S": 70, "L": 900, "I_cap": 900},
     "map_draft_logits": {"M": 20, "S": 4, "V": 40000, "V_draft": 9000, "L": 60},
+    "select_draft_path": {"M": 40, "S": 9, "V": 2051, "D": 150, "C_draft": 32, "L": 60},
     "truncate_by_confidence": {"M": 800, "S": 70, "L": 100},
     "set_stop_sequences": {"M": 800, "S": 70, "L": 100, "Q": 9, "Z": 80},
 }

@@ -108,6 +108,55 @@ class DraftScene(MaskScene):
         return np.array(np.where(rng.random(self.size["M"]) < 0.3, some, chosen), np.float32)
 
     @cached_property
+    def _path(self) -> tuple[Array, Array]:
+        """Ids and logits of the best tokens of some rows."""
+        count, shape = self.size["C_draft"], (self.size["R_cap"], self.size["V"])
+        rows = np.array([self._logits(self.rng(f"path {r}")) for r in range(shape[0])], np.float32).reshape(shape)
+        ids = np.argsort(-rows, axis=1, kind="stable")[:, :count]
+        ids = np.concatenate([ids, np.full((len(ids), count - ids.shape[1]), -1)], 1)
+        return ids, np.take_along_axis(rows, np.maximum(ids, 0), 1)
+
+    @cached_property
+    def path_ids(self) -> Array:
+        """[R_cap, C_draft]: some are repeated, or -1."""
+        rng, ids = self.rng("path_ids"), self._path[0]
+        other = rng.random(ids.shape) < rng.choice([0.0, 0.0, 0.2])
+        return np.where(other, rng.integers(-1, self.size["V"], ids.shape), ids)
+
+    @cached_property
+    def path_logits(self) -> Array:
+        """[R_cap, C_draft]."""
+        return self._path[1]
+
+    def _codes(self, name: str, rows: str) -> Array:
+        """Small integers in some scenes, so that scores are tied."""
+        rng = self.rng(name)
+        codes = rng.normal(size=(self.size[rows], self.size["D"]))
+        return to_logits(np.rint(codes) if self.rng("whole codes").random() < 0.3 else codes, self.dtype)
+
+    @cached_property
+    def path_hidden(self) -> Array:
+        """[R_cap, D]."""
+        return self._codes("path_hidden", "R_cap")
+
+    @cached_property
+    def predecessor_codes(self) -> Array:
+        """[V, D]."""
+        return self._codes("predecessor_codes", "V")
+
+    @cached_property
+    def successor_codes(self) -> Array:
+        """[V, D]."""
+        return self._codes("successor_codes", "V")
+
+    @cached_property
+    def anchor_tokens(self) -> Array:
+        """[B]: a token, sometimes one that the vocabulary lacks."""
+        rng, size = self.rng("anchor_tokens"), self.size
+        tokens = rng.integers(0, size["V"], size["B"])
+        return np.where(rng.random(size["B"]) < 0.05, rng.choice([-1, size["V"], 2**62], size["B"]), tokens)
+
+    @cached_property
     def inter_next_tokens(self) -> Array:
         """[R_cap]: a token for each row, sometimes none."""
         rng, rows = self.rng("inter_next_tokens"), self.size["R_cap"]

@@ -48,6 +48,7 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "insert_first_token": {"states": ("decode", "prefill")},
     "limit_thinking": {"states": ("decode",), "S": 6, "L": 40, "V": 40},
     "truncate_by_confidence": {"states": ("decode",), "S": 6, "L": 40},
+    "select_draft_path": {"states": ("decode",), "S": 6, "L": 40, "V": 40, "D": 9, "C_draft": 8, "nan": False},
     "truncate_drafts": {"states": ("decode",), "S": 6, "L": 40, "V": 111},
     "causal_conv1d": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24},
     "gated_delta_rule": {"states": ("decode", "decode", "prefill"), "S": 4, "L": 24, "D_k": 9, "D_v": 5},

@@ -139,6 +139,7 @@ class Scene:
         size.setdefault("Y", max(pick(masks, words, words, words, words - 1, words + 1, 1), 1))
         drafter = self.rng("drafter sizes")
         size.setdefault("V_draft", pick(drafter, 1, size["V"], size["V"] + 3, between=(1, size["V"])))
+        size.setdefault("C_draft", pick(self.rng("draft candidates"), 1, 2, 3, 4, 5, 8, 16))
         size.setdefault("num_masks", pick(drafter, 0, 1, min(size["S"] - 1, 31), 31, between=(0, 5)))
         most = tokens + size["num_masks"] * sum(slot.slt > 0 for slot in self.slots)
         size.setdefault("F_cap", most + pick(drafter, 0, 1, 5))

@@ -23,7 +23,14 @@ _STORE_INPUT = "conv_ring[b, (start + row - first) % ring] = conv_x[row]"
 _OFFSETS = "np.maximum.accumulate(cu_seqlens_q.clip(0, rows)).tolist()"
 _CHANGE = "beta[row][:, None] * (to_f32(v[row]) - held)"
 _LENGTH = "np.float32(1) / np.sqrt(_dot(x[:, :, None], x) + _EPSILON)"
-_TREE = "sums[:, :half] + sums[:, half:]"
+_TREE = "sums[..., :half] + sums[..., half:]"
+
+_dot = partial(Edit, "primitives", within="dot_sum")
+DOT_IN_FLOAT64 = (
+    _dot("np.asarray(products, np.float32)", "np.asarray(products, np.float64)"),
+    _dot("np.zeros((*x.shape[:-1], DOT_PARTS), np.float32)", "np.zeros((*x.shape[:-1], DOT_PARTS))"),
+    _dot("return sums[..., 0]", "return sums[..., 0].astype(np.float32)"),
+)
 
 MUTANTS = (
     edited("state-of-another-column-without-drafts", _BOTH,
@@ -133,20 +140,17 @@ MUTANTS = (
     edited("key-heads-tiled", _BOTH, "value heads are dealt out to key heads in turn, as repeat does",
            _edit("x[np.arange(heads) * len(x) // heads]", "x[np.arange(heads) % len(x)]")),
     edited("four-partial-sums", _BOTH, "a kernel with another number of lanes",
-           _edit("sums[:, : part.shape[1]] += part",
-                 "sums[:, : min(part.shape[1], 4)] += part[:, :4]\n"
-                 "sums[:, : max(part.shape[1] - 4, 0)] += part[:, 4:]")),
+           Edit("primitives", "sums[..., : part.shape[-1]] += part",
+                "sums[..., : min(part.shape[-1], 4)] += part[..., :4]\n"
+                "sums[..., : max(part.shape[-1] - 4, 0)] += part[..., 4:]")),
     edited("sum-in-one-line", _BOTH, "the sum is taken from the first element to the last",
-           _edit("sums[:, : part.shape[1]] += part",
-                 "for one in range(part.shape[1]):\n    sums[:, 0] += part[:, one]")),
+           Edit("primitives", "sums[..., : part.shape[-1]] += part",
+                "for one in range(part.shape[-1]):\n    sums[..., 0] += part[..., one]")),
     edited("neighbouring-partial-sums-first", _BOTH, "a butterfly that begins with neighbours",
-           _edit(_TREE, "sums[:, 0::2] + sums[:, 1::2]")),
+           Edit("primitives", _TREE, "sums[..., 0::2] + sums[..., 1::2]")),
     edited("dot-products-in-float64", _BOTH, "products are not rounded, as where they are fused",
-           _edit("products = matrix * vector[:, :, None]",
-                 "products = matrix.astype(np.float64) * vector[:, :, None]"),
-           _edit("np.zeros((len(products), _PARTIALS, products.shape[2]), np.float32)",
-                 "np.zeros((len(products), _PARTIALS, products.shape[2]))"),
-           _edit("return sums[:, 0]", "return sums[:, 0].astype(np.float32)")),
+           _edit("matrix * vector[:, :, None]", "matrix.astype(np.float64) * vector[:, :, None]"),
+           *DOT_IN_FLOAT64),
     edited("beta-of-the-value-alone", _DELTA, "beta does not take part in what is removed",
            _edit(_CHANGE, "beta[row][:, None] * to_f32(v[row]) - held")),
     edited("beta-multiplied-in", _DELTA, "the product is taken of both terms, and rounded twice",
