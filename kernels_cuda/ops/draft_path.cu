@@ -20,7 +20,8 @@ static_assert(kPathEntries == kWarp, "a lane for each candidate");
 __global__ void __launch_bounds__(kClearThreads) clear_path_kernel(const __grid_constant__ SelectDraftPathArgs a) {
   wait_for_previous();
   let_next_start();
-  const int64_t thread = int64_t{blockIdx.x} * kClearThreads + threadIdx.x, threads = int64_t{gridDim.x} * kClearThreads;
+  const int64_t thread = int64_t{blockIdx.x} * kClearThreads + threadIdx.x,
+                threads = int64_t{gridDim.x} * kClearThreads;
   for (int64_t r = thread; r < a.R_cap; r += threads) a.path_tokens[r] = -1;
   if (a.probs == nullptr) return;
   for (int64_t i = thread; i < a.R_cap * a.V; i += threads) a.probs[i] = 0.0f;
@@ -70,7 +71,7 @@ __device__ __forceinline__ int64_t draw_path_row(const SelectDraftPathArgs& a, i
 }
 
 template <typename L>
-__global__ void __launch_bounds__(kPathThreads)
+__global__ void __launch_bounds__(kPathThreads, 1)
     select_draft_path_kernel(const __grid_constant__ SelectDraftPathArgs a) {
   using Bits = typename L::Bits;
   __shared__ int32_t keys[kPathEntries];
@@ -79,8 +80,8 @@ __global__ void __launch_bounds__(kPathThreads)
   __shared__ int64_t drawn;
   wait_for_previous();
   let_next_start();
-  const auto *before = static_cast<const Bits*>(a.predecessor_codes), *after = static_cast<const Bits*>(a.successor_codes),
-             *hidden = static_cast<const Bits*>(a.path_hidden);
+  const auto *before = static_cast<const Bits*>(a.predecessor_codes),
+             *after = static_cast<const Bits*>(a.successor_codes), *hidden = static_cast<const Bits*>(a.path_hidden);
   const int64_t b = blockIdx.x, first = rows_before(a.cu_seqlens_q_output, b, a.R_cap);
   const int64_t stop = row_offset(a.cu_seqlens_q_output[b + 1], a.R_cap);
   const PathRow row = {keys, ids, static_cast<int>(a.C_draft)};

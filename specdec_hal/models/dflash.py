@@ -52,6 +52,7 @@ from specdec_hal.models.checkpoint import CONFIG, Fields, LlamaConfig, checkpoin
 from specdec_hal.models.drafter import TAPS, Mask, Target, drafter_kind, drafter_layers, layer_fields, layer_windows
 from specdec_hal.models.drafter_keys import OTHER, refuse_unread
 from specdec_hal.models.weights import Shapes, layer_shapes
+from specdec_hal.ops.vocabulary import SERVED
 
 _IDS = TAPS.removeprefix("eagle_")
 _MARKOV = ("vanilla", "gated", "rnn")
@@ -188,8 +189,11 @@ def _second(where: Callable[..., tuple[Fields, str]], own: LlamaConfig, draft_vo
     if found.get("selector_rank"):
         found.setdefault("selector_top_k", 16)
         part, key = where("selector_top_k")
-        if draft_vocab_size != own.vocab_size or found["selector_top_k"] > own.vocab_size:
-            raise part.error(key, f"at most the target's vocabulary of {own.vocab_size}, for a drafter of all of it")
+        most = min(own.vocab_size, SERVED["C_draft"])
+        if found["selector_top_k"] > most:
+            raise part.error(key, f"at most {most}, of the target's vocabulary of {own.vocab_size}")
+        if draft_vocab_size != own.vocab_size:
+            raise part.error(key, f"a drafter of the target's whole vocabulary of {own.vocab_size}, or no such key")
     return found
 
 

@@ -126,17 +126,31 @@ class PagedPass(ABC):
         )
 
 
+@dataclass(frozen=True)
+class DraftPath:
+    """What `select_draft_path` reads of a pass, by slot (M, and a spare one) and draft: its operands of these names."""
+
+    path_logits: Any
+    path_ids: Any
+    path_hidden: Any
+    anchor_tokens: Any
+    predecessor_codes: Any
+    successor_codes: Any
+
+
 class DraftPass(PagedPass):
     """See :class:`specdec_hal.plugin.model.DraftHead` and `DeviceMTPModule`: both, whatever the target is.
 
     `block`: attributes of the op `prepare_block_inputs` for a parallel pass, which computes the rows of all drafts at
     once (`forward_block`); None for one that chains drafts. `draft_ids`: see DraftHead. `confidence`: float32
-    [M + 1, K] or None, how probably the target takes each draft; the last row is scratch. `state_width`, `width`: of
-    the states that it reads, and of the rows that it gives.
+    [M + 1, K] or None, how probably the target takes each draft; the last row is scratch. `path`: of drafts that
+    `select_draft_path` draws; else None. `state_width`, `width`: of the states that it reads, and of the rows that it
+    gives.
     """
 
     block: Mapping[str, Any] | None = None
     confidence: Any = None
+    path: DraftPath | None = None
 
     def __init__(self, model: TargetModel, config: Any, weights: DrafterWeights, blocks: Blocks, drafts: int) -> None:
         kv, dim = config.num_key_value_heads, config.head_dim
@@ -431,16 +445,17 @@ class HeadPass(DraftPass):
 class BlockPass(DraftPass):
     """A DFlash drafter, or one whose drafts depend on each other.
 
-    By DSpark's Markov head, Domino's GRU, or DFlash 2's selector.
+    By DSpark's Markov head, Domino's GRU, or DFlash 2's selector, whose drafts `select_draft_path` draws from `path`.
     A row is then what these compute for the previous token. A block begins with its slot's last token, which gives the
-    first draft with `sample_from_anchor`, else none.
+    first draft with `sample_from_anchor`, else none. `columns`: those of `path`, if they are more than its drafts.
     """
 
     config: DFlashConfig
 
     def __init__(
-        self, model: TargetModel, config: DFlashConfig, weights: DrafterWeights, blocks: Blocks, drafts: int
-    ) -> None:
+        self, model: TargetModel, config: DFlashConfig, weights: DrafterWeights, blocks: Blocks, drafts: int,
+        columns: int = 0,
+    ) -> None:  # fmt: skip
         masks = drafts - config.sample_from_anchor
         self.block = {"mask_token_id": config.mask_token_id, "num_masks": masks, "anchor_only": True}
         super().__init__(model, config, weights, blocks, drafts)
@@ -452,7 +467,15 @@ class BlockPass(DraftPass):
             if config.confidence:
                 self.confidence = self._zeros(blocks.slots + 1, drafts, dtype=torch.float32)
         if config.selector_rank:
-            self._candidates = self._zeros(blocks.slots + 1, drafts, config.selector_top_k, dtype=torch.int64)
+            name, shape = "candidate_selector.", (blocks.slots + 1, max(drafts, columns))
+            self.path = DraftPath(
+                path_logits=self._zeros(*shape, config.selector_top_k, dtype=torch.float32),
+                path_ids=self._zeros(*shape, config.selector_top_k, dtype=torch.int64) - 1,
+                path_hidden=self._zeros(*shape, config.selector_rank),
+                anchor_tokens=self._zeros(blocks.slots + 1, dtype=torch.int64),
+                predecessor_codes=self._tensors[f"{name}predecessor_codebook"],
+                successor_codes=self._tensors[f"{name}successor_codebook"],
+            )
 
     def fuse(self, features: Mapping[int, Any]) -> Any:
         """Rows c [T, D], from the residuals [T, D] of the target, by the number of decoder layers before them."""
@@ -483,12 +506,16 @@ class BlockPass(DraftPass):
                 self._norm_to(rows[first:], x, layer.input_norm)
                 x = run(i, x, rows, first, turns, lines, place)
             owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
-            drafts = self._look_ahead(x, starts, owner)
-            if self.config.selector_rank:
-                self._candidates[owner] = best_candidates(self._ahead[owner], self.config.selector_top_k)
+            drafts, anchor = self._look_ahead(x, starts, owner), starts[:-1].clamp(max=len(ids) - 1)
+            if (path := self.path) is not None:
+                logits = self._adjusted(self._ahead[owner])
+                kept = slice(self.drafts)
+                path.path_ids[owner, kept] = best = best_candidates(logits, self.config.selector_top_k)
+                path.path_logits[owner, kept] = logits.gather(-1, best)
+                path.path_hidden[owner, kept] = self._product("candidate_selector.hidden_projection", drafts)
+                path.anchor_tokens[owner] = ids[anchor]
             if self._depends:
                 self._rows_ahead[owner] = drafts
-                anchor = starts[:-1].clamp(max=len(ids) - 1)
                 if (rnn := self.config.markov_head_type == "rnn") or self.config.gru_hidden_dim:
                     self._memory.index_fill_(0, owner, 0)  # an assigned number would be copied from the host
                     if rnn and not self.config.sample_from_anchor:  # whose row goes through it too
@@ -548,25 +575,29 @@ class BlockPass(DraftPass):
 
     def _product(self, name: str, *parts: Any) -> Any:
         return F.linear(
-            torch.cat(parts, 1).to(self._dtype), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias")
+            torch.cat(parts, -1).to(self._dtype), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias")
         )
 
     def _scored(self, slots: Any, number: int, rows: Any) -> Any:
-        config, logits = self.config, self._ahead[slots, number]
-        if config.output_multiplier != 1:
-            logits = logits * config.output_multiplier
-        if cap := config.final_logit_softcapping:
-            logits = cap * torch.tanh(logits / cap)
+        config, logits = self.config, self._adjusted(self._ahead[slots, number])
         if config.markov_rank or config.emb_dim:
             return (
                 logits + self._product("markov_head.markov_w2" if config.markov_rank else "embed_proj.2", rows).float()
             )
-        if config.selector_rank:
-            ids = self._candidates[slots, number]
-            codes = self._tensors["candidate_selector.successor_codebook"][ids].float()
-            scores = logits.gather(1, ids) + (rows.float()[:, None] * codes).sum(-1)
+        if (path := self.path) is not None:
+            ids = path.path_ids[slots, number]
+            scores = path.path_logits[slots, number] + (rows.float()[:, None] * path.successor_codes[ids].float()).sum(
+                -1
+            )
             return torch.full_like(logits, float("-inf")).scatter_(1, ids, scores)
         return logits
+
+    def _adjusted(self, logits: Any) -> Any:
+        """Logits after the multiplier and the cap."""
+        if self.config.output_multiplier != 1:
+            logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     # ---- DFlash 2's convolutions
 

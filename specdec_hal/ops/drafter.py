@@ -78,7 +78,7 @@ SELECT_DRAFT_PATH = op(
     """
     Slot b < B has rows m_b .. m_(b+1) - 1, where m_b is the largest of cu_seqlens_q_output[0 .. b], clamped to
     [0, R_cap] [#rows]. Its rows are taken in this order. The previous token is anchor_tokens[b] for the first row
-    [#anchor] and the draft of the row before for the others [#walk].
+    [#anchor] and the draft of the previous row for the others [#walk].
 
     A row's candidates are the entries of path_ids in [0, V) [#padding] without an equal entry before them [#repeated].
     The score of candidate c is path_logits[r, c] + a dot product: the sum over i < D of (predecessor_codes[p, i] *

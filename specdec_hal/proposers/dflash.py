@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext, Settings, StepBounds
 from specdec_hal.proposers.draft_chain import Call
 from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, load_drafter, read_drafter
+from specdec_hal.tensors.device import Device
 from specdec_hal.tensors.views import download
 
 _log = logging.getLogger("specdec_hal")
+_CODES = ("predecessor_codes", "successor_codes")
 
 
 class DFlashSettings(Section):
@@ -42,7 +45,7 @@ def load_blocks(config: Settings, model: TargetModel, blocks: Blocks, drafts: in
 
     drafter = drafter_config(config, model)
     weights = read_drafter_weights(config.drafter_path, dflash_shapes(drafter), drafter)
-    return BlockPass(model, drafter, weights, blocks, min(drafts, drafter.drafts))
+    return BlockPass(model, drafter, weights, blocks, min(drafts, drafter.drafts), columns=drafts)
 
 
 class DFlashProposer(TrainedChain):
@@ -67,8 +70,52 @@ class DFlashProposer(TrainedChain):
             device, on_device = context.state.device, context.model.capabilities.device_lengths
             confidence = block.confidence[:slots] if on_device else device.zeros((slots, drafts), "float32")
             self._doubts = confidence, device.upload(np.full(slots, least, np.float32))
+        self._walks: dict[int, tuple[Any, list[Call]]] = {}
+        self._path = block.path and dict(vars(block.path))
+        self._copies: list[Call] = []
+        if self._path is not None and not context.model.capabilities.device_lengths:
+            self._path = self._on_state(self._path, context.state.device)
         super().__init__(context, block, drafts)
         self.draft_positions = drafts + (not drafter.sample_from_anchor)
+
+    def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> list[Call]:
+        """With a path, all drafts are drawn after the pass; then each substep takes its own."""
+        if self._path is None:
+            return super()._substep(number, bounds, hidden)
+        slots = bounds.slots
+        sizes = {"B": slots, "T_cap": bounds.tokens, "R_cap": slots}
+        ranked, tokens = self._ranked[:slots], self._sampler.tokens[:slots]
+        drawn, draw = self._walk(slots)
+        own = drawn[:, number]
+        return [
+            *([*self._read(0, bounds, sizes, hidden), *self._where_drafted(draw)] if number == 0 else []),
+            lambda stream: self._device.assign(tokens, own),
+            self._pack(sizes, ranked),
+            self._bind("draft_model_update", sizes, ranked, substep=number),
+        ]
+
+    def _walk(self, slots: int) -> tuple[Any, list[Call]]:
+        """The tokens [slots, K] that these calls draw from the pass's path."""
+        if slots not in self._walks:
+            given = {
+                name: x if name in _CODES else x[:slots].reshape(-1, *x.shape[2:]) for name, x in self._path.items()
+            }
+            tokens, calls = self._sampler.bind_path(given, slots)
+            self._walks[slots] = tokens, [*self._copies, *calls]
+        return self._walks[slots]
+
+    def _on_state(self, path: dict[str, Any], device: Device) -> dict[str, Any]:
+        """The path in memory of the ops, for a pass on the host; `_copies` bring it there."""
+        found: dict[str, Any] = {}
+        for name, tensor in path.items():
+            found[name] = device.upload(download(tensor))
+            if name not in _CODES:
+                self._copies.append(partial(self._copy, device, found[name], tensor))
+        return found
+
+    @staticmethod
+    def _copy(device: Device, to: Any, tensor: Any, stream: int) -> None:
+        device.write(to, slice(None), download(tensor))
 
     def _tail(self, bounds: StepBounds) -> list[Call]:
         calls = super()._tail(bounds)

@@ -147,21 +147,20 @@ class DraftChain(Proposer):
                 [
                     self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
                     *self._logits(number, last),
-                    *self._draw(number, sizes, ranked),
+                    lambda stream: self._sampler.draw(number, slots, stream),
+                    self._pack(sizes, ranked),
                 ]
             ),
             self._bind("draft_model_update", sizes, ranked, substep=number),
         ]
 
-    def _draw(self, number: int, sizes: dict[str, int], ranked: Any) -> list[Call]:
-        """A token for each slot, and those of active slots by their rank."""
+    def _pack(self, sizes: dict[str, int], ranked: Any) -> Call:
+        """The tokens of active slots, by their rank."""
         slots = sizes["B"]
-        tokens = self._sampler.tokens[:slots]
-        pack = self._bind(
-            "eagle_get_self_hidden_states", sizes, tokens[:, None], cu_seqlens_q=self._every_slot[: slots + 1],
-            last_hidden=ranked,
+        return self._bind(
+            "eagle_get_self_hidden_states", sizes, self._sampler.tokens[:slots, None],
+            cu_seqlens_q=self._every_slot[: slots + 1], last_hidden=ranked,
         )  # fmt: skip
-        return [lambda stream: self._sampler.draw(number, slots, stream), pack]
 
     def _bind(self, op: str, sizes: dict[str, int], *args: Any, **kwargs: Any) -> Call:
         return self._backend.bind(op, *args, **{**self._tensors.args(op, sizes), **kwargs})

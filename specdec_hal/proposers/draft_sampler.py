@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,42 @@ class DraftSampler:
         self._params = {name: self._state.allocate(name, R_cap=self._slots + self._k) for name in names}
         self.tokens = self._state.allocate("target_tokens")[: self._slots]
         self._calls: dict[tuple[int, int], list[Call]] = {}
+        self._path: dict[str, Any] | None = None
+
+    def bind_path(self, path: Mapping[str, Any], slots: int) -> tuple[Any, list[Call]]:
+        """Calls of `select_draft_path` that draw all drafts of slots [0, slots), and the tokens [slots, K].
+
+        `path`: its operands, K rows a slot. The distributions go to :attr:`probs`.
+        """
+        device, drafts = self._state.device, self._k
+        rows = self._slots * drafts
+        if self._path is None:
+            ends = np.arange(0, rows + 1, drafts, dtype=np.int32)
+            self._path = {
+                "cu_seqlens_q_output": device.upload(ends),
+                "batch_id_per_token_output": device.upload(np.repeat(np.arange(self._slots, dtype=np.int32), drafts)),
+                **{name: self._state.allocate(name, R_cap=rows) for name in (*self._params, "path_tokens")},
+            }
+            if self.probs is not None:
+                self._path["probs"] = self.probs.reshape(rows, -1)
+        used = slots * drafts
+        kept = {name: tensor[: slots + 1 if name.startswith("cu_") else used] for name, tensor in self._path.items()}
+        params = {name: kept[name] for name in self._params}
+        ends, tokens, probs = kept["cu_seqlens_q_output"], kept["path_tokens"], kept.get("probs")
+        spread = {
+            **self._state.args("build_sampling_params"), **params, "cu_seqlens_q_output": ends,
+            "batch_id_per_token_output": kept["batch_id_per_token_output"],
+        }  # fmt: skip
+        if self._argmax:
+            params = {**params, "row_temperature": self._state.allocate("row_temperature", R_cap=used)}  # 0
+        calls: list[Call] = [
+            self._backend.bind("build_sampling_params", **spread),
+            self._backend.bind(
+                "select_draft_path", **path, **params, cu_seqlens_q_output=ends, path_tokens=tokens, probs=probs,
+                purpose=self._purpose,
+            ),
+        ]  # fmt: skip
+        return tokens.reshape(slots, drafts), calls
 
     def draw(self, index: int, slots: int, stream: int = 0) -> Any:
         """Draft `index` (0: the next token) of the slots [0, slots): int64 [slots], overwritten by the next call.

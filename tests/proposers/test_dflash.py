@@ -211,15 +211,24 @@ def test_drafts_of_domino(target: Path, tmp_path: Path, framework: str, shifted:
     assert rounds > 10 and corrected > 5
 
 
-def test_rejection_of_dflash_2_keeps_the_tokens(target: Path, tmp_path: Path) -> None:
-    """Drafts are drawn from the candidates alone; greedy tokens and drafts within the candidates."""
+@pytest.mark.parametrize("framework", ["paddle", "transformers", "device"])
+@pytest.mark.parametrize("most", [4, 6])
+def test_rejection_of_dflash_2_keeps_the_tokens(target: Path, tmp_path: Path, framework: str, most: int) -> None:
+    """Drafts are drawn from the candidates alone; greedy tokens and drafts within the candidates.
+
+    `most`: drafts a step; a block has 4.
+    """
     drafter = make_drafter(second=SECOND)
-    settings = {"method": "dflash", "dflash": {"path": str(drafter.write_speculators(tmp_path))}, "adaptive": False}
-    outputs = decode(make_runner(target, {**settings, "verify_strategy": "rejection"}))
-    plain = decode(make_runner(target, {"method": "naive"}))
+    settings = {
+        "method": "dflash", "dflash": {"path": str(drafter.write_speculators(tmp_path))}, "adaptive": False,
+        "num_speculative_tokens": most,
+    }  # fmt: skip
+    outputs = decode(make_runner(target, {**settings, "verify_strategy": "rejection"}, framework))
+    plain = decode(make_runner(target, {"method": "naive"}, framework))
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
     embedding = stored(target)["model.embed_tokens.weight"]
-    drawn = decode(make_runner(target, {**settings, "verify_strategy": "rejection"}), 1.0)
+    drawn = decode(make_runner(target, {**settings, "verify_strategy": "rejection"}, framework), 1.0)
+    assert max(len(round_.token_ids) for output in drawn for round_ in output.drafts) == 4
     for prompt, output in zip(PROMPTS, drawn, strict=True):
         for round_ in output.drafts:
             text = [*prompt, *output.token_ids[: round_.start]]
@@ -255,7 +264,7 @@ def test_numbering(target: Path, tmp_path: Path) -> None:
     ("nested", "changes", "message"),
     [
         ({"conv_kernel_size": 3, "conv_group_size": 5}, {}, r"conv_group_size: a divisor of hidden_size \(24\)"),
-        ({"selector_rank": 3, "selector_top_k": 25}, {}, "selector_top_k: at most the target's vocabulary of 24"),
+        ({"selector_rank": 3, "selector_top_k": 25}, {}, "selector_top_k: at most 24, of the target's vocabulary"),
         ({"conv_width": 3}, {}, r"dflash_config\.conv_width: no such key"),
         ({"target_layer_ids": [2, 5]}, {}, "residuals after 1 to 5 layers"),
         ({"target_layer_ids": [3, 2]}, {}, "ascending residuals"),
