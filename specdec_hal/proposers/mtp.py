@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
+from specdec_hal.config.schema import Section
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.plugin.model import FINAL_NORM, MTPModel
 from specdec_hal.plugin.proposer import ProposerContext
@@ -25,6 +26,14 @@ def mention_training(method: str, drafts: int) -> None:
         "speculative.method '%s': the MTP module was trained for one draft a step; of %d, the others are predicted "
         "from its own hidden states and are accepted less often", method, drafts,
     )  # fmt: skip
+
+
+class MTPSettings(Section):
+    """`first_embedding`: whether the module's row at position 0 reads the embedding of its token (`transformers`) or
+    zeros (vLLM); null: as the library does, where it has the module. For targets of `transformers`.
+    """
+
+    first_embedding: bool | None = None
 
 
 class MTPProposer(ModuleChain):
@@ -48,6 +57,13 @@ class MTPProposer(ModuleChain):
             mention_training(method, drafts)
         width, dtype = model.config.hidden_size, capabilities.hidden_dtype
         module = cast(MTPModel, model).mtp_module()
+        if (reads := getattr(context.settings, "first_embedding", None)) is not None:
+            if not hasattr(module, "read_first_embedding"):
+                raise UnsupportedError(
+                    f"speculative.mtp.first_embedding: expected a target of transformers, got {type(model).__name__}; "
+                    "leave it null"
+                )
+            module.read_first_embedding(reads)
         super().__init__(context, module, drafts, width=width, dtype=dtype, certain=certain)
 
     def _states(self, features: Mapping[int, Any]) -> Any:

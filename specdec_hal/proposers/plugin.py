@@ -39,6 +39,7 @@ def specdec_proposers() -> list[ProposerSpec]:
         ProposerSpec(
             "mtp",
             _call("mtp", "MTPProposer"),
+            _named("mtp", "MTPSettings"),
             doc="the checkpoint's multi-token-prediction module, chained for K drafts",
             memory=_call("memory", "mtp_memory"),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def _walks() -> Iterator[Case]:
 
 
 def _row(
-    name: str, rules: str, ids: list[int], scores: list[float], probs: dict[int, float] | None, **given: Any
+    name: str, rules: str, ids: list[int], scores: list[float], probs: Mapping[int, float] | None, **given: Any
 ) -> Case:
     """One row whose codes are 0. `probs`: by token, None for a row that gives -1; checked where one token has all."""
     expected: dict[str, Any] = {"probs": [[(probs or {}).get(t, 0.0) for t in range(64)]]}
@@ -152,7 +152,7 @@ def _scores() -> Iterator[Case]:
 def _filters() -> Iterator[Case]:
     halves = [3 * LN2, 2 * LN2, LN2, 0]  # masses of 8, 4, 2 and 1
     ids = [9, 3, 5, 1]
-    for name, rules, probs, params in (
+    filtered: tuple[tuple[str, str, dict[int, float], dict[str, Any]], ...] = (
         ("no filters", "ratio draw", {9: 8 / 15, 3: 4 / 15, 5: 2 / 15, 1: 1 / 15}, {}),
         ("top k of 2", "top-k", {9: 2 / 3, 3: 1 / 3}, {"row_top_k": [2]}),
         ("top k of 1", "top-k", {9: 1}, {"row_top_k": [1]}),
@@ -166,7 +166,8 @@ def _filters() -> Iterator[Case]:
         ("min p of 0.4", "min-p", {9: 2 / 3, 3: 1 / 3}, {"row_min_p": [0.4]}),
         ("min p of NaN", "min-p", {9: 1}, {"row_min_p": [NAN]}),
         ("half the temperature", "ratio", {9: 64 / 85, 3: 16 / 85, 5: 4 / 85, 1: 1 / 85}, {"row_temperature": [0.5]}),
-    ):
+    )
+    for name, rules, probs, params in filtered:
         yield _row(name, rules, ids, halves, probs, **params)
     yield _row("top k of equal scores", "top-k", [9, 3, 5], [0, 0, 0], {9: 0.5, 3: 0.5}, row_top_k=[2])
     yield _row("top p is inclusive", "top-p", [9, 3], [0, 0], {9: 1}, row_top_p=[0.5])

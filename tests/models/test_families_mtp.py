@@ -26,9 +26,16 @@ GLM |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max
 ERNIE_MOE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 ERNIE_MOE |= {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
 ERNIE_MOE |= {"moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_num_shared_experts": 1}
+LATENT = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+LATENT |= {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
+HY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+HY |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
 FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3": {"num_hidden_layers": 3},
     "Glm4Moe": GLM,
+    "Glm4MoeLite": {**LATENT, "num_hidden_layers": 3},
+    "HYV3": {**HY, "num_hidden_layers": 3},
     "Ernie4_5": {"num_hidden_layers": 3},
     "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
     "MiMo": {"num_hidden_layers": 3},
@@ -77,8 +84,8 @@ def write(folder: Path, kind: str) -> tuple[Path, Any]:
     return folder, (whole, {name: tensors[name].astype(np.float64) for name in names}, tensors)
 
 
-def wanted(reference: Any, kind: str, tokens: Any, hidden: Any) -> Any:
-    """Rows [T, D] of the module, from tokens [T + 1] and hidden states [T, D] of the target."""
+def wanted(reference: Any, kind: str, tokens: Any, hidden: Any, zeros: bool = False) -> Any:
+    """Rows [T, D] of the module, from tokens [T + 1] and hidden states [T, D] of the target. `zeros`: as in vLLM."""
     import torch
 
     whole, own, tensors = reference
@@ -91,7 +98,7 @@ def wanted(reference: Any, kind: str, tokens: Any, hidden: Any) -> Any:
 
     embedded = tensors["model.embed_tokens.weight"].astype(np.float64)[tokens[1:]]
     qwen = kind.startswith("Qwen")
-    if not qwen and not kind.startswith("Ernie"):
+    if zeros or kind == "MiMo":
         embedded[0] = 0
     parts = [norm(embedded, norms[0]), norm(hidden.astype(np.float64), norms[1])]
     x = np.concatenate(parts[::-1] if kind == "MiMo" else parts, -1) @ projection.T
@@ -150,6 +157,58 @@ def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
         outputs = outputs_of(runner, *((prompt, params) for prompt in case.prompts))
         assert [list(output.token_ids) for output in outputs] == case.generated
         assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
+
+
+LIBRARY = ("DeepseekV3", "Glm4Moe", "Glm4MoeLite", "HYV3")
+"""Modules that the library's MtpModel loads."""
+
+
+@pytest.mark.parametrize("kind", LIBRARY)
+def test_drafts_of_the_library(kind: str, tmp_path: Path) -> None:
+    """First drafts after each prefix of a text, beside `transformers.modeling_layers.MtpModel` of the same folder."""
+    import torch
+    import transformers
+    from transformers.cache_utils import DynamicCache
+
+    library = pytest.importorskip("transformers.modeling_layers").MtpModel
+    folder, _ = write(tmp_path / "model", kind)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    whole.config.num_mtp_layers, whole.config.mtp_mlp_layer_types = 1, ["sparse"]
+    patterns = [r"model\.layers\.2\."]  # theirs name the number of layers of a published checkpoint
+    whole._keys_to_ignore_on_load_unexpected = patterns
+    theirs = library.from_pretrained(whole).eval()
+    model = load(folder, "host")
+    model.allocate(1, 64)
+    tokens, at = np.random.default_rng(1).integers(3, VOCABULARY, 25), 24
+    hidden = model.forward(ForwardBatch(tokens[:at], [Segment(0, 0, at, 0)]))[FINAL_NORM]
+    module = model.mtp_module()
+    rows = module.forward(ForwardBatch(tokens[1 : at + 1], [Segment(0, 0, at, 0)]), hidden)
+    ours = module.compute_logits(rows).argmax(-1).tolist()
+    drafts = []
+    for end in range(1, at + 1):
+        with torch.inference_mode():
+            state = whole.get_decoder()(torch.as_tensor(tokens[:end])[None]).last_hidden_state
+            ids, positions = torch.as_tensor(tokens[1 : end + 1])[None], torch.arange(1, end + 1)[None]
+            given, *_ = theirs(ids, state, torch.ones_like(ids), positions, DynamicCache())
+        drafts.append(int(given[0, 0]))
+    assert ours == drafts and len(set(drafts)) > 4
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_the_embedding_of_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    """The setting decides between the library's rule and vLLM's."""
+    folder, reference = write(tmp_path / "model", "DeepseekV3")
+    model, made = load(folder, "host"), list[Any]()
+    make = model.mtp_module
+    monkeypatch.setattr(model, "mtp_module", lambda: made.append(make()) or made[-1])
+    make_runner(
+        model=model, speculative={"method": "mtp", "num_speculative_tokens": 2, "mtp": {"first_embedding": reads}},
+        runner={"max_num_seqs": 2, "max_model_len": 64},
+    )  # fmt: skip
+    tokens = np.random.default_rng(1).integers(3, VOCABULARY, 9)
+    hidden = model.forward(ForwardBatch(tokens[:8], [Segment(0, 0, 8, 0)]))[FINAL_NORM].numpy()
+    given = made[0].forward(ForwardBatch(tokens[1:], [Segment(0, 0, 8, 0)]), hidden).numpy()
+    np.testing.assert_allclose(given, wanted(reference, "DeepseekV3", tokens, hidden, not reads), atol=2e-3)
 
 
 def test_a_module_that_is_not_whole(tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ used.
 
 | family | names | final norm |
 |---|---|---|
-| DeepSeek-V3, GLM-4.5, Llama | enorm, hnorm, eh_proj, shared_head.norm, the layer in ``model.layers.N`` | its own |
+| DeepSeek-V3, GLM-4.5, GLM-4.7-Flash, HY-V3, Llama | in ``model.layers.N``: enorm, hnorm, eh_proj, shared_head.norm, a
+layer | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
 | MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
 | Qwen3-Next, Qwen3.5 | ``mtp``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, a layer with attention | its own |
 
-MiMo's projection takes the hidden state first. The first row of all but ERNIE's, Llama's and Qwen's reads no embedding,
-as in vLLM. Qwen's norms multiply by 1 + their weight.
+MiMo's projection takes the hidden state first. Engines disagree about the row at position 0: in vLLM it reads no
+embedding, in the library's ``MtpModel`` that of its token. By default MiMo's is vLLM's, the others' the library's.
+Qwen's norms multiply by 1 + their weight.
 Engines disagree about GLM's state for the next draft (vLLM: from before the norm) and about ERNIE's norm (vLLM: none);
 these are SGLang's and FastDeploy's. Qwen's module reads the target's state after its norm, as in vLLM.
 """
@@ -44,7 +46,8 @@ from specdec_hal.tensors.group import Group
 
 @dataclass(frozen=True)
 class _Family:
-    """Names of a module's weights; `final_norm` None: the target's. `first`: whether its first row has an embedding.
+    """Names of a module's weights; `final_norm` None: the target's. `first`: whether the row at position 0 reads an
+    embedding.
 
     `changes`: what its layer's configuration has instead of the target's. `hidden_first`: the projection's input is the
     hidden state, then the embedding. `offset`: what its first norms add to their weights.
@@ -69,8 +72,8 @@ class _Family:
 
 _IN = "model.layers.{n}."
 _DEEPSEEK = _Family(
-    _IN, f"{_IN}enorm.weight", f"{_IN}hnorm.weight", f"{_IN}eh_proj.weight", f"{_IN}shared_head.norm.weight", False,
-    {"first_k_dense_replace": 0},
+    _IN, f"{_IN}enorm.weight", f"{_IN}hnorm.weight", f"{_IN}eh_proj.weight", f"{_IN}shared_head.norm.weight", True,
+    {"first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]},
 )  # fmt: skip
 _ERNIE = _Family(
     "model.mtp_block.0.", "model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight",
@@ -86,9 +89,11 @@ _QWEN = _Family(
     "mtp.norm.weight", True, {"layer_types": ["full_attention"]}, offset=1.0,
 )  # fmt: skip
 FAMILIES = {
-    "llama": replace(_DEEPSEEK, first=True, changes={}),
+    "llama": replace(_DEEPSEEK, changes={}),
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe": _DEEPSEEK,
+    "glm4_moe_lite": _DEEPSEEK,
+    "hy_v3": _DEEPSEEK,
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": _ERNIE,
     MODEL_TYPE: _MIMO,
@@ -144,6 +149,7 @@ class ModuleDecoder(Decoder):
 
     def __init__(self, target: Decoder, files: ModuleFiles, group: Group | None = None) -> None:
         weights, self._family, self._target = files.read(), files.family, target
+        self.first_embedding = files.family.first
         self._states: Any = None  # before the trials
         first = next(target.model.parameters())
         family, final = files.family, target.base.norm
@@ -189,7 +195,7 @@ class ModuleDecoder(Decoder):
             self._states = rest
             if len(state) < len(ids):
                 state = torch.cat([state, state.new_zeros((len(ids) - len(state), state.shape[1]))])
-        if not self._family.first:
+        if not self.first_embedding:
             token = torch.where(positions[:, None] > 0, token, 0)
         own = self.model.mtp
         parts = [own["embedding_norm"](token[None]), own["hidden_norm"](state[None])]
@@ -206,6 +212,10 @@ class TransformersMTP:
 
     def __init__(self, model: Any, served: Any, decoder: ModuleDecoder) -> None:
         self._model, self._served, self._decoder = model, served, decoder
+
+    def read_first_embedding(self, reads: bool) -> None:
+        """Whether the row at position 0 reads the embedding of its token, or zeros; before the first pass."""
+        self._decoder.first_embedding = reads
 
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
         """See DeviceMTPModule.forward_device."""
