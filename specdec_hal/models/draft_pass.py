@@ -221,7 +221,8 @@ class DraftPass(PagedPass):
         if (head := self._tensors.get("lm_head.weight")) is not None:
             return F.linear(rows, head).float()
         if not self._on_device:
-            return _tensor(self._model.compute_logits(rows.numpy()))
+            lent = getattr(self._model, "head_logits", self._model.compute_logits)
+            return _tensor(lent(rows.numpy()))
         out = torch.empty((len(rows), self._vocab_size), dtype=torch.float32, device=self.device)
         self._model.compute_logits_device(rows.contiguous(), out)
         return out

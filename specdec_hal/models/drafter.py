@@ -110,7 +110,8 @@ def target_of(model: TargetModel, method: str) -> Target:
             f"speculative.method '{method}': expected a target that gives the residuals of its layers and lends its "
             f"embedding, got {type(model).__name__}; use another method"
         )
-    return _Sizes(model.config.vocab_size, model.config.hidden_size, max(layers) + 1)
+    count = getattr(model, "num_hidden_layers", max(layers) + 1)
+    return _Sizes(model.config.vocab_size, model.config.hidden_size, count)
 
 
 @dataclass(frozen=True)

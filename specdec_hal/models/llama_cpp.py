@@ -1,7 +1,9 @@
 """GGUF files as target models, computed by llama.cpp on a CPU. ``pip install 'specdec-hal[gguf]'``.
 
-llama.cpp returns logits but not the final norm's output. The hidden states of this model are tickets, one number per
-token, with which `compute_logits` looks up logits. Proposers that need hidden states are refused by name.
+llama.cpp returns logits but not the final norm's output. FINAL_NORM of this model are tickets, a number for each token,
+with which `compute_logits` looks up logits. Proposers that need this state are refused by name. Trained drafters read
+residuals, which llama.cpp gives as inputs of its layers, so not that after the last layer. They borrow the embedding
+and the head from the file, widened to float32, of architectures that scale neither.
 
 Bits. llama.cpp multiplies one row by dot products and several rows by a tiled product, with another order of sums. The
 last bits of a token's logits depend on the number of tokens in its pass, so drafts can decide a near tie. With
@@ -17,6 +19,7 @@ import weakref
 from collections.abc import Sequence
 from ctypes import c_int32, create_string_buffer
 from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,8 @@ from specdec_hal.models.rows import RowSizes, agreeing
 from specdec_hal.models.tokenizer import Tokenizer, cannot_encode
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
 
+_LENDING = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
+"""Architectures whose embedding and head are plain tables."""
 _BATCH = 512
 """Most tokens of a pass."""
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32, 64, 128)
@@ -65,11 +70,33 @@ class Gguf:
         bos = self.api.llama_vocab_bos(self.vocab)
         self.config = ModelConfig(
             vocab_size=tokens,
-            hidden_size=1,
+            hidden_size=max(self.api.llama_model_n_embd(self.handle), 1),
             max_position_embeddings=max(self.api.llama_model_n_ctx_train(self.handle), 1),
             eos_token_ids=tuple(t for t in range(tokens) if self.api.llama_vocab_is_eog(self.vocab, t)),
             bos_token_id=None if bos < 0 else bos,
         )
+
+    @cached_property
+    def architecture(self) -> str:
+        """`general.architecture`."""
+        name = create_string_buffer(64)
+        self.api.llama_model_meta_val_str(self.handle, b"general.architecture", name, len(name))
+        return name.value.decode()
+
+    def table(self, *names: str) -> NDArray[np.float32]:
+        """The first tensor of these names that the file has, [vocabulary, width], widened to float32.
+
+        BackendUnavailableError without the package `gguf`.
+        """
+        if find_spec("gguf") is None:
+            expected = "expected the package gguf, which reads the tables that drafters borrow, got none"
+            raise BackendUnavailableError(f"{self.path}: {expected}; pip install gguf")
+        import gguf
+
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(self.path).tensors}
+        found = tensors[next(name for name in names if name in tensors)]
+        rows = gguf.quants.dequantize(found.data, found.tensor_type)
+        return np.asarray(rows, np.float32).reshape(self.config.vocab_size, self.config.hidden_size)
 
     def check(self) -> None:
         """UnsupportedError unless rejected tokens can be removed from the model's cache."""
@@ -132,12 +159,19 @@ class LlamaCpp:
         self._limits: Limits | None = None
         self._sizes = RowSizes(range(1, _BATCH + 1))
         self._held: list[int] = []
+        self._read: set[int] = set()  # layers whose inputs the context keeps
         self._logits = np.zeros((0, self.config.vocab_size), np.float32)
 
     @property
     def capabilities(self) -> ModelCapabilities:
-        """No hidden states; row counts if batch-invariant."""
-        return ModelCapabilities(hidden_layers=(), stable_row_counts=None if self._batch_invariant else ())
+        """Residuals of plain architectures, but that after the last layer; row counts if batch-invariant."""
+        layers = range(self.num_hidden_layers - 1) if self._file.architecture in _LENDING else ()
+        return ModelCapabilities(hidden_layers=layers, stable_row_counts=None if self._batch_invariant else ())
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers; the residual after the last one is not available."""
+        return int(self._api.llama_model_n_layer(self._file.handle))
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
@@ -167,7 +201,7 @@ class LlamaCpp:
         self._close = weakref.finalize(self, _free_context, self._api.llama_free, self._context, self._file)
         self._memory = self._api.llama_get_memory(self._context)
         self._limits = Limits(FRAMEWORK, self.config.vocab_size, max_num_seqs, max_model_len)
-        self._held = [0] * max_num_seqs
+        self._held, self._read = [0] * max_num_seqs, set()
         if self._batch_invariant:
             self._sizes = agreeing(self._try, _SIZES)
 
@@ -183,7 +217,7 @@ class LlamaCpp:
         return np.concatenate(rows).tobytes()
 
     def forward(self, batch: ForwardBatch) -> dict[int, NDArray[np.float32]]:
-        """See TargetModel.forward: tickets float32 [T, 1], -1 where a segment wants no logits."""
+        """See TargetModel.forward: of FINAL_NORM tickets, the same in all columns, -1 where no logits are wanted."""
         if self._limits is None:
             raise _refused("forward", "batch", "a call of allocate() first", "none", "allocate a cache")
         ids = self._limits.check(batch)
@@ -200,21 +234,29 @@ class LlamaCpp:
             wanted[end - (segment.length if segment.outputs is None else segment.outputs) : end] = True
             self._cut(segment.slot, segment.position)
         passes = self._alone(batch.segments) if self._batch_invariant else _together(batch.segments)
-        tickets = np.full((len(ids), 1), -1, np.float32)
+        for layer in set(batch.hidden_layers) - self._read:
+            getattr(self._api, api.SET_LAYER_INPUT)(self._context, layer + 1, True)
+            self._read.add(layer)
+        shape = len(ids), self.config.hidden_size
+        tickets = np.full(shape, -1, np.float32)
+        residuals = {layer: np.empty(shape, np.float32) for layer in batch.hidden_layers}
         rows = 0
         self._reserve(int(wanted.sum()) + self._sizes.largest)
         try:
             for segments, size in passes:
                 at = np.concatenate([np.arange(s.start, s.start + s.length) for s in segments])
                 logits = self._pass(segments, ids[at], wanted[at], size)
-                tickets[at[wanted[at]], 0] = np.arange(rows, rows + len(logits))
+                tickets[at[wanted[at]]] = np.arange(rows, rows + len(logits))[:, None]
+                for layer, to in residuals.items():
+                    given = getattr(self._api, api.GET_LAYER_INPUT)(self._context, layer + 1)
+                    to[at] = np.ctypeslib.as_array(given, (len(at), shape[1]))
                 self._logits[rows : rows + len(logits)] = logits
                 rows += len(logits)
         except BaseException:
             for segment in batch.segments:
                 self._cut(segment.slot, segment.position)
             raise
-        return {FINAL_NORM: tickets}
+        return {**residuals, FINAL_NORM: tickets}
 
     def compute_logits(self, hidden: Any) -> NDArray[np.float32]:
         """The logits of these tickets of the last `forward`; NaN for tickets without any."""
@@ -222,6 +264,22 @@ class LlamaCpp:
         logits = self._logits[np.maximum(tickets, 0)]
         logits[tickets < 0] = np.nan
         return logits
+
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See LendingModel.embed."""
+        return self._embedding[ids]
+
+    def head_logits(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See LendingModel.head_logits."""
+        return rows @ self._head.T
+
+    @cached_property
+    def _embedding(self) -> NDArray[np.float32]:
+        return self._file.table("token_embd.weight")
+
+    @cached_property
+    def _head(self) -> NDArray[np.float32]:
+        return self._file.table("output.weight", "token_embd.weight")
 
     def _reserve(self, rows: int) -> None:
         if rows > len(self._logits):

@@ -108,6 +108,9 @@ class Batch(ctypes.Structure):
 GGML_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 """Types of a KV cache."""
 
+SET_LAYER_INPUT = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
+GET_LAYER_INPUT = "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
+
 _LOG = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_batch_free": (None, (Batch,)),
@@ -140,6 +143,12 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_vocab_is_control": (c_bool, (c_void_p, c_int32)),
     "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
+    "llama_model_meta_val_str": (c_int32, (c_void_p, c_char_p, c_char_p, c_size_t)),
+    "llama_model_n_embd": (c_int32, (c_void_p,)),
+    "llama_model_n_layer": (c_int32, (c_void_p,)),
+    # Of llama-ext.h, in C++: void llama_set_embeddings_layer_inp(llama_context*, uint32_t, bool) and its getter.
+    SET_LAYER_INPUT: (None, (c_void_p, c_uint32, c_bool)),
+    GET_LAYER_INPUT: (POINTER(c_float), (c_void_p, c_uint32)),
 }
 
 messages: list[str] = []

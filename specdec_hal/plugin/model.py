@@ -222,7 +222,11 @@ class RecurrentModel(TargetModel, Protocol):
 
 
 class LendingModel(TargetModel, Protocol):
-    """A target model that lends trained drafters its embedding, as its `compute_logits` lends its head."""
+    """A target model that lends trained drafters its embedding, as its `compute_logits` lends its head.
+
+    One whose FINAL_NORM is opaque also has ``head_logits(rows)``: float32 [T, V] of states [T, D] after the final norm.
+    One that lacks the residual of its last layer has `num_hidden_layers`, the number of its decoder layers.
+    """
 
     def embed(self, ids: Any) -> Any:
         """Rows [T, D] of the input embedding of int64 ids [T] within the vocabulary.

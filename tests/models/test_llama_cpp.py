@@ -13,7 +13,7 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.errors import ArgumentError, CheckpointError, RequestError, UnsupportedError
+from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, RequestError, UnsupportedError
 from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.models.chat import load_chat_template
@@ -174,7 +174,79 @@ def test_its_configuration_drafts_plain_tokens(file: Path) -> None:
     assert drafted.accepted > 20 and not plain.accepted
 
 
-def test_proposers_that_want_hidden_states_are_refused(file: Path) -> None:
+@pytest.mark.parametrize("invariant", [False, True])
+def test_residuals_are_those_of_another_implementation(file: Path, invariant: bool) -> None:
+    """Of two slots, in passes that begin in the middle of a text; taken up in a later pass, and after a new cache."""
+    ours, other = load_model(file, dtype="float32", threads=1, batch_invariant=invariant), load_model(MODEL)
+    assert list(ours.capabilities.hidden_layers) == list(range(7)) and ours.config.hidden_size == 256
+    ids = np.array(text(700))
+    for cache in (64, 700):
+        for model in (ours, other):
+            model.allocate(2, cache)
+        model_steps: list[tuple[Any, tuple[int, ...]]] = [
+            ([(0, 0, 20), (1, 0, 9)], ()), ([(0, 20, 3), (1, 9, 30)], (6, 1)), ([(1, 30, cache - 40)], (0, 6)),
+        ]  # fmt: skip
+        for parts, layers in model_steps:
+            segments, start = [], 0
+            for slot, position, length in parts:
+                segments.append(Segment(slot, start, length, position))
+                start += length
+            batch = ForwardBatch(ids[:start], segments, hidden_layers=layers)
+            given, expected = (model.forward(batch) for model in (ours, other))
+            for layer in layers:
+                wanted = as_numpy(expected[layer])
+                np.testing.assert_allclose(given[layer], wanted, atol=1e-3 * float(np.abs(wanted).max()))
+
+
+def test_embedding_and_head_are_lent(file: Path) -> None:
+    ours, other = load_model(file, threads=1), load_model(MODEL)
+    rows = np.random.default_rng(0).standard_normal((3, 256)).astype(np.float32)
+    np.testing.assert_allclose(ours.embed(np.array([0, 7, 4095])), as_numpy(other.embed(np.array([0, 7, 4095]))))
+    np.testing.assert_allclose(ours.head_logits(rows), as_numpy(other.compute_logits(rows)), rtol=1e-3, atol=1e-3)
+
+
+def test_tables_need_the_package_gguf(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_hal.models.llama_cpp.find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailableError, match="expected the package gguf"):
+        load_model(file, threads=1).embed(np.array([0]))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("method", "layers"), [("eagle3", [2, 4, 7]), ("dflash", [2, 4, 6, 7])])
+def test_trained_drafters_draft_as_for_another_implementation(file: Path, method: str, layers: list[int]) -> None:
+    """The same drafts in every round, with the committed drafters, whose last tap moves to a residual that exists."""
+    pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
+    tokenizer = load_tokenizer(file)
+    speculative = {
+        "method": method, "path": f"{MODEL}-{method}", "adaptive": False, "num_speculative_tokens": 4,
+        "calibrate": False, "verify_strategy": "greedy", method: {"layers": layers},
+    }  # fmt: skip
+    found = []
+    for target in (load_model(file, threads=1, dtype="float32"), load_model(MODEL, "transformers")):
+        settings = {"max_num_seqs": 2, "prefill_chunk": 37, "max_model_len": 512}
+        config = parse({"speculative": speculative, "runner": settings})
+        runner = sd.build_runner(config, sd.get_backend("reference"), target, tokenizer)
+        for at, prompt in enumerate(PROMPTS[:2]):
+            params = sd.SamplingParams(max_new_tokens=24, return_drafts=True)
+            runner.add_request(sd.Request(str(at), tokenizer.encode(prompt), params))
+        found.append(runner.run())
+    ours, other = found
+    for name, output in ours.items():
+        assert output.token_ids == other[name].token_ids
+        assert output.drafts == other[name].drafts and len(output.drafts) > 3
+    assert sum(output.accepted for output in ours.values()) > 5
+
+
+@pytest.mark.torch
+def test_a_drafter_of_the_last_residual_is_refused(file: Path) -> None:
+    """The committed head reads the residual after all 8 layers."""
+    pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
+    config = parse({"speculative": {"method": "eagle3", "path": f"{MODEL}-eagle3", "calibrate": False}})
+    with pytest.raises(UnsupportedError, match=r"hidden states of the layers \[7\], the model gives those of \[0, 1"):
+        sd.build_runner(config, sd.get_backend("reference"), load_model(file, threads=1), load_tokenizer(file))
+
+
+def test_the_final_norm_is_refused(file: Path) -> None:
     model = load_model(file, threads=1)
     model.allocate(1, 64)
     batch = ForwardBatch(np.array([1, 2]), [Segment(0, 0, 2, 0)], hidden_layers=(FINAL_NORM,))
