@@ -160,23 +160,25 @@ def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
 
 
 LIBRARY = ("DeepseekV3", "Glm4Moe", "Glm4MoeLite", "HYV3")
-"""Modules that the library's MtpModel loads."""
+"""Modules that the library's MtpModel computes."""
 
 
 @pytest.mark.parametrize("kind", LIBRARY)
-def test_drafts_of_the_library(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First drafts after each prefix of a text, beside `transformers.modeling_layers.MtpModel` of the same folder."""
+def test_drafts_of_the_library(kind: str, tmp_path: Path) -> None:
+    """First drafts after each prefix of a text, beside the library's `MtpModel` with the same weights."""
     import torch
     import transformers
     from transformers.cache_utils import DynamicCache
 
     library = pytest.importorskip("transformers.modeling_layers").MtpModel
-    folder, _ = write(tmp_path / "model", kind)
+    folder, (every_layer, own, _) = write(tmp_path / "model", kind)
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     whole.config.num_mtp_layers, whole.config.mtp_mlp_layer_types = 1, ["sparse"]
-    # Theirs name the number of layers of a published checkpoint.
-    monkeypatch.setattr(whole, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.2\."])
-    theirs = library.from_pretrained(whole).eval()
+    theirs = library(whole, 1).eval()
+    names = (f"{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "post_norm"))
+    weights = {name: torch.from_numpy(array).float() for name, array in zip(names, own.values(), strict=True)}
+    block = every_layer.get_decoder().layers[2].state_dict()
+    theirs.layers[0].load_state_dict({**weights, **{f"mtp_block.{name}": weight for name, weight in block.items()}})
     model = load(folder, "host")
     model.allocate(1, 64)
     tokens, at = np.random.default_rng(1).integers(3, VOCABULARY, 25), 24
