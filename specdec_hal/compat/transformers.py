@@ -43,9 +43,9 @@ from specdec_hal.compat.defaults import default_drafter  # noqa: E402
 from specdec_hal.errors import NoDistributionError, RequestError, UnsupportedError  # noqa: E402
 from specdec_hal.loop.drafter import Drafter  # noqa: E402
 from specdec_hal.loop.functional import verify  # noqa: E402
+from specdec_hal.models.survey import compare, refused  # noqa: E402
 from specdec_hal.models.transformers.loaded import target_of  # noqa: E402
 from specdec_hal.models.transformers.recurrent import unsupported  # noqa: E402
-from specdec_hal.models.transformers.survey import compare, refused  # noqa: E402
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, RecurrentModel, Segment, TargetModel  # noqa: E402
 from specdec_hal.text import describe  # noqa: E402
 

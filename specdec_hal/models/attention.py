@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,26 @@ from specdec_hal.tensors.native import load_library
 _LINE = 64  # bytes
 
 Spans = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parameters of an attention layer. `index`: its number in the model and the KV cache.
+
+    `softcap`: 0 for none. Values may be narrower than keys (`value_dim` <= `head_dim`), as in DeepSeek's latent
+    attention. `window`, `causal`, `anchored`: see Launcher.attention.
+    """
+
+    index: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    causal: bool = True
+    anchored: bool = False
 
 
 class Attention(Protocol):
@@ -141,3 +162,73 @@ class HostAttention:
         data = np.zeros(size + _LINE // 4, np.float32)
         start = -data.ctypes.data % _LINE // 4
         return data[start : start + size].reshape(layers, count, kv_heads, block)
+
+
+class Operators(Protocol):
+    """A framework's part of a :class:`HostStore`. `rotary`: see :meth:`HostAttention.attend`."""
+
+    rotary: Any
+
+    def qkv(self, layer: Layer, query: Any, key: Any, value: Any) -> Any:
+        """Queries, keys and values [T, heads, width] side by side: float32 [T, W], contiguous. Values narrower than
+        keys are padded with zeros."""
+
+    def buffer(self, width: int, rows: int) -> Any:
+        """An uninitialised float32 tensor [rows, width]."""
+
+
+@dataclass
+class _Group:
+    """The native attention of layers with the same heads, and its current block."""
+
+    attention: HostAttention
+    block: Any = None
+
+
+class HostStore:
+    """Keys and values of all slots on the host, float32, for tensors of any framework."""
+
+    def __init__(self, layers: Sequence[Layer], slots: int, positions: int, threads: int, operators: Operators) -> None:
+        self._operators = operators
+        groups: dict[tuple[int, int, int], list[int]] = {}
+        for layer in layers:
+            groups.setdefault((layer.heads, layer.kv_heads, layer.head_dim), []).append(layer.index)
+        self._groups: list[_Group] = []
+        self._of: dict[int, tuple[_Group, int]] = {}
+        for shape, members in groups.items():
+            width = shape[0] * shape[2]
+            attention = HostAttention(
+                *shape, layers=len(members), slots=slots, positions=positions, threads=threads,
+                buffer=partial(operators.buffer, width),
+            )  # fmt: skip
+            group = _Group(attention)
+            self._groups.append(group)
+            self._of |= {index: (group, i) for i, index in enumerate(members)}
+
+    def reserve(self, slot: int, positions: int) -> None:
+        """See HostAttention."""
+        for group in self._groups:
+            group.attention.reserve(slot, positions)
+
+    def begin(self, segments: Sequence[Segment], first: int, rows: int) -> None:
+        """See HostAttention."""
+        for group in self._groups:
+            group.block = group.attention.begin(segments, first, rows)
+
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        """See Store."""
+        group, index = self._of[layer.index]
+        qkv = self._operators.qkv(layer, query, key, value)
+        out = group.attention.attend(
+            index, qkv, group.block, scale=layer.scale, window=layer.window, softcap=layer.softcap,
+            sinks=None if sinks is None else sinks.float(),
+        ).reshape((len(query), layer.heads, layer.head_dim))  # fmt: skip
+        return (out if layer.value_dim == layer.head_dim else out[..., : layer.value_dim]).to(query.dtype)
+
+    def attend_joined(self, layer: Layer, qkv: Any) -> Any:
+        """Attention [T, heads * head_dim] of rows that `packed.fuse` computes: float32, which it rotates."""
+        group, index = self._of[layer.index]
+        return group.attention.attend(
+            index, qkv, group.block, scale=layer.scale, window=layer.window, softcap=layer.softcap,
+            rotary=self._operators.rotary,
+        )  # fmt: skip

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from specdec_hal.models.attention import Layer
 from specdec_hal.models.batch import check_rows
 from specdec_hal.models.dflash import DFlashConfig
 from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config
-from specdec_hal.models.paged import Layer, PagedStore, Placed, launchers, on_torch
+from specdec_hal.models.paged import PagedStore, Placed, launchers, on_torch
 from specdec_hal.models.rope import rotations
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, TargetModel
 from specdec_hal.tensors.views import download

@@ -10,7 +10,7 @@ steps. On a GPU (untested) attention is :mod:`.paddle_attention`'s.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -53,37 +53,19 @@ class LlamaPaddle(Llama):
         batch_invariant: bool | None = None,
         threads: int | None = None,
     ) -> None:
-        if tuple(int(part) for part in paddle.__version__.split(".")[:2]) < _OLDEST:
-            raise BackendUnavailableError(
-                f"expected PaddlePaddle >= 3.3, got {paddle.__version__}; pip install -U 'specdec-hal[paddle]'"
-            )
-        self._place = _place(device)
+        self._place = check_place(self.framework, device, batch_invariant, threads)
         on_host = isinstance(self._place, paddle.CPUPlace)
-        if batch_invariant and not on_host:
-            raise refused(
-                "paddle",
-                "load_model",
-                "batch_invariant",
-                "False on a GPU",
-                "True",
-                "leave it out: Paddle's attention is no such",
-            )
-        if threads is not None and not on_host:
-            raise refused("paddle", "load_model", "threads", "none on a GPU", str(threads), "leave it out")
-        check_threads(self.framework, threads)
         self._on_host = on_host
         self._weights = linear.Weights()
         self._asked_threads = threads
         self._product_threads = cpu_threads.available() if threads is None else threads
-        # Importing Paddle sets the latter to 1 if it is not set.
-        given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
-        self._threads = int(given.split(",")[0]) if on_host else 1
+        self._inside = one_thread() if on_host else paddle.no_grad
         super().__init__(config, weights, batch_invariant=on_host if batch_invariant is None else batch_invariant)
 
     # ---- data
 
     def _inference(self) -> AbstractContextManager[Any]:
-        return paddle.no_grad() if self._threads == 1 else _one_thread(self._threads)
+        return self._inside()
 
     def _upload(self, array: HostArray) -> Any:
         return paddle.Tensor(array, self._place)
@@ -92,13 +74,13 @@ class LlamaPaddle(Llama):
         if isinstance(x, np.ndarray):
             return self._upload(np.asarray(x, np.float32))
         tensor = x if isinstance(x, paddle.Tensor) else paddle.from_dlpack(x)
-        return _aligned(tensor.to(self._place, paddle.float32).contiguous())
+        return aligned(tensor.to(self._place, paddle.float32).contiguous())
 
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
         return self._weights.pack(weight.T) if self._on_host else self._upload(weight)
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
-        return _aligned(ops.slice(x, [0], [start], [stop], [1], []))
+        return aligned(ops.slice(x, [0], [start], [stop], [1], []))
 
     def _concat(self, parts: list[Any], axis: int = 0) -> Any:
         return ops.concat(parts, axis)
@@ -131,22 +113,48 @@ class LlamaPaddle(Llama):
         return DeviceAttention(self.config, layers=layers, slots=slots, positions=positions, place=self._place)
 
 
-@contextmanager
-def _one_thread(otherwise: int) -> Iterator[None]:
-    """No gradients, and Paddle on one thread."""
-    set_num_threads(1)
-    try:
-        with paddle.no_grad():
-            yield
-    finally:
-        set_num_threads(otherwise)
+def check_place(framework: str, device: str, batch_invariant: bool | None, threads: int | None) -> Any:
+    """The place of a model of `framework`; ArgumentError for options that it has none of.
+    BackendUnavailableError for an old Paddle."""
+    if tuple(int(part) for part in paddle.__version__.split(".")[:2]) < _OLDEST:
+        raise BackendUnavailableError(
+            f"expected PaddlePaddle >= 3.3, got {paddle.__version__}; pip install -U 'specdec-hal[paddle]'"
+        )
+    place = _place(framework, device)
+    if not isinstance(place, paddle.CPUPlace):
+        if batch_invariant:
+            hint = "leave it out: Paddle's attention is no such"
+            raise refused(framework, "load_model", "batch_invariant", "False on a GPU", "True", hint)
+        if threads is not None:
+            raise refused(framework, "load_model", "threads", "none on a GPU", str(threads), "leave it out")
+    check_threads(framework, threads)
+    return place
 
 
-def _aligned(x: Any) -> Any:
+def one_thread() -> Callable[[], AbstractContextManager[Any]]:
+    """Contexts without gradients, and with Paddle on one thread."""
+    # Importing Paddle sets the latter to 1 if it is not set.
+    given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
+    otherwise = int(given.split(",")[0])
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        set_num_threads(1)
+        try:
+            with paddle.no_grad():
+                yield
+        finally:
+            set_num_threads(otherwise)
+
+    return paddle.no_grad if otherwise == 1 else inside
+
+
+def aligned(x: Any) -> Any:
+    """The tensor, or a copy that starts at a multiple of :data:`ALIGNMENT`."""
     return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
-def _place(device: str) -> Any:
+def _place(framework: str, device: str) -> Any:
     kind, _, index = device.partition(":")
     if kind == "cpu" and not index:
         return paddle.CPUPlace()
@@ -154,4 +162,4 @@ def _place(device: str) -> Any:
         return paddle.CUDAPlace(int(index or 0))
     built = "has" if paddle.is_compiled_with_cuda() else "has no"
     hint = f"choose one of them (this build {built} GPU support)"
-    raise refused("paddle", "load_model", "device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), hint)
+    raise refused(framework, "load_model", "device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), hint)

@@ -16,6 +16,7 @@ from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.batch import refused
 from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.models.folder import check_files, warn_unapplied
+from specdec_hal.models.paddleformers import INSTALL
 from specdec_hal.plugin.backend import AUTO
 from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE
 from specdec_hal.plugin.model import ModelMemory, TargetModel
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
     from specdec_hal.tensors.group import Group
 
 _log = logging.getLogger("specdec_hal")
-BUILTIN_FRAMEWORKS = {"paddle": ("paddle",), "torch": ("torch",), "transformers": ("torch", "transformers")}
+BUILTIN_FRAMEWORKS = {
+    "paddle": ("paddle",),
+    "torch": ("torch",),
+    "transformers": ("torch", "transformers"),
+    "paddleformers": ("paddle", "paddleformers"),
+}
 """Candidates of "auto" in order, with required modules; each is an extra of this package."""
 
 
@@ -38,9 +44,9 @@ def load_model(
 ) -> TargetModel:
     """The model of a checkpoint folder, by the architecture in its config.json, or of a GGUF file.
 
-    `framework`: "paddle", "transformers", "llama.cpp" for a file ``*.gguf``, or one announced by a plug-in of
+    `framework`: "paddle", "transformers", "paddleformers", "llama.cpp" for a file ``*.gguf``, or one announced by a plug-in of
     `registry` (None: the process's). "auto": llama.cpp for such a file, else the first installed one of Paddle, a
-    plug-in's for "torch" and transformers with a model of the architecture.
+    plug-in's for "torch", transformers and paddleformers with a model of the architecture.
     `options` go to the model: ``device`` ("cpu"), ``batch_invariant``; on a CPU ``threads``; ``dtype`` for
     transformers, by default float32 on CPUs and the checkpoint's own on GPUs, and for llama.cpp, see
     :class:`~specdec_hal.models.llama_cpp.LlamaCpp`.
@@ -86,7 +92,7 @@ def _check_memory(
     **options: Any,
 ) -> None:
     """InsufficientMemoryError if the weights, as stored, or this rank's part of them, do not fit."""
-    holder = "torch" if framework == "transformers" else framework
+    holder = {"transformers": "torch", "paddleformers": "paddle"}.get(framework, framework)
     if device != "cpu" and not (re.fullmatch(r"cuda(:\d+)?", device) and holder in ON_CUDA):
         return
     if holder == "torch" and device != "cpu":
@@ -124,7 +130,7 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
         raise refused("models", "load_model", "framework", expected, repr(framework), "choose one of them")
     check_files(path)
     if is_gguf(path):
-        if framework == "paddle":
+        if framework in ("paddle", "paddleformers"):
             expected = f"{AUTO} or another framework, for a GGUF file"
             hint = "leave it out, or convert the file with examples/gguf/gguf_to_hf.py"
             raise refused("models", "load_model", "framework", expected, repr(framework), hint)
@@ -151,7 +157,8 @@ def _installed(wanted: Sequence[str]) -> str:
     for name in wanted:
         if all(importlib.util.find_spec(module) for module in BUILTIN_FRAMEWORKS.get(name, ())):
             return name
-    extras = " or ".join(f"pip install 'specdec-hal[{name}]'" for name in wanted)
+    own = {"paddleformers": INSTALL}
+    extras = " or ".join(own.get(name, f"pip install 'specdec-hal[{name}]'") for name in wanted)
     raise BackendUnavailableError(f"expected {' or '.join(wanted)} to compute the model, got none; {extras}")
 
 

@@ -23,6 +23,10 @@ class _Piece(NamedTuple):
     mask: Any  # [tokens, 1, 1, context]: 0, or -inf for later positions
 
 
+class DeviceStore:
+    pass
+
+
 class DeviceAttention:
     """See :class:`specdec_hal.models.attention.Attention`. Tensors are on `place`."""
 

@@ -13,27 +13,8 @@ from typing import Any
 
 import torch
 
+from specdec_hal.models.attention import Layer
 from specdec_hal.plugin.model import DeviceBatch
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Parameters of an attention layer. `index`: its number in the model and the KV cache.
-
-    `softcap`: 0 for none. Values may be narrower than keys (`value_dim` <= `head_dim`), as in DeepSeek's latent
-    attention. `window`, `causal`, `anchored`: see Launcher.attention.
-    """
-
-    index: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    causal: bool = True
-    anchored: bool = False
 
 
 def on_torch(batch: DeviceBatch) -> DeviceBatch:

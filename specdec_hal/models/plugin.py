@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "LlamaForCausalLM"
 TRANSFORMERS = "transformers"
+PADDLEFORMERS = "paddleformers"
 
 
 def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = None, **options: Any) -> Any:
@@ -30,6 +32,28 @@ def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = N
     from specdec_hal.models.llama_paddle import LlamaPaddle
 
     return LlamaPaddle(*arguments, **options)
+
+
+def _paddleformers(path: str | Path, *, group: Group | None = None, **options: Any) -> Any:
+    if group is not None:
+        hint = "use model.framework transformers for more"
+        raise _refused(PADDLEFORMERS, "tensor_parallel", "1", group.size, hint)
+    from specdec_hal.models.paddleformers.importing import import_library
+
+    import_library()
+    from specdec_hal.models.paddleformers.load import load
+
+    return load(path, **options)
+
+
+def _paddleformers_memory(path: str | Path, *, device: str) -> ModelMemory:
+    """Weights in float32 on a CPU, at most that on a GPU, with a cache that grows."""
+    from specdec_hal.models.checkpoint import CONFIG, read_json
+    from specdec_hal.models.weights import header, shards
+
+    elements = sum(prod(shape) for file in shards(Path(path)) for shape, _ in header(file).values())
+    width = read_json(path, CONFIG).get("hidden_size")
+    return ModelMemory({"weights as float32": 4 * elements}, 0, 4 * (width if isinstance(width, int) else 0))
 
 
 def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) -> Any:
@@ -94,9 +118,10 @@ def _refused(framework: str, argument: str, expected: str, got: object, hint: st
 
 @hookimpl
 def specdec_models() -> list[ModelSpec]:
-    """Llama-style decoders in PaddlePaddle, any decoder of `transformers`, any GGUF file."""
+    """Llama-style decoders in PaddlePaddle, any decoder of `transformers` or `paddleformers`, any GGUF file."""
     return [
         ModelSpec(ARCHITECTURE, "paddle", _paddle, _paddle_memory),
         ModelSpec(ANY_ARCHITECTURE, TRANSFORMERS, _transformers, _transformers_memory),
+        ModelSpec(ANY_ARCHITECTURE, PADDLEFORMERS, _paddleformers, _paddleformers_memory),
         ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),
     ]

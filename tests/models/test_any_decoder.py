@@ -63,7 +63,7 @@ class Models(Case):
 @pytest.fixture(scope="module", autouse=True)
 def few_sizes() -> Iterator[None]:
     """Steps of other sizes are padded: less is measured at loading."""
-    from specdec_hal.models.transformers import host
+    from specdec_hal.models import host
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))

@@ -120,9 +120,9 @@ def wanted(reference: Any, kind: str, tokens: Any, hidden: Any, zeros: bool = Fa
 def load(folder: Path, kind: str) -> Any:
     if kind == "host":
         return load_model(folder, "transformers")
+    from specdec_hal.models.mtp import find_module
     from specdec_hal.models.transformers.device import DeviceTransformers
     from specdec_hal.models.transformers.load import load_decoder
-    from specdec_hal.models.transformers.mtp import find_module
 
     decoder = load_decoder(folder, "cpu", "float32")
     return DeviceTransformers(decoder, module=find_module(folder, decoder.model.config))

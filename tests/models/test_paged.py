@@ -34,7 +34,8 @@ SEEN: dict[str, tuple[dict[str, Any], list[range]]] = {
 @pytest.mark.parametrize("kind", SEEN)
 def test_keys_that_a_query_sees(kind: str) -> None:
     """Queries of zeros weigh all keys alike; values are unit vectors, so a row names them."""
-    from specdec_hal.models.paged import Layer, PagedStore
+    from specdec_hal.models.attention import Layer
+    from specdec_hal.models.paged import PagedStore
     from specdec_hal.plugin.model import DeviceBatch
 
     changes, seen = SEEN[kind]

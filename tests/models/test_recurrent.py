@@ -153,7 +153,7 @@ class Models:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_sizes() -> Iterator[None]:
-    from specdec_hal.models.transformers import host
+    from specdec_hal.models import host
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))

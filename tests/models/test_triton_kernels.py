@@ -365,7 +365,8 @@ def test_a_layer_that_sees_other_keys_is_that_of_pytorch(
     """Slots of some rows, of one and of none, after contexts of several blocks."""
     import torch
 
-    from specdec_hal.models.paged import Layer, PagedStore
+    from specdec_hal.models.attention import Layer
+    from specdec_hal.models.paged import PagedStore
     from specdec_hal.plugin.model import DeviceBatch
 
     launcher = make_launcher()

@@ -17,9 +17,9 @@ def device_model(
     """
     import torch
 
+    from specdec_hal.models.mtp import find_module
     from specdec_hal.models.transformers.device import DeviceTransformers
     from specdec_hal.models.transformers.load import load_decoder
-    from specdec_hal.models.transformers.mtp import find_module
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
     class Recording(Launcher):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdec_hal.models.paged import Layer
+from specdec_hal.models.attention import Layer
 from specdec_hal.models.rows import RowSizes, agreeing
 from specdec_hal.models.states import Recurrence, delta_gates, mamba2_gates
 from specdec_hal.models.transformers.decoder import Decoder

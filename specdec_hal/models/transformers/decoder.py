@@ -11,9 +11,10 @@ import torch
 
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.states import DRAFTS, StateStore, backend_of
+from specdec_hal.models.survey import Survey, refused
 from specdec_hal.models.transformers import recurrent
 from specdec_hal.models.transformers.interface import States, Store, bind
-from specdec_hal.models.transformers.survey import Survey, base_of, only, refused, survey
+from specdec_hal.models.transformers.survey import base_of, only, survey
 from specdec_hal.ops import Storage
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, ModelConfig, Segment

@@ -17,10 +17,11 @@ import torch
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.batch import check_positive, no_cache
 from specdec_hal.models.from_host import FromHost
+from specdec_hal.models.mtp import ModuleFiles
 from specdec_hal.models.paged import PagedStore, on_torch
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes, of_each_kind
 from specdec_hal.models.transformers.decoder import Decoder, WithStates
-from specdec_hal.models.transformers.mtp import ModuleDecoder, ModuleFiles, TransformersMTP
+from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP
 from specdec_hal.models.transformers.replace import (
     Linear,
     Parts,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from specdec_hal.models.paged import Layer
+from specdec_hal.models.attention import Layer
 from specdec_hal.models.states import Recurrence
 
 NAME = "specdec_hal"

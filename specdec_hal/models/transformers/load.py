@@ -25,11 +25,13 @@ from transformers.quantizers import AutoHfQuantizer
 from specdec_hal.errors import BackendUnavailableError, CheckpointError, SpecDecError, UnsupportedError
 from specdec_hal.models.checkpoint import checkpoint_error, read_token_ids
 from specdec_hal.models.from_host import gpu
+from specdec_hal.models.mtp import ModuleFiles, find_module
 from specdec_hal.models.paged import launchers
+from specdec_hal.models.survey import check_finite, compare, refused
+from specdec_hal.models.transformers import mimo  # noqa: F401  (registers it)
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
-from specdec_hal.models.transformers.mtp import ModuleFiles, find_module
-from specdec_hal.models.transformers.survey import base_of, check_class, check_finite, compare, refused, survey
+from specdec_hal.models.transformers.survey import base_of, check_class, survey
 from specdec_hal.models.transformers.tensor_parallel import Division
 from specdec_hal.models.weights import some_names
 from specdec_hal.plugin.model import ModelConfig, ModelMemory

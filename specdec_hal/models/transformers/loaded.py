@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from specdec_hal.errors import SpecDecError
 from specdec_hal.models.paged import launchers
+from specdec_hal.models.survey import Survey, refused
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
 from specdec_hal.models.transformers.load import config_of
-from specdec_hal.models.transformers.survey import Survey, base_of, check_class, refused, set_attention, survey
+from specdec_hal.models.transformers.survey import base_of, check_class, set_attention, survey
 from specdec_hal.text import describe
 
 _surveys: WeakKeyDictionary[Any, tuple[Any, Survey]] = WeakKeyDictionary()

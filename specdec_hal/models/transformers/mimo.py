@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-MODEL_TYPE = "mimo"
+from specdec_hal.models.mtp import MIMO
 
 
 class MiMoConfig(Qwen2Config):  # type: ignore[misc]
     """The fields of Qwen2."""
 
-    model_type = MODEL_TYPE
+    model_type = MIMO
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
-    """Qwen2's decoder and head; :mod:`specdec_hal.models.transformers.mtp` reads the MTP modules."""
+    """Qwen2's decoder and head; :mod:`specdec_hal.models.mtp` names the MTP modules."""
 
     config_class = MiMoConfig
 
 
-AutoConfig.register(MODEL_TYPE, MiMoConfig, exist_ok=True)
+AutoConfig.register(MIMO, MiMoConfig, exist_ok=True)
 AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM, exist_ok=True)

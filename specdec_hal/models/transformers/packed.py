@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec_hal.models import linear
+from specdec_hal.models.attention import Layer
 from specdec_hal.models.linear import Weight, Weights
-from specdec_hal.models.paged import Layer
 from specdec_hal.models.rope import Rotation
 from specdec_hal.models.transformers.interface import STORE
 from specdec_hal.models.transformers.replace import Linear, Parts
@@ -103,6 +103,10 @@ class Packed:
                 value = F.pad(value, (0, narrower))
             whole = torch.cat([x.flatten(1) for x in (query, key, value)], 1)
         return whole.float()
+
+    def buffer(self, width: int, rows: int) -> Any:
+        """See attention.Operators."""
+        return torch.empty((rows, width))
 
     def take_experts(self, module: Any) -> None:
         """See Operators."""

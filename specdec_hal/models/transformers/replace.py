@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from specdec_hal.models.paged import Layer
+from specdec_hal.models.attention import Layer
 from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.transformers.bits import Silent
 from specdec_hal.models.transformers.interface import LAYER, STORE

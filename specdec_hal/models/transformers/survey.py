@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from specdec_hal.errors import UnsupportedError
-from specdec_hal.models.paged import Layer, PagedStore
+from specdec_hal.models.attention import Layer
+from specdec_hal.models.paged import PagedStore
 from specdec_hal.models.states import Recurrence, StateStore, backend_of
+from specdec_hal.models.survey import (
+    LAYER_TYPES,
+    TRIED,
+    LayerRecorder,
+    Survey,
+    blocks_of,
+    check_config,
+    check_in_parts,
+    compare,
+    refused,
+)
 from specdec_hal.models.transformers import interface, recurrent
 from specdec_hal.models.transformers.interface import NAME, TRIAL
-from specdec_hal.models.weights import not_finite
 from specdec_hal.plugin.model import DeviceBatch
 
-# Other allowed keyword arguments: without effect, or absent if they had one.
-_HARMLESS = {
-    "dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits",
-    "return_dict", "is_causal", "cache_position", "logits_to_keep", "attention_type",
-}  # fmt: skip
-_HONOURED = {"scaling", "sliding_window", "softcap", "s_aux"}
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}  # beside recurrent layers
-_TRIED = 7  # tokens of the trial's text; the first _CHUNK are packed with another text
-_CHUNK = 4
 _OTHER, _FUTURE = -1, -2  # instead of a window: other masks
-
-
-def refused(what: Any, reason: str) -> UnsupportedError:
-    """The error for an unsupported model."""
-    name = what if isinstance(what, str) else type(what).__name__
-    return UnsupportedError(f"{name}: {reason}; choose another model")
 
 
 def check_class(config: Any, architecture: Any) -> None:
@@ -42,71 +36,21 @@ def check_class(config: Any, architecture: Any) -> None:
     name, text = architecture.__name__, config.get_text_config()
     types = {*(getattr(text, "layer_types", None) or ())}
     state = recurrent.unsupported(architecture)
-    kinds = sorted(types - _LAYER_TYPES - (set() if state else _RECURRENT_TYPES))
-    reasons = {
-        f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts": state
-        and (kinds or not types)
-        and getattr(architecture, "_is_stateful", False),
-        f"it has layers of type {', '.join(kinds)}, which keep more than keys and values": kinds,
-        "its later layers share keys and values of earlier ones (num_kv_shared_layers)": getattr(
-            text, "num_kv_shared_layers", 0
-        ),
-        "its attention adds a bias by position (ALiBi)": getattr(text, "alibi", False)
-        or text.model_type in ("bloom", "mpt"),
-        "its attention does not go through the attention interface of transformers": not (
-            architecture.is_backend_compatible() or architecture._can_set_attn_implementation()
-        ),
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise refused(name, reason)
+    more = set() if state else _RECURRENT_TYPES
+    if state and (types - LAYER_TYPES or not types) and getattr(architecture, "_is_stateful", False):
+        raise refused(name, f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts")
+    check_config(name, text, more)
+    if not (architecture.is_backend_compatible() or architecture._can_set_attn_implementation()):
+        raise refused(name, "its attention does not go through the attention interface of transformers")
 
 
-def check_finite(path: Path, weights: Mapping[str, Any]) -> None:
-    """CheckpointError for a weight on one device with NaN or an infinity, such as one beyond its dtype."""
-    numbers = {name: weight for name, weight in weights.items() if weight.is_floating_point() and weight.itemsize > 1}
-    good = [weight.isfinite().all() for weight in numbers.values()]
-    for (name, weight), fine in zip(numbers.items(), torch.stack(good).tolist() if good else (), strict=True):
-        if not fine:
-            dtype = str(weight.dtype).removeprefix("torch.")
-            raise not_finite(path, f"{name} as {dtype}", int((~weight.isfinite()).sum()))
-
-
-@dataclass(frozen=True)
-class Survey:
-    """`blocks`: the decoder layers, containing `attentions` and recurrent layers, `mixers`; `tappable`: they return
-    hidden states. `layers` and `recurrences` describe attentions and mixers.
-
-    `hidden`: of the trial's text `ids`, after the final norm.
-    """
-
-    layers: tuple[Layer, ...]
-    attentions: tuple[Any, ...]
-    recurrences: tuple[Recurrence, ...]
-    mixers: tuple[Any, ...]
-    blocks: Any
-    tappable: bool
-    ids: Any
-    hidden: Any
-    hidden_size: int
-    vocab_size: int
-
-    def within(self, kept: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The numbers of the attentions and of the mixers in these blocks."""
-        inside = {module for i in kept for module in self.blocks[i].modules()}
-        found = ([i for i, one in enumerate(each) if one in inside] for each in (self.attentions, self.mixers))
-        attentions, mixers = found
-        return attentions, mixers
-
-
-class _Recorder:
+class _Recorder(LayerRecorder):
     """Serves attention layers and records their arguments."""
 
     def __init__(self, model: Any, positions: int) -> None:
-        self.model, self.positions = model, positions
-        self.found: dict[Any, Layer] = {}
+        super().__init__(model)
+        self.positions = positions
         self.recurrences: dict[Any, Recurrence] = {}
-        self._keys: dict[int, Any] = {}
 
     def mask(self, mask_function: Any) -> Any:
         """The window equivalent to a mask, as a mask of one number."""
@@ -114,27 +58,8 @@ class _Recorder:
 
     def record(self, module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: dict[str, Any]) -> Any:
         """See Recorder."""
-        name = type(module).__name__
-        if module in self.found:
-            raise refused(self.model, f"a layer ({name}) calls its attention twice in one pass")
-        self._check(module, name, arguments)
-        if key.data_ptr() in self._keys:
-            raise refused(self.model, f"layers ({name}) share their keys")
-        self._keys[key.data_ptr()] = key  # kept alive, so that its memory is not reused
-        if value.shape[2] > key.shape[2]:
-            raise refused(self.model, f"its attention ({name}) has values wider than its keys")
-        scale = arguments.get("scaling")
-        layer = Layer(
-            index=len(self.found),
-            heads=query.shape[1],
-            kv_heads=key.shape[1],
-            head_dim=key.shape[2],
-            value_dim=value.shape[2],
-            scale=key.shape[2] ** -0.5 if scale is None else float(scale),
-            window=self._window(name, mask, arguments.get("sliding_window")),
-            softcap=float(arguments.get("softcap") or 0.0),
-        )
-        self.found[module] = layer
+        window = self._window(type(module).__name__, mask, arguments.get("sliding_window"))
+        layer = self.layer(module, query, key, value, window, arguments)
         here = Layer(**{**vars(layer), "index": 0})
         store = PagedStore([here], 1, len(query), dtype=query.dtype, device=query.device)
         store.begin(text_batch(query.device, [(0, len(query))], len(query)))
@@ -147,7 +72,7 @@ class _Recorder:
             raise refused(self.model, f"a layer ({name}) calls its convolution twice in one pass")
         if activation not in (None, "silu", "swish"):
             raise refused(self.model, f"its convolution ({name}) is followed by {activation}; silu is supported")
-        self._check_others(f"its convolution ({name})", arguments)
+        self.check_others(f"its convolution ({name})", arguments)
         self.recurrences[module] = Recurrence(len(self.recurrences), x.shape[1], weight.shape[1])
 
     def recurrence(
@@ -168,20 +93,8 @@ class _Recorder:
             if arguments.get(argument, value) != value:
                 raise refused(self.model, f"{what} needs '{argument}', which is not supported")
         served = {*known, "chunk_size", "D", "dt_bias", "dt_limit"}
-        self._check_others(what, {name: value for name, value in arguments.items() if name not in served})
+        self.check_others(what, {name: value for name, value in arguments.items() if name not in served})
         self.recurrences[module] = replace(layer, state=state, op=op, by_channel=by_channel)
-
-    def _check_others(self, what: str, arguments: dict[str, Any]) -> None:
-        for argument, value in arguments.items():
-            if argument not in _HARMLESS and value is not None and value is not False:
-                raise refused(self.model, f"{what} needs '{argument}', which is not supported")
-
-    def _check(self, module: Any, name: str, arguments: dict[str, Any]) -> None:
-        causal = arguments.get("is_causal")
-        if not (getattr(module, "is_causal", True) if causal is None else causal):
-            raise refused(self.model, f"its attention ({name}) is not causal")
-        others = {argument: value for argument, value in arguments.items() if argument not in _HONOURED}
-        self._check_others(f"its attention ({name})", others)
 
     def _window(self, name: str, mask: Any, named: int | None) -> int:
         windows = {named} if named else set()
@@ -255,14 +168,14 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
     recurrent.attach(model)
     device = next(model.parameters()).device
     vocabulary = model.get_input_embeddings().num_embeddings
-    ids = torch.arange(1, 2 * _TRIED, device=device)[None] * 7919 % vocabulary
-    first, second = ids[:, :_TRIED], ids[:, _TRIED:]
+    ids = torch.arange(1, 2 * TRIED, device=device)[None] * 7919 % vocabulary
+    first, second = ids[:, :TRIED], ids[:, TRIED:]
     tapped: list[Any] = []
     interface.trial.recorder = recorder = _Recorder(model, min(positions, 1 << 17))
     try:
         set_attention(model, TRIAL)
         # With a given mask, `transformers` does not detect packed texts.
-        at = torch.arange(_TRIED, device=device)[None]
+        at = torch.arange(TRIED, device=device)[None]
         ones = torch.ones_like(first)
         hidden = base(input_ids=first, attention_mask=ones, position_ids=at, use_cache=False)[0]
     finally:
@@ -272,26 +185,29 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
         raise refused(model, "none of its layers called its attention")
     attentions, layers = tuple(recorder.found), tuple(recorder.found.values())
     mixers, recurrences = tuple(recorder.recurrences), tuple(recorder.recurrences.values())
-    blocks = _blocks(model, attentions, mixers)
+    names = {module: name for name, module in model.named_modules()}
+    blocks = blocks_of(model, names, torch.nn.ModuleList, attentions, mixers)
 
-    store = PagedStore(layers, 2, _TRIED, dtype=hidden.dtype, device=device)
+    store = PagedStore(layers, 2, TRIED, dtype=hidden.dtype, device=device)
     for module, layer in recorder.found.items():
         interface.bind(module, layer, store)
     states: StateStore | None = None
     if recurrences:
         # All slots take part in a step: the texts of the first pass are in slot 0.
-        states = StateStore(recurrences, 2, _TRIED, backend_of(device), dtype=hidden.dtype, device=device)
+        states = StateStore(recurrences, 2, TRIED, backend_of(device), dtype=hidden.dtype, device=device)
         for module, recurrence in recorder.recurrences.items():
             interface.bind(module, recurrence, states)
 
-    def run(*parts: tuple[Any, int, int]) -> list[Any]:
+    texts = first, second
+
+    def run(*parts: tuple[int, int, int]) -> list[Any]:
         """Hidden states of `length` tokens of a text from `start` on, with all parts in one pass."""
-        batch = text_batch(device, [(start, length) for _, start, length in parts], _TRIED)
+        batch = text_batch(device, [(start, length) for _, start, length in parts], TRIED)
         _, position = store.begin(batch)
         if states is not None:
             idle = 2 - len(parts)
             states.begin(batch.cu_seqlens_q, torch.nn.functional.pad(batch.seq_lens_decoder, (0, idle)))
-        packed = torch.cat([text[:, start : start + length] for text, start, length in parts], 1)
+        packed = torch.cat([texts[i][:, start : start + length] for i, start, length in parts], 1)
         found = base(input_ids=packed, position_ids=position[None], use_cache=False)[0][0]
         return list(found.split([length for *_, length in parts]))
 
@@ -300,56 +216,18 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
 
     hooks = [block.register_forward_hook(tap) for block in blocks]
     try:
-        (whole,) = run((first, 0, _TRIED))
+        (whole,) = run((0, 0, TRIED))
     finally:
         for hook in hooks:
             hook.remove()
-    (other,) = run((second, 0, second.shape[1]))
-    rest = _TRIED - _CHUNK
-    one, two = run((first, 0, _CHUNK), (second, 0, 2))
-    three, four = run((first, _CHUNK, rest), (second, 2, second.shape[1] - 2))
+    (other,) = run((1, 0, second.shape[1]))
     compare(model, hidden[0], whole, "it masks attention in a way that was not understood")
-    for expected, got in ((whole, [one, three]), (other, [two, four])):
-        compare(
-            model, expected, torch.cat(got),
-            "its hidden states are others when a text comes in two steps, and beside another text: it keeps more than "
-            "keys and values" + (f" and {recurrent.KINDS}" if recurrences else "") + ", or mixes the rows of a step",
-        )  # fmt: skip
+    besides = f" and {recurrent.KINDS}" if recurrences else ""
+    check_in_parts(model, run, (TRIED, second.shape[1]), (whole, other), torch.cat, besides)
     tappable = len(tapped) == len(blocks) and all(x.shape == hidden.shape for x in tapped)
     return Survey(
         layers, attentions, recurrences, mixers, blocks, tappable, first[0], hidden[0], hidden.shape[-1], vocabulary
     )
-
-
-def compare(model: Any, expected: Any, got: Any, reason: str) -> None:
-    """UnsupportedError with `reason` unless both are equal up to rounding."""
-    error = (got - expected).float().norm() / expected.float().norm()
-    if not error <= (1e-3 if expected.dtype == torch.float32 else 0.1):
-        raise refused(model, f"{reason} (relative difference {error:.1e})")
-
-
-def _blocks(model: Any, attentions: Sequence[Any], mixers: Sequence[Any]) -> Any:
-    """The list of decoder layers, each with one attention layer; beside recurrent layers with one, or none."""
-    names = {module: name for name, module in model.named_modules()}
-    modules = {name: module for module, name in names.items()}
-    found: dict[Any, set[int]] = {}
-    for attention in (*attentions, *mixers):
-        path = names[attention].split(".")
-        for i in range(len(path) - 1, -1, -1):
-            parent = modules[".".join(path[:i])]
-            if isinstance(parent, torch.nn.ModuleList):
-                found.setdefault(parent, set()).add(int(path[i]))
-                break
-        else:
-            raise refused(model, f"its attention {names[attention]} is in no list of layers")
-    if len(found) != 1:
-        raise refused(model, f"its attention layers are in {len(found)} lists of layers")
-    ((blocks, reached),) = found.items()
-    missing = [i for i in range(len(blocks)) if i not in reached]
-    if not mixers and (missing or len(attentions) != len(blocks)):
-        where = f"not in {', '.join(map(str, missing))}" if missing else "more than once in some"
-        raise refused(model, f"attention was called in {len(attentions)} of {len(blocks)} layers, {where}")
-    return blocks
 
 
 def kind_of(block: Any) -> Any:

@@ -19,8 +19,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import refused as refused_argument
+from specdec_hal.models.survey import refused
 from specdec_hal.models.transformers.replace import is_experts
-from specdec_hal.models.transformers.survey import kind_of, only, refused
+from specdec_hal.models.transformers.survey import kind_of, only
 from specdec_hal.tensors.group import Group
 
 _WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce"}

@@ -1,0 +1,107 @@
+"""Imports `paddleformers` where `paddlefleet` is absent, and without effects on the rest of the process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from specdec_hal.errors import BackendUnavailableError
+from specdec_hal.models.paddleformers import INSTALL
+from specdec_hal.text import describe
+
+FLEET = "paddlefleet"
+"""Models for training, on no package index. The library's files of Qwen and GLM import names of it."""
+lock = threading.RLock()
+"""Held while the library is imported or loads a model, when it changes what all threads share."""
+
+
+class _Enum:
+    """Has every member."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Names(ModuleType):
+    """A module in which every name is an empty class, or an enumeration."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, _Enum() if self.__name__.endswith(".enums") else type(name, (), {}))
+        return self.__dict__[name]
+
+
+class _Fleet(MetaPathFinder, Loader):
+    """Finds `paddlefleet` and its modules, which have only names."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != FLEET:
+            return None
+        spec = ModuleSpec(fullname, self, origin=__file__, is_package=True)
+        spec.has_location = True  # else the library takes it for absent
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Names(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def _with_fleet() -> Iterator[None]:
+    """Context in which `paddlefleet` can be imported. Afterwards nobody else finds the stand-in."""
+    if find_spec(FLEET) is not None:
+        yield
+        return
+    finder = _Fleet()
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == FLEET]:
+            del sys.modules[name]
+
+
+def _severe(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Without it the library makes `transformers` forget PyTorch, for the whole process, unless it is being tested."""
+    with lock, _with_fleet(), patch.dict(os.environ, {"PADDLEFORMERS_TESTING": "1"}):
+        yield
+
+
+def import_library() -> None:
+    """Import it. BackendUnavailableError, with what is missing, if that fails."""
+    logging.getLogger("PaddleFormers").addFilter(_severe)
+    try:
+        with _importing():
+            import_module("paddleformers.transformers.model_utils")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"expected paddleformers and what it imports, got {describe(error)}; {INSTALL}"
+        ) from error
+
+
+def import_model(model_type: str) -> Any:
+    """The library's package of a model type: configuration and classes. ModuleNotFoundError if it has none."""
+    with _importing():
+        package = import_module(f"paddleformers.transformers.{model_type}")
+        import_module(f"{package.__name__}.modeling")
+    return package
