@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import re
 from math import prod
 from pathlib import Path
@@ -29,6 +31,7 @@ def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = N
     if group is not None:
         raise _refused("paddle", "tensor_parallel", "1", group.size, "use model.framework transformers for more")
     arguments = _arranged(path)
+    _import_paddle()
     from specdec_hal.models.llama_paddle import LlamaPaddle
 
     return LlamaPaddle(*arguments, **options)
@@ -38,6 +41,7 @@ def _paddleformers(path: str | Path, *, group: Group | None = None, **options: A
     if group is not None:
         hint = "use model.framework transformers for more"
         raise _refused(PADDLEFORMERS, "tensor_parallel", "1", group.size, hint)
+    _import_paddle()
     from specdec_hal.models.paddleformers.importing import import_library
 
     import_library()
@@ -92,6 +96,15 @@ def _adapter(device: str) -> Any:
     from specdec_hal.models.transformers import load
 
     return load
+
+
+def _import_paddle() -> None:
+    """Import it. The root logger keeps its level and handlers, which Paddle would set."""
+    root = logging.getLogger()
+    level, handlers = root.level, [*root.handlers]
+    importlib.import_module("paddle")
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def _paddle_memory(path: str | Path, *, device: str) -> ModelMemory:

@@ -20,8 +20,9 @@ from specdec_hal.errors import BackendUnavailableError
 from specdec_hal.models.paddleformers import INSTALL
 from specdec_hal.text import describe
 
-FLEET = "paddlefleet"
-"""Models for training, on no package index. The library's files of Qwen and GLM import names of it."""
+FLEET = ("paddlefleet", "paddlefleet_ops")
+"""Models and kernels for training, on no package index. The library's files of Qwen, GLM and DeepSeek import names of
+them."""
 lock = threading.RLock()
 """Held while the library is imported or loads a model, when it changes what all threads share."""
 
@@ -44,10 +45,10 @@ class _Names(ModuleType):
 
 
 class _Fleet(MetaPathFinder, Loader):
-    """Finds `paddlefleet` and its modules, which have only names."""
+    """Finds modules of :data:`FLEET`, which have only names."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != FLEET:
+        if fullname.partition(".")[0] not in FLEET:
             return None
         spec = ModuleSpec(fullname, self, origin=__file__, is_package=True)
         spec.has_location = True  # else the library takes it for absent
@@ -63,7 +64,7 @@ class _Fleet(MetaPathFinder, Loader):
 @contextmanager
 def _with_fleet() -> Iterator[None]:
     """Context in which `paddlefleet` can be imported. Afterwards nobody else finds the stand-in."""
-    if find_spec(FLEET) is not None:
+    if find_spec(FLEET[0]) is not None:
         yield
         return
     finder = _Fleet()
@@ -72,7 +73,7 @@ def _with_fleet() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] == FLEET]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in FLEET]:
             del sys.modules[name]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import paddle
 from paddleformers.transformers.model_utils import PretrainedModel
 
-from specdec_hal.errors import SpecDecError, UnsupportedError
+from specdec_hal.errors import SpecDecError
 from specdec_hal.models.batch import refused as refused_argument
 from specdec_hal.models.checkpoint import CONFIG, checkpoint_error, read_json, read_token_ids
 from specdec_hal.models.llama_paddle import check_place
@@ -30,6 +30,7 @@ from specdec_hal.tensors import cpu_threads
 from specdec_hal.text import describe
 
 _log = logging.getLogger("specdec_hal")
+_PADDLE = logging.getLogger("paddle.distributed.fleet.utils.log_util")
 _EXPORT = "download it again, or use model.framework transformers"
 
 
@@ -78,8 +79,10 @@ def _class_of(folder: Path, raw: dict[str, Any]) -> Any:
         raise checkpoint_error(folder / CONFIG, expected, f"{names!r} and {kind!r}", _EXPORT)
     try:
         package = import_model(kind)
-    except ModuleNotFoundError:
-        raise UnsupportedError(f"{names[0]}: paddleformers has no model of type {kind}; choose another model") from None
+    except Exception as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == f"paddleformers.transformers.{kind}"
+        reason = f"has no model of type {kind}" if absent else f"cannot import its code here ({describe(error)})"
+        raise refused(names[0], f"paddleformers {reason}") from error
     found = getattr(package, f"{names[0]}Deprecated", None) or getattr(package, names[0], None)
     if not (isinstance(found, type) and issubclass(found, PretrainedModel)) or getattr(found, "is_fleet", False):
         raise refused(names[0], "paddleformers has no plain class of it, only one for training with paddlefleet")
@@ -95,9 +98,12 @@ def load_folder(folder: Path, architecture: Any, dtype: str | None, place: Any) 
         with lock, _linked(folder) as links:
             paddle.set_device(device)
             config = architecture.config_class.from_pretrained(links)
-            check_config(architecture.__name__, config)
-            config.fuse_rms_norm = device != "cpu"
             module = find_module(folder, config)
+            check_config(architecture.__name__, config)
+            _check_rotary(architecture.__name__, config)
+            config.fuse_rms_norm = device != "cpu"
+            if hasattr(config, "num_nextn_predict_layers"):
+                config.num_nextn_predict_layers = 0  # these are the engine's
             with _quiet(module.files if module else ()):
                 model = architecture.from_pretrained(
                     links, config=config, dtype=dtype or config.dtype, load_checkpoint_format="flex_checkpoint"
@@ -114,6 +120,14 @@ def load_folder(folder: Path, architecture: Any, dtype: str | None, place: Any) 
     return model, module
 
 
+def _check_rotary(name: str, config: Any) -> None:
+    """UnsupportedError for rotary embeddings by type of layer: the library's Gemma 3 has one for all layers."""
+    rope, local = getattr(config, "rope_parameters", None) or {}, getattr(config, "rope_local_base_freq", None)
+    apart = local is not None and local != getattr(config, "rope_theta", local)
+    if apart or any(isinstance(part, dict) for part in rope.values()):
+        raise refused(name, "its types of layers have rotary embeddings of their own, and paddleformers computes one")
+
+
 @contextmanager
 def _linked(folder: Path) -> Iterator[str]:
     """A folder with links to the files: the library writes an index beside them."""
@@ -125,17 +139,15 @@ def _linked(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _quiet(known: Collection[str]) -> Iterator[None]:
-    """Context without messages of Paddle's loader, which go to the root logger, except warnings of other weights than
-    the `known` ones, those of an MTP module."""
+    """Context without messages of Paddle's loader, except warnings of other unused weights than the `known` ones, those
+    of an MTP module."""
 
     def keep(record: logging.LogRecord) -> bool:
-        if "flex_checkpoint" not in record.pathname:
-            return True
         names = re.findall(r"'([\w.]+)'", record.getMessage())
-        return record.levelno >= logging.WARNING and not (names and known and {*names} <= {*known})
+        return record.levelno >= logging.WARNING and not (names and {*names} <= {*known})
 
-    logging.root.addFilter(keep)
+    _PADDLE.addFilter(keep)
     try:
         yield
     finally:
-        logging.root.removeFilter(keep)
+        _PADDLE.removeFilter(keep)

@@ -27,7 +27,7 @@ class ModuleDecoder(OverStates, Decoder):
 
     def __init__(self, target: Decoder, files: ModuleFiles, place: Any) -> None:
         weights, config = divided(files.read(_read), files.family), target.model.config
-        self._family, self._target = files.family, target
+        self._family, self._target, self._place = files.family, target, place
         final = weights.final_norm
         if final is None:
             final = target.base.norm.weight.astype("float32").numpy()
@@ -41,6 +41,11 @@ class ModuleDecoder(OverStates, Decoder):
         model.projection = paddle.nn.Linear(inputs, outputs, bias_attr=False)
         model.projection.weight.set_value(weights.projection.T)
         super().__init__(model.to(place, target.dtype).eval(), target.config)
+
+    def of(self, states: Any) -> None:
+        """See OverStates."""
+        known = states if isinstance(states, paddle.Tensor) else paddle.to_tensor(np.asarray(states), place=self._place)
+        super().of(known.to(self._place))
 
     def _concat(self, parts: Sequence[Any], axis: int) -> Any:
         return paddle.concat([*parts], axis)
