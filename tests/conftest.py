@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 _NEEDED = {
     "torch": ("torch", "PyTorch is not installed (pip install 'specdec-hal[torch]')"),
     "gguf": ("xllamacpp", "llama.cpp is not installed (pip install 'specdec-hal[gguf]')"),
+    "paddleformers": ("paddleformers", "paddleformers is not installed (docs/use/models.md says how)"),
     "ray": ("ray", "Ray is not installed (pip install 'specdec-hal[ray]')"),
     "engine": ("vllm", "vLLM is not installed (make engine-test installs it)"),
 }

@@ -44,9 +44,9 @@ def load_model(
 ) -> TargetModel:
     """The model of a checkpoint folder, by the architecture in its config.json, or of a GGUF file.
 
-    `framework`: "paddle", "transformers", "paddleformers", "llama.cpp" for a file ``*.gguf``, or one announced by a plug-in of
-    `registry` (None: the process's). "auto": llama.cpp for such a file, else the first installed one of Paddle, a
-    plug-in's for "torch", transformers and paddleformers with a model of the architecture.
+    `framework`: "paddle", "transformers", "paddleformers", "llama.cpp" for a file ``*.gguf``, or one announced by a
+    plug-in of `registry` (None: the process's). "auto": llama.cpp for such a file, else the first installed one of
+    Paddle, a plug-in's for "torch", transformers and paddleformers with a model of the architecture.
     `options` go to the model: ``device`` ("cpu"), ``batch_invariant``; on a CPU ``threads``; ``dtype`` for
     transformers, by default float32 on CPUs and the checkpoint's own on GPUs, and for llama.cpp, see
     :class:`~specdec_hal.models.llama_cpp.LlamaCpp`.

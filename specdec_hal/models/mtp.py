@@ -130,7 +130,7 @@ def find_module(path: Path, config: Any) -> ModuleFiles | None:
 
 @dataclass(frozen=True)
 class ModuleWeights:
-    """A module's weights by what they are; `layer`: by their names in a decoder layer; `final_norm` None: the target's."""
+    """A module's weights; `layer`: those of its layer, by their names there. `final_norm` None: the target's."""
 
     embedding_norm: Any
     hidden_norm: Any

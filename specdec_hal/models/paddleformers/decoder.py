@@ -13,12 +13,14 @@ from specdec_hal.models.survey import TRIED, LayerRecorder, Survey, blocks_of, c
 from specdec_hal.plugin.model import FINAL_NORM, ModelConfig
 from specdec_hal.text import describe
 
+_LONGEST = 64  # tokens of a trial
+
 
 class Decoder:
     """`model`: a causal language model on one device, which calls :data:`.interface.NAME`; `config`: the runner's view
     of it.
 
-    A trial of seven tokens records the attention layers. UnsupportedError for a model that cannot run over our KV
+    A trial of a short text records the attention layers. UnsupportedError for a model that cannot run over our KV
     cache.
     """
 
@@ -82,24 +84,26 @@ class Decoder:
         return self.model.lm_head(hidden[None])[0].astype("float32")
 
     def _survey(self) -> Survey:
-        model, ids, positions = self.model, trial_ids(self.config.vocab_size, 0), paddle.arange(TRIED)
-        with library_attention(model):
-            hidden = self.hidden(ids, positions)[FINAL_NORM]
-            self._check_head(ids[None], positions[None])
+        model = self.model
         names = {module: name for name, module in model.named_sublayers()}
         recorder = _Recorder(model)
         for module in names:
             bind(module, None, recorder)
-        self.hidden(ids, positions)
+        self.hidden(trial_ids(self.config.vocab_size, 0), paddle.arange(TRIED))
         for module in names:
             release(module)
         if not recorder.found:
             raise refused(model, "none of its layers called its attention")
-        attentions = tuple(recorder.found)
+        attentions, layers = tuple(recorder.found), tuple(recorder.found.values())
+        blocks = blocks_of(model, names, paddle.nn.LayerList, attentions)
+        length = min(_LONGEST, max(TRIED, *(layer.window + 2 for layer in layers)))  # so that windows show
+        ids, positions = trial_ids(self.config.vocab_size, 0, length), paddle.arange(length)
+        with library_attention(model):
+            hidden = self.hidden(ids, positions)[FINAL_NORM]
+            self._check_head(ids[None], positions[None])
         return Survey(
-            layers=tuple(recorder.found.values()), attentions=attentions, recurrences=(), mixers=(),
-            blocks=blocks_of(model, names, paddle.nn.LayerList, attentions), tappable=True, ids=ids, hidden=hidden,
-            hidden_size=hidden.shape[-1], vocab_size=self.config.vocab_size,
+            layers=layers, attentions=attentions, recurrences=(), mixers=(), blocks=blocks, tappable=True, ids=ids,
+            hidden=hidden, hidden_size=hidden.shape[-1], vocab_size=self.config.vocab_size,
         )  # fmt: skip
 
     def _check_head(self, ids: Any, positions: Any) -> None:
@@ -130,6 +134,6 @@ def _window(module: Any) -> int:
     return int(found or 0)
 
 
-def trial_ids(vocabulary: int, text: int) -> Any:
+def trial_ids(vocabulary: int, text: int, length: int = TRIED) -> Any:
     """Ids of a text of the trial, 0 or 1."""
-    return paddle.arange(1 + text * TRIED, 1 + (text + 1) * TRIED) * 7919 % vocabulary
+    return paddle.arange(1 + text * length, 1 + (text + 1) * length) * 7919 % vocabulary

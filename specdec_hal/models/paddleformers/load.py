@@ -63,10 +63,9 @@ def load(
         max_position_embeddings=config.max_position_embeddings,
     )
     known = replace(known, eos_token_ids=tokens.eos_token_ids, bos_token_id=tokens.bos_token_id)
-    made = PaddleFormers(
-        Decoder(model, known), place, batch_invariant=batch_invariant, threads=cpu_threads.available() if threads is None else threads,
-        module=module,
-    )  # fmt: skip
+    threads = cpu_threads.available() if threads is None else threads
+    decoder = Decoder(model, known)
+    made = PaddleFormers(decoder, place, batch_invariant=batch_invariant, threads=threads, module=module)
     _log.info("%s: %s", architecture.__name__, made.describe())
     return made
 
@@ -116,6 +115,7 @@ def load_folder(folder: Path, architecture: Any, dtype: str | None, place: Any) 
     finally:
         paddle.set_device(before)
     set_attention(model, NAME)
+    _fix_rotary(model)
     check_finite(folder, dict(model.named_parameters()))
     return model, module
 
@@ -126,6 +126,16 @@ def _check_rotary(name: str, config: Any) -> None:
     apart = local is not None and local != getattr(config, "rope_theta", local)
     if apart or any(isinstance(part, dict) for part in rope.values()):
         raise refused(name, "its types of layers have rotary embeddings of their own, and paddleformers computes one")
+
+
+def _fix_rotary(model: Any) -> None:
+    """Frequencies must not depend on the longest position of a step: "dynamic" ones are as trained."""
+    for module in model.sublayers():
+        kind = getattr(module, "rope_type", "default")
+        if kind == "longrope":
+            raise refused(model, "its rotary embeddings (longrope) depend on the longest text of a step")
+        if "dynamic" in kind:
+            module.rope_type = "default"
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from specdec_hal.models.mtp import HostMTP, ModuleFiles
 from specdec_hal.models.paddle_attention import DeviceStore
 from specdec_hal.models.paddleformers.decoder import Decoder, trial_ids
 from specdec_hal.models.paddleformers.native import Native
-from specdec_hal.models.rows import RowSizes, agreeing
-from specdec_hal.models.survey import TRIED, check_in_parts, compare
+from specdec_hal.models.rows import agreeing
+from specdec_hal.models.survey import check_in_parts, compare
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
 _POSITION = 37  # not 0, where rotary embeddings change nothing
@@ -56,9 +56,10 @@ class PaddleFormers(HostModel):
 
     def _try(self) -> None:
         """UnsupportedError unless the model computes over our KV cache what it computes by itself."""
-        self.allocate(2, 2 * TRIED)
         survey, model = self._decoder.survey, self._decoder.model
-        texts = [survey.ids.numpy(), trial_ids(survey.vocab_size, 1).numpy()]
+        length = len(survey.ids)
+        self.allocate(2, length)
+        texts = [survey.ids.numpy(), trial_ids(survey.vocab_size, 1, length).numpy()]
 
         def run(*parts: tuple[int, int, int]) -> list[Any]:
             segments, ids = [], np.concatenate([texts[i][start : start + length] for i, start, length in parts])
@@ -67,9 +68,9 @@ class PaddleFormers(HostModel):
             hidden = self.forward(ForwardBatch(ids, segments))[FINAL_NORM]
             return [hidden[one.start : one.start + one.length] for one in segments]
 
-        (whole,), (other,) = run((0, 0, TRIED)), run((1, 0, TRIED))
+        (whole,), (other,) = run((0, 0, length)), run((1, 0, length))
         compare(model, survey.hidden.astype("float32"), whole, "our attention does not compute what its own does")
-        check_in_parts(model, run, (TRIED, TRIED), (whole, other), paddle.concat)
+        check_in_parts(model, run, (length, length), (whole, other), paddle.concat)
 
     def _measure(self) -> None:
         """Choose sizes of passes that give a row the same bits."""
