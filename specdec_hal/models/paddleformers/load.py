@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import paddle
+from paddle.distributed.flex_checkpoint.dcp import load_state_dict
 from paddleformers.transformers.model_utils import PretrainedModel
 
 from specdec_hal.errors import SpecDecError
@@ -20,6 +21,7 @@ from specdec_hal.models.checkpoint import CONFIG, checkpoint_error, read_json, r
 from specdec_hal.models.llama_paddle import check_place
 from specdec_hal.models.mtp import ModuleFiles, find_module
 from specdec_hal.models.paddleformers.decoder import Decoder
+from specdec_hal.models.paddleformers.device import DevicePaddleFormers
 from specdec_hal.models.paddleformers.importing import import_model, lock
 from specdec_hal.models.paddleformers.interface import NAME, set_attention
 from specdec_hal.models.paddleformers.model import PaddleFormers
@@ -65,7 +67,8 @@ def load(
     known = replace(known, eos_token_ids=tokens.eos_token_ids, bos_token_id=tokens.bos_token_id)
     threads = cpu_threads.available() if threads is None else threads
     decoder = Decoder(model, known)
-    made = PaddleFormers(decoder, place, batch_invariant=batch_invariant, threads=threads, module=module)
+    kind = PaddleFormers if on_host else DevicePaddleFormers
+    made = kind(decoder, place, batch_invariant=batch_invariant, threads=threads, module=module)
     _log.info("%s: %s", architecture.__name__, made.describe())
     return made
 
@@ -161,3 +164,4 @@ def _quiet(known: Collection[str]) -> Iterator[None]:
         yield
     finally:
         _PADDLE.removeFilter(keep)
+        load_state_dict._metadata_manager.clear()  # else a load that failed decides about the next

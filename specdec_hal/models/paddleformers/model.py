@@ -1,7 +1,7 @@
-"""A model of `paddleformers` over the engine's KV cache: slots with caches that grow.
+"""A model of `paddleformers` on a CPU: slots with caches that grow, and the native attention over them.
 
-On a CPU attention, products and RMS norms are the native library's (see :mod:`.native`), and loading measures numbers
-of rows that give a token the same bits; steps are padded to them. On a GPU attention is :mod:`..paddle_attention`'s.
+Products and RMS norms are the native library's, too (see :mod:`.native`), and loading measures numbers of rows that
+give a token the same bits; steps are padded to them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from specdec_hal.models.attention import HostStore, Layer
 from specdec_hal.models.host import HostModel
 from specdec_hal.models.llama_paddle import aligned, one_thread
 from specdec_hal.models.mtp import HostMTP, ModuleFiles
-from specdec_hal.models.paddle_attention import DeviceStore
 from specdec_hal.models.paddleformers.decoder import Decoder, trial_ids
 from specdec_hal.models.paddleformers.native import Native
 from specdec_hal.models.rows import agreeing
@@ -32,23 +31,29 @@ _MEASURED = (11, 7)  # ids
 class PaddleFormers(HostModel):
     """See :class:`specdec_hal.plugin.model.TargetModel`.
 
-    `batch_invariant` None: on a CPU. `threads`: the most for attention and products on a CPU. `module`: the
-    checkpoint's MTP module, or None.
+    `batch_invariant` None: if it is found. `threads`: the most for attention and products. `module`: the checkpoint's
+    MTP module, or None.
     """
 
     framework: ClassVar[str] = "paddle"
 
     def __init__(
-        self, decoder: Decoder, place: Any, *, batch_invariant: bool | None, threads: int, module: ModuleFiles | None
+        self,
+        decoder: Decoder,
+        place: Any,
+        *,
+        batch_invariant: bool | None = None,
+        threads: int = 1,
+        module: ModuleFiles | None = None,
     ) -> None:
         super().__init__()
         self._decoder, self.config, self._module = decoder, decoder.config, module
         self._place, self._threads = place, threads
         self._native = Native(threads)
-        self._on_host = isinstance(place, paddle.CPUPlace)
-        self._inside = one_thread() if self._on_host else paddle.no_grad
+        on_host = isinstance(place, paddle.CPUPlace)
+        self._inside = one_thread() if on_host else paddle.no_grad
         with self._inference():
-            whole = self._on_host and self._native.install(decoder.model)
+            whole = on_host and self._native.install(decoder.model)
             self._try()
             if whole and batch_invariant is not False:
                 self._measure()
@@ -117,25 +122,24 @@ class PaddleFormers(HostModel):
         return paddle.concat([*parts], 0)
 
     def _new_store(self, slots: int, positions: int) -> Any:
-        layers = self._decoder.survey.layers
-        if self._on_host:
-            store: Any = HostStore(layers, slots, positions, self._threads, self._native)
-        else:
-            store = DeviceStore(layers, slots, positions, self._place, self._decoder.dtype)
+        store = HostStore(self._decoder.survey.layers, slots, positions, self._threads, self._native)
         self._decoder.serve(store)
         return store
 
-    def mtp_module(self) -> Any:
-        """See MTPModel.mtp_module."""
+    def _module_model(self) -> Any:
+        """The MTP module as a model of this class."""
         from specdec_hal.models.paddleformers.mtp import ModuleDecoder
 
-        assert self._module is not None and self._limits is not None  # else its capabilities have none
+        assert self._module is not None  # else the capabilities have none
         decoder = ModuleDecoder(self._decoder, self._module, self._place)
-        served = PaddleFormers(
-            decoder, self._place, batch_invariant=self.batch_invariant, threads=self._threads, module=None
-        )
+        return type(self)(decoder, self._place, batch_invariant=self.batch_invariant, threads=self._threads)
+
+    def mtp_module(self) -> Any:
+        """See MTPModel.mtp_module."""
+        assert self._limits is not None
+        served = self._module_model()
         served.allocate(self._limits.max_num_seqs, self._limits.max_model_len)
-        return HostMTP(self, served, decoder)
+        return HostMTP(self, served, served._decoder)
 
 
 class _Silent:

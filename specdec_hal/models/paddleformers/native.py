@@ -33,9 +33,10 @@ class Native:
         return paddle.empty([rows, width])
 
     def install(self, model: Any) -> bool:
-        """Replace the model's products and norms; whether none of its matrices are left to the library."""
+        """Replace the model's products and norms; whether the library computes only with single rows then: it has no
+        matrices of its own, and no experts, each of which takes some of the rows."""
         tied = model.get_input_embeddings().weight.data_ptr()
-        whole = True
+        whole, lists = True, 0
         for module in model.sublayers(include_self=True):
             own = list(module.parameters(include_sublayers=False))
             if type(module) in (nn.Linear, LMHead):
@@ -48,7 +49,8 @@ class Native:
                 module.forward = self._norm(module.weight, module.variance_epsilon)
             elif not isinstance(module, nn.Embedding):
                 whole &= all(x.ndim == 1 for x in own)
-        return whole
+            lists += isinstance(module, nn.LayerList)
+        return whole and lists == 1
 
     def _product(self, weight: linear.Weight, bias: Any) -> Callable[[Any], Any]:
         def forward(x: Any) -> Any:
