@@ -183,14 +183,14 @@ class ShadowSettings(Section):
 class ModelSettings(Section):
     """`path`: checkpoint folder, .gguf file, or name on a Hugging Face hub (ORG/NAME or ORG/NAME@REVISION), which is
     looked up in the cache of `huggingface_hub`. `download`: fetch named checkpoints that the cache lacks, drafters too.
-    `framework`: library that runs the model; "auto": llama.cpp for a .gguf file, else the first of paddle and
-    transformers that has the architecture and is installed. `dtype`: dtype of weights and KV cache; "auto": float32 on
-    CPUs, the checkpoint's own on GPUs (Paddle's model is always float32; with llama.cpp it is that of the KV cache,
-    "auto" float16). `generation_config`: "auto" takes sampling defaults from the
-    checkpoint's generation_config.json for keys missing in the section `sampling`; "none" ignores them, but not its end
-    tokens. `num_threads`: most CPU threads of the model; null: default of its implementation (one per core of the
-    process, with Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, Triton's
-    kernels start before the previous one ends (programmatic dependent launch); 0: never; null: the measured optimum.
+    `framework`: library that runs the model; "auto": llama.cpp for a .gguf file, else the first of paddle, transformers
+    and paddleformers that has the architecture and is installed. `dtype`: dtype of weights and KV cache; "auto":
+    float32 on CPUs, the checkpoint's own on GPUs (Paddle's model is always float32; with llama.cpp it is that of the KV
+    cache, "auto" float16). `generation_config`: "auto" takes sampling defaults from the checkpoint's
+    generation_config.json for keys missing in the section `sampling`; "none" ignores them, but not its end tokens.
+    `num_threads`: most CPU threads of the model; null: default of its implementation (one per core of the process, with
+    Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, Triton's kernels start
+    before the previous one ends (programmatic dependent launch); 0: never; null: the measured optimum.
     `think_end_id`: token that ends thinking; null: the model does not think. `think_end_text`: tokens that end thinking
     at a limit, with `think_end_id` among them; empty: only `think_end_id`. `line_break_id`: token of a line break; line
     break, `think_end_id` and two line breaks separate thinking from the answer. `answer_start_ids`: allowed first

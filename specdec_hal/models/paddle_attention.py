@@ -142,8 +142,8 @@ class DeviceAttention:
             for half in (0, 1):
                 column = heads + half * kv_heads
                 cache[layer, half, segment.position : stop] = own[:, column : column + kv_heads]
-            kept = (cache[layer, half, :context] for half in (0, 1))
-            parts.append(attention(self._layer, own[:, :heads], *kept, segment.position).flatten(1))
+            keys, values = (cache[layer, half, :context] for half in (0, 1))
+            parts.append(attention(self._layer, own[:, :heads], keys, values, segment.position).flatten(1))
         done = sum(part.shape[0] for part in parts)
         if rows > done:
             parts.append(paddle.zeros([rows - done, heads * dim]).to(self._place))

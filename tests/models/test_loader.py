@@ -64,9 +64,17 @@ def test_no_framework(make_checkpoint: Make, absent: set[str]) -> None:
         load_model(make_checkpoint())
 
 
+def test_paddleformers_is_not_installed(make_checkpoint: Make, absent: set[str]) -> None:
+    """An extra alone cannot install it: its requirements exclude the versions of `transformers` that are needed."""
+    absent.add("paddleformers")
+    lines = r"pip install 'specdec-hal\[paddleformers\]', then pip install --no-deps paddleformers==1\.2\.0"
+    with pytest.raises(BackendUnavailableError, match=f"expected paddleformers to compute .*, got none; {lines}"):
+        load_model(make_checkpoint(), "paddleformers")
+
+
 @pytest.mark.parametrize("name", ["jax", "torch"])
 def test_unknown_framework(make_checkpoint: Make, name: str) -> None:
-    message = rf"argument 'framework': expected auto, llama\.cpp, paddle or transformers, got '{name}'"
+    message = rf"argument 'framework': expected auto, llama\.cpp, paddle, paddleformers or transformers, got '{name}'"
     with pytest.raises(ArgumentError, match=message):
         load_model(make_checkpoint(), name)
 

@@ -222,8 +222,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     settings = (f"model.path={folder}", "model.framework=paddleformers", "speculative.method=ngram")
     words = [word for setting in settings for word in ("--set", setting)]
     assert main(["generate", *words, "--prompt", "a b a b a b a b", "--max-new-tokens", "32", "--json"]) == 0
-    (answer,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert len(answer["token_ids"]) == 32 and answer["drafted"] > 0
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["requests"][0]["token_ids"]) == 32 and answer["metrics"]["drafted_tokens"] > 0
     assert sorted(folder.iterdir()) == before
 
 

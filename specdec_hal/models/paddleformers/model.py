@@ -67,9 +67,10 @@ class PaddleFormers(HostModel):
         texts = [survey.ids.numpy(), trial_ids(survey.vocab_size, 1, length).numpy()]
 
         def run(*parts: tuple[int, int, int]) -> list[Any]:
-            segments, ids = [], np.concatenate([texts[i][start : start + length] for i, start, length in parts])
-            for slot, start, length in parts:
-                segments.append(Segment(slot, sum(one.length for one in segments), length, start))
+            ids = np.concatenate([texts[i][start : start + length] for i, start, length in parts])
+            ends = np.cumsum([length for *_, length in parts]).tolist()
+            each = zip(parts, ends, strict=True)
+            segments = [Segment(slot, end - length, length, start) for (slot, start, length), end in each]
             hidden = self.forward(ForwardBatch(ids, segments))[FINAL_NORM]
             return [hidden[one.start : one.start + one.length] for one in segments]
 

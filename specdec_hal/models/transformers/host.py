@@ -92,7 +92,8 @@ class HostTransformers(WithStates, HostModel):
         )
 
     def _inference(self) -> AbstractContextManager[Any]:
-        return torch.inference_mode()
+        context: AbstractContextManager[Any] = torch.inference_mode()
+        return context
 
     def _upload(self, array: Any) -> Any:
         return torch.from_numpy(array)
