@@ -19,6 +19,7 @@ from specdec_hal.models.host import HostModel
 from specdec_hal.models.llama_paddle import aligned, one_thread
 from specdec_hal.models.mtp import HostMTP, ModuleFiles
 from specdec_hal.models.paddleformers.decoder import Decoder, trial_ids
+from specdec_hal.models.paddleformers.mtp import ModuleDecoder
 from specdec_hal.models.paddleformers.native import Native
 from specdec_hal.models.rows import agreeing
 from specdec_hal.models.survey import check_in_parts, compare
@@ -129,8 +130,6 @@ class PaddleFormers(HostModel):
 
     def _module_model(self) -> Any:
         """The MTP module as a model of this class."""
-        from specdec_hal.models.paddleformers.mtp import ModuleDecoder
-
         assert self._module is not None  # else the capabilities have none
         decoder = ModuleDecoder(self._decoder, self._module, self._place)
         return type(self)(decoder, self._place, batch_invariant=self.batch_invariant, threads=self._threads)

@@ -15,7 +15,7 @@ from paddleformers.nn.norm import RMSNorm
 from specdec_hal.models.checkpoint import CONFIG, WEIGHTS, read_json
 from specdec_hal.models.mtp import VOCABULARY, ModuleFiles, OverStates, divided, one_layer
 from specdec_hal.models.paddleformers.decoder import Decoder
-from specdec_hal.models.paddleformers.load import load_folder
+from specdec_hal.models.paddleformers.folder import load_folder
 from specdec_hal.models.weights import check_finite, widened
 
 
