@@ -74,9 +74,6 @@ class HostModel(ABC):
         """Prepare for a block of `rows` rows, starting at token `first` of the batch."""
         self._store.begin(segments, first, rows)
 
-    def _end(self, rows: int) -> None:
-        """Note the end of a block of `rows` rows."""
-
     @property
     def _whole(self) -> int:
         """Rows of a slot up to this many belong into one block."""
@@ -102,7 +99,8 @@ class HostModel(ABC):
         with self._inference():
             for segment in batch.segments:
                 self._store.reserve(segment.slot, segment.position + segment.length)
-            parts = [self._run(ids, group, layers) for group in blocks(batch.segments, self._sizes.largest, self._whole)]
+            groups = blocks(batch.segments, self._sizes.largest, self._whole)
+            parts = [self._run(ids, group, layers) for group in groups]
             return {n: self._concat([part[n] for part in parts]) if len(parts) > 1 else parts[0][n] for n in layers}
 
     def _run(self, ids: Any, group: Sequence[Segment], layers: frozenset[int]) -> dict[int, Any]:
@@ -117,7 +115,6 @@ class HostModel(ABC):
             positions[start : start + segment.length] = range(segment.position, segment.position + segment.length)
         self._begin(group, first, rows)
         hidden = self._decoder.hidden(self._upload(padded), self._upload(positions), layers)
-        self._end(rows)
         return {layer: hidden[layer][:tokens].float() for layer in layers}
 
     def compute_logits(self, hidden: Any) -> Any:

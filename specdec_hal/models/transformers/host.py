@@ -123,9 +123,11 @@ class HostTransformers(WithStates, HostModel):
         if self._states is not None:
             self._states.begin_segments(segments, first, rows)
 
-    def _end(self, rows: int) -> None:
+    def _run(self, ids: Any, group: Sequence[Segment], layers: frozenset[int]) -> dict[int, Any]:
+        found = super()._run(ids, group, layers)
         if self._states is not None:
-            self._states.end(rows)
+            self._states.end(self._sizes.fit(sum(segment.length for segment in group)))
+        return found
 
     @property
     def _whole(self) -> int:
