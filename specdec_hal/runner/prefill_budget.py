@@ -56,16 +56,16 @@ class PrefillBudget:
     def limit(self, slots: int) -> int | None:
         """The most prompt tokens while so many slots decode; None before there is a measurement."""
         group, tokens = _group(slots), slots * self._width
-        plain = self._seconds(group, 0)
-        if plain is None:
+        alone = self._seconds(group, 0)
+        if alone is None:
             return None
-        sizes, most = self._sizes(slots), self.ratio * plain
+        sizes, most = self._sizes(slots), self.ratio * alone
         fits = sizes[0] - tokens
         for below, size in pairwise([tokens, *sizes]):
             seconds = self._seconds(group, size)
             if seconds is None:
-                slope = ((self._seconds(group, below) or plain) - plain) / max(below - tokens, 1)
-                return size - tokens if plain + slope * (size - tokens) <= most else fits
+                slope = ((self._seconds(group, below) or alone) - alone) / max(below - tokens, 1)
+                return size - tokens if alone + slope * (size - tokens) <= most else fits
             if seconds > most:
                 break
             fits = size - tokens

@@ -37,7 +37,7 @@ class Decoder:
         self._head, self._hidden = _head_of(model, self.base)
         self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
         self._wanted: Collection[int] = ()
-        self._plain = False  # whether the logits are the head's product alone
+        self._head_alone = False  # whether the logits are the head's product alone
         self._taps: dict[int, Any] = {}
         self._hooked: set[int] = set()
         self._check()
@@ -51,7 +51,7 @@ class Decoder:
     @property
     def head(self) -> Any | None:
         """The layer whose product the logits are; None if they are more than that."""
-        return self.model.get_output_embeddings() if self._plain else None
+        return self.model.get_output_embeddings() if self._head_alone else None
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class Decoder:
 
     def logits(self, hidden: Any) -> Any:
         """Float32 [R, V] from rows [R, D], by the class's own head with all its changes to logits."""
-        if self._plain:
+        if self._head_alone:
             return self.model.get_output_embeddings()(hidden).float()
         self._hidden.rows = hidden[None]
         try:
@@ -159,7 +159,7 @@ class Decoder:
                 expected = self.model(input_ids=ids, position_ids=ids, use_cache=False).logits[0].float()
                 got = self.logits(states[0][0])
                 head = self.model.get_output_embeddings()
-                self._plain = head is not None and torch.equal(got, head(states[0][0]).float())
+                self._head_alone = head is not None and torch.equal(got, head(states[0][0]).float())
         finally:
             hook.remove()
         if got.shape != expected.shape or not torch.allclose(got, expected, rtol=1e-3, atol=1e-3):

@@ -28,7 +28,7 @@ from specdec_hal.models.transformers.replace import (
     holds_experts,
     install,
     is_experts,
-    is_plain,
+    is_standard,
     rehearsing,
     tabulate,
 )
@@ -79,7 +79,7 @@ class DeviceTransformers(WithStates, FromHost):
         self._recording = False
         self.batch_invariant = False
         self._head: Any = None
-        self._plain = False
+        self._standard = False
         with torch.inference_mode():
             if make_launcher is not None and replace:
                 self._use_kernels(make_launcher, batch_invariant is not False)
@@ -131,7 +131,7 @@ class DeviceTransformers(WithStates, FromHost):
                 _log.info("kernels of trials are compiled one by one: %s", describe(error))
             self._launcher.pending = None
         parts = replace(decoder)
-        self._plain = is_plain(decoder.base, parts)
+        self._standard = is_standard(decoder.base, parts)
         self._find_head()
         if stable:
             self.batch_invariant = measure(decoder)
@@ -193,7 +193,7 @@ class DeviceTransformers(WithStates, FromHost):
             launcher=self._launcher,
         )  # fmt: skip
         self._decoder.serve(self._store, positions)
-        if self._plain:
+        if self._standard:
             with torch.inference_mode():
                 tabulate(self._decoder.base, positions)
         self._blocks = num_blocks, block_size, positions

@@ -120,8 +120,8 @@ def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
     Returns a function that takes this back; None for other models, which stay. The caller compares results.
     """
     base, survey, layers = decoder.base, decoder.survey, [part for part in parts if part is not None]
-    plain = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
-    if not plain or len(layers) < len(parts) or not isinstance(base.rotary_emb.rope_type, str):
+    standard = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
+    if not standard or len(layers) < len(parts) or not isinstance(base.rotary_emb.rope_type, str):
         return None
     if any(layer.value_dim != layer.head_dim for layer in survey.layers):
         return None

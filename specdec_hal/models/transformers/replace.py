@@ -147,8 +147,8 @@ def same_inputs(model: Any, dtype: Any, run: Callable[[], Any]) -> list[list[Any
 def is_linear(module: Any, dtype: Any) -> bool:
     """Whether a module is a linear layer over a plain tensor of that dtype: quantised ones are classes of their own, or
     have tensors that are."""
-    plain = type(module) in (torch.nn.Linear, Conv1D) and type(module.weight.data) is torch.Tensor
-    return plain and module.weight.dtype is dtype
+    standard = type(module) in (torch.nn.Linear, Conv1D) and type(module.weight.data) is torch.Tensor
+    return standard and module.weight.dtype is dtype
 
 
 def is_experts(module: Any) -> bool:
@@ -298,8 +298,8 @@ def _norm(norm: Any, operators: Operators) -> _Norm | None:
     if norm.weight.ndim != 1 or not isinstance(epsilon, float):
         return None
     x = torch.ones((1, 1, len(norm.weight)), dtype=norm.weight.dtype, device=norm.weight.device)
-    plain = _near(norm(x), norm.weight.expand_as(x))
-    weight = norm.weight.detach() if plain else 1 + norm.weight.detach().float()
+    standard = _near(norm(x), norm.weight.expand_as(x))
+    weight = norm.weight.detach() if standard else 1 + norm.weight.detach().float()
     return _Norm(operators, weight, epsilon)
 
 
@@ -503,10 +503,10 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
     return None
 
 
-def is_plain(base: Any, parts: list[Parts | None]) -> bool:
+def is_standard(base: Any, parts: list[Parts | None]) -> bool:
     """Whether a model is only layers of such parts and one rotary embedding, between its embedding and its norm."""
-    plain = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
-    return plain and None not in parts and isinstance(base.rotary_emb.rope_type, str)
+    standard = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
+    return standard and None not in parts and isinstance(base.rotary_emb.rope_type, str)
 
 
 def tabulate(base: Any, positions: int) -> None:
