@@ -19,14 +19,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 ROOT = Path(__file__).parents[2]
 
 
-def generate(case: Case, model: Any, method: str, k: int) -> tuple[list[list[int]], dict[str, Any]]:
+def generate(case: Case, model: Any, method: str, k: int, *more: str) -> tuple[list[list[int]], dict[str, Any]]:
     """A GPU runner's outputs for the prompts, each twice: the second time captured steps are replayed."""
     runtime = sd.load(
         ROOT / "configs/cuda.yaml",
         [
             f"model.path={case.folder}", "model.framework=transformers", f"speculative.method={method}",
             f"speculative.num_speculative_tokens={k}", "runner.max_num_seqs=3", "runner.prefill_chunk=5",
-            "runner.max_model_len=64", "runner.block_size=16", "speculative.adaptive=false",
+            "runner.max_model_len=64", "runner.block_size=16", "speculative.adaptive=false", *more,
         ],
     )  # fmt: skip
     runner = build_runner(runtime.config, runtime.backend, model, LetterTokenizer())  # type: ignore[arg-type]
@@ -59,6 +59,17 @@ def test_tokens(case: Case) -> None:
         tokens, counted = generate(case, model, "ngram", k)
         assert tokens == case.generated, k
         assert counted["graphs"] > 0 and not counted["graph_failures"]
+
+
+@pytest.mark.parametrize("storage", ["states", "replay"])
+@pytest.mark.parametrize("kind", ["Qwen3_5Text", "KimiLinear", "NemotronH", "Lfm2"])
+def test_states_of_known_prefixes(case: Case, storage: str) -> None:
+    """The second time each prompt continues from the state of a prefix."""
+    model = load_model(case.folder, "transformers", device="cuda:0", dtype="float32")
+    keys = ["runner.enable_prefix_caching=true", "runner.block_size=4", "runner.prefill_chunk=16"]
+    tokens, counted = generate(case, model, "ngram", 3, *keys, f"runner.recurrent_storage={storage}")
+    assert tokens == case.generated
+    assert counted["prefix_cache_hits"] > 0 and counted["graphs"] > 0 and not counted["graph_failures"]
 
 
 @pytest.mark.parametrize("kind", list(ARCHITECTURES))
