@@ -15,6 +15,7 @@
 #include "xpu/refactor/impl_public/wrapper_check.h"
 #include "xpu/runtime.h"
 #include "xpu/xdnn.h"
+#include "xpu_sim/chevron.h"
 #include "xpu_sim/gm.h"
 #include "xpu_sim/launch.h"
 
@@ -202,6 +203,14 @@ int xpu_memset(void* device_ptr, int value, uint64_t bytes, Site site) {
 int xpu_wait(XPUStream stream, Site site) {
   if (const int error = check_handle(stream, kStream, "xpu_wait", site)) return error;
   return xpu_sim::take_failed_launch() ? XPUERR_LAUNCH : XPU_SUCCESS;
+}
+
+void xpu_sim::detail::check_stream(const void* stream, const char* kernel, Site site) {
+  {
+    const std::lock_guard<std::mutex> lock(lock_of(Shared::handles));
+    if (!handles().count(stream)) return;  // one of another runtime's
+  }
+  check_handle(stream, kStream, kernel, site);
 }
 
 int xpu_stream_create(XPUStream* stream) { return make_handle(stream, kStream); }

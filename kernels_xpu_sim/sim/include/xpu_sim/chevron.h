@@ -2,15 +2,20 @@
 // XPU_SIM_CHEVRON("kernel", (kernel), clusters, cores, stream)(args), an int that is 0 when the launch went well.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "xpu_sim/launch.h"
+#include "xpu_sim/site.h"
 
 namespace xpu_sim {
 
 namespace detail {
+
+// A finding if the stream was destroyed.
+void check_stream(const void* stream, const char* kernel, Site site);
 
 struct AsPointer {};
 
@@ -51,14 +56,15 @@ struct DeducedLauncher {
 
 }  // namespace detail
 
-template <class Pointer, class Invoke>
-auto chevron(const char* name, Pointer pointer, Invoke invoke, long long clusters, long long cores, ...) {
+template <class Pointer, class Invoke, class Stream = std::nullptr_t>
+auto chevron(const char* name, Site site, Pointer pointer, Invoke invoke, long long clusters, long long cores,
+             Stream stream = nullptr, ...) {
   Options options = defaults();
+  if constexpr (std::is_pointer_v<Stream>) detail::check_stream(stream, name, site);
   // As an int without overflow: neither end may be launched.
   const auto fit = [](long long x) { return static_cast<int>(x<-1 ? -1 : x>(1 << 20) ? 1 << 20 : x); };
   const int c = fit(clusters), n = fit(cores);
   if constexpr (std::is_invocable_v<Pointer, detail::AsPointer>) {
-    (void)name;
     return launch(pointer(detail::AsPointer{}), c, n, options);
   } else {
     options.name = name;
@@ -68,7 +74,8 @@ auto chevron(const char* name, Pointer pointer, Invoke invoke, long long cluster
 
 }  // namespace xpu_sim
 
-#define XPU_SIM_CHEVRON(NAME, KERNEL, ...)                                                                       \
-  ::xpu_sim::chevron(NAME, [=](auto xpu_sim_as) -> decltype(::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL)) { \
-    return ::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL);                                                    \
+#define XPU_SIM_CHEVRON(NAME, KERNEL, ...)                                                                 \
+  ::xpu_sim::chevron(NAME, ::xpu_sim::Site::here(),                                                        \
+                     [=](auto xpu_sim_as) -> decltype(::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL)) { \
+    return ::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL);                                              \
   }, [=](auto... xpu_sim_args) { KERNEL(xpu_sim_args...); }, __VA_ARGS__)
