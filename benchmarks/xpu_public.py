@@ -115,9 +115,7 @@ def main() -> None:
         plan = Plan(cases=args.cases, seeds=args.seeds, modes=("fast", "strict"))
         figures["runs"] = ran(args.folder, includes, args.inputs, plan)
         for name, one in figures["runs"].items():
-            print(
-                f"{name}: {one['runs']} runs, {one['failed']} failed, {one['differ']} of them differ from the CPU path"
-            )
+            print(f"{name}: {one['runs']} runs, {one['failed']} failed, {one['differ']} of them without a finding")
             print(f"  findings: {text(one['findings'])}; advisory: {text(one['advisory'])}")
     if args.out:
         write(figures, args.out)
