@@ -86,7 +86,7 @@ def compare(plain: Answer, drafted: Answer, threshold: float) -> Comparison:
         gap = _gap_of_rest(longer[at])
     else:
         gaps = _gap(*pairs[at]), _gap(*reversed(pairs[at]))
-        gap = None if None in gaps else max(gaps)  # type: ignore[type-var]
+        gap = max((one for one in gaps if one is not None), default=None)  # accepted drafts may have no alternatives
     verdict = Verdict.UNKNOWN if gap is None else Verdict.TIE if gap <= threshold else Verdict.FAULT
     return Comparison(verdict, at, at, gap, apart, apart_at, far, bare)
 

@@ -212,6 +212,10 @@ def test_ties_and_faults_by_hand() -> None:
     far = [answer(start, token(one, b=-0.1, c=-3.0)) for one in "bc"]
     result = compare(*far, 0.5)
     assert (result.verdict, result.at, result.compared) == (Verdict.FAULT, 1, 1) and result.gap == pytest.approx(2.9)
+    draft = Answer("ac", [start, Token("c", 0.0, {})], "length", 2)  # without alternatives: what the other side says
+    for one, verdict in ((near[0], Verdict.TIE), (far[0], Verdict.FAULT)):
+        assert compare(one, draft, 0.01).verdict is verdict is compare(draft, one, 0.01).verdict
+    assert compare(draft, draft._replace(tokens=[start, Token("d", 0.0, {})]), 0.01).verdict is Verdict.UNKNOWN
     ended = compare(answer(start, token("b", b=-0.01)), answer(start), 0.5)
     assert ended.verdict is Verdict.FAULT and ended.gap == pytest.approx(-0.01 - np.log(-np.expm1(-0.01)))
     assert compare(answer(start, token("b", b=-0.69)), answer(start), 0.5).verdict is Verdict.TIE
