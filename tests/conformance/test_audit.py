@@ -24,7 +24,7 @@ from tests.support.drafting_server import DraftingServer
 
 SMALL = Budget(requests=1)
 HONEST_RUNS = 14
-"""Of each size of noise; 200 in all were run once."""
+"""Of each size of noise; docs/use/audit.md has more."""
 
 
 def end(server: DraftingServer) -> Endpoint:
