@@ -36,7 +36,7 @@ _OLDEST = (3, 3)
 
 
 class LlamaPaddle(Llama):
-    """`device` is cpu or gpu:N; all tensors are float32.
+    """`device` is cpu, or cuda:N or gpu:N; all tensors are float32.
 
     `threads` on a CPU: the most for attention and products. None: one per core (`cpu_threads`).
     `batch_invariant` None: on a CPU; unavailable elsewhere.
@@ -158,8 +158,8 @@ def _place(framework: str, device: str) -> Any:
     kind, _, index = device.partition(":")
     if kind == "cpu" and not index:
         return paddle.CPUPlace()
-    if kind == "gpu" and (not index or index.isdigit()) and paddle.is_compiled_with_cuda():
+    if kind in ("cuda", "gpu") and (not index or index.isdigit()) and paddle.is_compiled_with_cuda():
         return paddle.CUDAPlace(int(index or 0))
     built = "has" if paddle.is_compiled_with_cuda() else "has no"
     hint = f"choose one of them (this build {built} GPU support)"
-    raise refused(framework, "load_model", "device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), hint)
+    raise refused(framework, "load_model", "device", "cpu, or cuda:N with a GPU build of Paddle", repr(device), hint)

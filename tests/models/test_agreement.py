@@ -138,7 +138,7 @@ def test_paddle_on_a_gpu_promises_no_bits(make_driver: Drivers, monkeypatch: pyt
     with pytest.raises(ValueError, match="'batch_invariant': expected False on a GPU, got True"):
         make_driver(TINY, "paddle", device="gpu:0", batch_invariant=True)
     with pytest.raises(ValueError, match="'threads': expected none on a GPU, got 2"):
-        make_driver(TINY, "paddle", device="gpu:0", threads=2)
+        make_driver(TINY, "paddle", device="cuda:0", threads=2)  # as the backend calls it
 
 
 @pytest.mark.torch

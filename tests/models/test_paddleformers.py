@@ -157,18 +157,18 @@ def test_tokens_over_a_small_pool(case: Models, how: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("place", ["host", "pool"])
 def test_mtp(place: str, tmp_path: Path) -> None:
-    """Rows in chunks, over what others left; then the tokens of `generate`, with drafts that `auto` has chosen."""
+    """Rows in chunks, the last in two passes, over what others left; then the tokens of `generate`, with drafts that `auto` has chosen."""
     folder, reference = families.write(tmp_path / "model", "Ernie4_5")
-    case, tokens = Models(folder), np.random.default_rng(1).integers(3, VOCABULARY, 25)
+    case, tokens = Models(folder), np.random.default_rng(1).integers(3, VOCABULARY, 45)
     model = case.host if place == "host" else case.on_pool()
     assert model.capabilities.mtp_modules == 1
     model.allocate(2, 64)
-    hidden = model.forward(ForwardBatch(tokens[:24], [Segment(0, 0, 24, 0)]))[FINAL_NORM].numpy()
+    hidden = model.forward(ForwardBatch(tokens[:44], [Segment(0, 0, 44, 0)]))[FINAL_NORM].numpy()
     module = model.mtp_module()
-    module.forward(ForwardBatch(tokens[:24], [Segment(1, 0, 24, 0)]), hidden)
+    module.forward(ForwardBatch(tokens[:44], [Segment(1, 0, 44, 0)]), hidden)
     parts = [
         module.forward(ForwardBatch(tokens[a + 1 : b + 1], [Segment(1, 0, b - a, a)]), hidden[a:b]).numpy()
-        for a, b in ((0, 9), (9, 10), (10, 24))
+        for a, b in ((0, 9), (9, 10), (10, 44))
     ]
     wanted = families.wanted(reference, "Ernie4_5", tokens, hidden)
     np.testing.assert_allclose(np.concatenate(parts), wanted, atol=2e-3)
@@ -241,7 +241,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "Ernie4_5")
     for options, reason in {
         "dtype": ("bfloat16", "'dtype': expected float32 on cpu, got 'bfloat16'"),
-        "device": ("gpu:0", "'device': expected cpu, or gpu:N with a GPU build of Paddle"),
+        "device": ("cuda:0", "'device': expected cpu, or cuda:N with a GPU build of Paddle"),
         "threads": (0, "'threads': expected an integer >= 1, got 0"),
     }.items():
         with pytest.raises(ArgumentError, match=reason[1]):
