@@ -23,7 +23,6 @@ from specdec_hal.plugin.model import ModelMemory, TargetModel
 from specdec_hal.plugin.registry import Registry, or_default
 from specdec_hal.tensors.device import get_device
 from specdec_hal.tensors.memory import require
-from specdec_hal.tensors.views import ON_CUDA
 
 if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
@@ -93,9 +92,9 @@ def _check_memory(
 ) -> None:
     """InsufficientMemoryError if the weights, as stored, or this rank's part of them, do not fit."""
     holder = {"transformers": "torch", "paddleformers": "paddle"}.get(framework, framework)
-    if device != "cpu" and not (re.fullmatch(r"cuda(:\d+)?", device) and holder in ON_CUDA):
-        return
-    if holder == "torch" and device != "cpu":
+    if device != "cpu":
+        if not re.fullmatch(r"cuda(:\d+)?", device) or holder != "torch":  # Paddle does not say what is free
+            return
         from specdec_hal.models.from_host import gpu
 
         try:

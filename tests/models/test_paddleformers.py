@@ -157,7 +157,8 @@ def test_tokens_over_a_small_pool(case: Models, how: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("place", ["host", "pool"])
 def test_mtp(place: str, tmp_path: Path) -> None:
-    """Rows in chunks, the last in two passes, over what others left; then the tokens of `generate`, with drafts that `auto` has chosen."""
+    """Rows in chunks, the last in two passes, over what others left; then the tokens of `generate`, with drafts that
+    `auto` has chosen."""
     folder, reference = families.write(tmp_path / "model", "Ernie4_5")
     case, tokens = Models(folder), np.random.default_rng(1).integers(3, VOCABULARY, 45)
     model = case.host if place == "host" else case.on_pool()

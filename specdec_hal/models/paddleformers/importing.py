@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,6 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 from specdec_hal.errors import BackendUnavailableError
 from specdec_hal.models.paddleformers import INSTALL
@@ -81,18 +79,15 @@ def _severe(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
 
 
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Without it the library makes `transformers` forget PyTorch, for the whole process, unless it is being tested."""
-    with lock, _with_fleet(), patch.dict(os.environ, {"PADDLEFORMERS_TESTING": "1"}):
-        yield
-
-
 def import_library() -> None:
-    """Import it. BackendUnavailableError, with what is missing, if that fails."""
+    """Import it, after Paddle. BackendUnavailableError, with what is missing, if that fails.
+
+    It would hide PyTorch from `transformers` for the whole process, were PyTorch not imported yet. But apache-tvm-ffi,
+    which Paddle imports, imports it where it is installed.
+    """
     logging.getLogger("PaddleFormers").addFilter(_severe)
     try:
-        with _importing():
+        with lock, _with_fleet():
             import_module("paddleformers.transformers.model_utils")
     except ImportError as error:
         raise BackendUnavailableError(
@@ -102,7 +97,7 @@ def import_library() -> None:
 
 def import_model(model_type: str) -> Any:
     """The library's package of a model type: configuration and classes. ModuleNotFoundError if it has none."""
-    with _importing():
+    with lock, _with_fleet():
         package = import_module(f"paddleformers.transformers.{model_type}")
         import_module(f"{package.__name__}.modeling")
     return package
