@@ -17,7 +17,6 @@ LAYER, STORE = "_specdec_layer", "_specdec_store"
 """Where an attention layer keeps its own."""
 
 _MASK = "_prepare_decoder_attention_mask"
-_sdpa = AttentionInterface._global_mapping["sdpa"]
 
 
 def set_attention(model: Any, name: str) -> None:
@@ -69,10 +68,4 @@ def _attend(module: Any, query: Any, key: Any, value: Any, **arguments: Any) -> 
     return out.flatten(1)[None], None
 
 
-def _attend_or_sdpa(module: Any, query: Any, key: Any, value: Any, **arguments: Any) -> Any:
-    """Gemma 3 asks for "sdpa" where there are no masks, whatever its configuration says."""
-    return (_attend if STORE in module.__dict__ else _sdpa)(module, query, key, value, **arguments)
-
-
 AttentionInterface.register(NAME, _attend)
-AttentionInterface.register("sdpa", _attend_or_sdpa)
