@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, UnsupportedError
 from specdec_hal.models import llama_cpp_api as api
-from specdec_hal.models.batch import Limits, check_hidden_layers, check_threads
+from specdec_hal.models.batch import Limits, blocks, check_hidden_layers, check_threads
 from specdec_hal.models.detokenizer import ByteDetokenizer, Detokenizer
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
 from specdec_hal.models.rows import RowSizes, agreeing
@@ -101,20 +101,17 @@ class Gguf:
     def check(self) -> None:
         """UnsupportedError unless rejected tokens can be removed from the model's cache."""
         kinds = {
-            "recurrent": self.api.llama_model_is_recurrent(self.handle),
-            "hybrid": self.api.llama_model_is_hybrid(self.handle),
             "diffusion": self.api.llama_model_is_diffusion(self.handle),
             "encoder-decoder": self.api.llama_model_has_encoder(self.handle),
         }
         for kind, here in kinds.items():
             if here:
-                why, hint = "whose state cannot go back by a few tokens", "choose another model"
-                if kind in ("recurrent", "hybrid"):
-                    why = "whose states only llama.cpp can take back (n_rs_seq, in xllamacpp since 2026.10): not used"
-                    hint = "use the checkpoint's folder with model.framework: transformers"
-                raise UnsupportedError(
-                    f"{self.path}: expected a decoder with a KV cache, got a {kind} model, {why}; {hint}"
-                )
+                raise UnsupportedError(f"{self.path}: expected a decoder, got a {kind} model; choose another model")
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers keep a state, which only goes back by the tokens that a context is made for."""
+        return bool(self.api.llama_model_is_recurrent(self.handle) or self.api.llama_model_is_hybrid(self.handle))
 
 
 class LlamaCpp:
@@ -143,6 +140,11 @@ class LlamaCpp:
         check_threads(FRAMEWORK, threads)
         self._file = Gguf(path)
         self._file.check()
+        self._recurrent = self._file.recurrent
+        if self._recurrent and batch_invariant:
+            expected = "false for a model with recurrent layers, whose states do not go back by a pass's padding"
+            raise _refused("load_model", "batch_invariant", expected, "true", "leave it out")
+        self._drafts = 0
         self.config, self._api = self._file.config, self._file.api
         self._batch_invariant, self._dtype = batch_invariant, dtype
         self._threads = len(os.sched_getaffinity(0)) if threads is None else threads
@@ -166,12 +168,57 @@ class LlamaCpp:
     def capabilities(self) -> ModelCapabilities:
         """Residuals of plain architectures, but that after the last layer; row counts if batch-invariant."""
         layers = range(self.num_hidden_layers - 1) if self._file.architecture in _LENDING else ()
-        return ModelCapabilities(hidden_layers=layers, stable_row_counts=None if self._batch_invariant else ())
+        stable = None if self._batch_invariant else ()
+        return ModelCapabilities(hidden_layers=layers, recurrent=self._recurrent, stable_row_counts=stable)
 
     @property
     def num_hidden_layers(self) -> int:
         """Decoder layers; the residual after the last one is not available."""
         return int(self._api.llama_model_n_layer(self._file.handle))
+
+    @cached_property
+    def _state_size(self) -> int:
+        """Bytes of what llama.cpp saves of a text of one token: the recurrent layers' states, and keys and values."""
+        params = self._params(1, 256)
+        context = self._api.llama_init_from_model(self._file.handle, params)
+        try:
+            self._token[0] = self._pos[0] = self._batch.seq_id[0][0] = self._wanted[0] = 0
+            self._batch.n_tokens = 1
+            self._api.llama_decode(context, self._batch)
+            return int(self._api.llama_state_seq_get_size(context, 0))
+        finally:
+            self._api.llama_free(context)
+
+    @property
+    def state_bytes(self) -> int:
+        """See RecurrentModel: those of the current context."""
+        return len(self._held) * self.bytes_per_slot(self._drafts) if self._recurrent else 0
+
+    def bytes_per_slot(self, num_speculative_tokens: int, storage: Any = None) -> int:
+        """See RecurrentModel: llama.cpp keeps a state for each draft."""
+        return (1 + num_speculative_tokens) * self._state_size
+
+    def allocate_states(
+        self, max_num_seqs: int, num_speculative_tokens: int, backend: Any = None, **options: Any
+    ) -> None:
+        """See RecurrentModel: `allocate` makes them."""
+        self._drafts = num_speculative_tokens
+
+    def _params(self, max_num_seqs: int, positions: int) -> Any:
+        """Parameters of a context of that many slots."""
+        params = self._api.llama_context_default_params()
+        # A cache per sequence, independent of other requests, with room for padding.
+        params.kv_unified, params.n_seq_max = False, max_num_seqs
+        params.n_ctx = max_num_seqs * positions
+        params.n_rs_seq = self._drafts if self._recurrent else 0
+        params.n_batch = params.n_ubatch = _BATCH
+        params.n_threads = params.n_threads_batch = self._threads
+        params.type_k = params.type_v = api.GGML_TYPES[self._dtype]
+        params.swa_full = True  # so that tokens can be removed from sliding windows
+        # Flash attention rounds to float16: logits then depend a hundred times more on the size of a pass.
+        params.flash_attn_type = 0
+        params.no_perf = True
+        return params
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
@@ -180,17 +227,7 @@ class LlamaCpp:
             if not 1 <= value <= limit:
                 raise _refused("allocate", argument, f"1..{limit}", str(value), "allocate fewer or shorter slots")
         self._close()
-        params = self._api.llama_context_default_params()
-        # A cache per sequence, independent of other requests, with room for padding.
-        params.kv_unified, params.n_seq_max = False, max_num_seqs
-        params.n_ctx = max_num_seqs * -(-(max_model_len + _SIZES[-1]) // 256) * 256
-        params.n_batch = params.n_ubatch = _BATCH
-        params.n_threads = params.n_threads_batch = self._threads
-        params.type_k = params.type_v = api.GGML_TYPES[self._dtype]
-        params.swa_full = True  # so that tokens can be removed from sliding windows
-        # Flash attention rounds to float16: logits then depend a hundred times more on the size of a pass.
-        params.flash_attn_type = 0
-        params.no_perf = True
+        params = self._params(max_num_seqs, -(-(max_model_len + _SIZES[-1]) // 256) * 256)
         api.messages.clear()
         self._context = self._api.llama_init_from_model(self._file.handle, params)
         if not self._context:
@@ -199,6 +236,11 @@ class LlamaCpp:
                 f"({'; '.join(api.messages) or 'out of memory'}); allocate fewer or shorter slots"
             )
         self._close = weakref.finalize(self, _free_context, self._api.llama_free, self._context, self._file)
+        if (back := self._api.llama_n_rs_seq(self._context)) < params.n_rs_seq:
+            raise UnsupportedError(
+                f"{self._file.path}: expected recurrent layers whose states go back by {params.n_rs_seq} tokens, got "
+                f"{back} from llama.cpp; use the checkpoint's folder with model.framework: transformers"
+            )
         self._memory = self._api.llama_get_memory(self._context)
         self._limits = Limits(FRAMEWORK, self.config.vocab_size, max_num_seqs, max_model_len)
         self._held, self._read = [0] * max_num_seqs, set()
@@ -233,7 +275,7 @@ class LlamaCpp:
             end = segment.start + segment.length
             wanted[end - (segment.length if segment.outputs is None else segment.outputs) : end] = True
             self._cut(segment.slot, segment.position)
-        passes = self._alone(batch.segments) if self._batch_invariant else _together(batch.segments)
+        passes = self._alone(batch.segments) if self._batch_invariant else self._together(batch.segments)
         for layer in set(batch.hidden_layers) - self._read:
             getattr(self._api, api.SET_LAYER_INPUT)(self._context, layer + 1, True)
             self._read.add(layer)
@@ -301,6 +343,11 @@ class LlamaCpp:
                 done += taken
         return passes
 
+    def _together(self, segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
+        """Passes of the largest possible size. States go back within a pass: drafts are not divided."""
+        whole = 1 + self._drafts if self._recurrent else 0
+        return [(group, 0) for group in blocks(segments, _BATCH, whole)]
+
     def _pass(
         self, segments: Sequence[Segment], ids: NDArray[np.int64], wanted: NDArray[np.bool_], size: int
     ) -> NDArray[np.float32]:
@@ -343,6 +390,7 @@ class LlamaCpp:
             raise UnsupportedError(
                 f"{self._file.path}: expected tokens from {position} on to be removed from the cache, got a refusal of "
                 "llama.cpp; choose a model with a KV cache"
+                + (f", or allocate_states() for more than {self._drafts} drafts" if self._recurrent else "")
             )
         self._held[slot] = min(self._held[slot], position)
 
@@ -410,22 +458,6 @@ def read_chat_templates(path: str | Path, names: Sequence[str | None]) -> tuple[
 def _free_context(free: Any, context: Any, file: Gguf) -> None:
     """Free a context; `file` keeps its weights alive until then."""
     free(context)
-
-
-def _together(segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
-    """Split into passes of the largest possible size."""
-    passes: list[tuple[list[Segment], int]] = []
-    room = 0
-    for segment in segments:
-        done = 0
-        while done < segment.length:
-            if not room:
-                passes.append(([], 0))
-                room = _BATCH
-            taken = min(segment.length - done, room)
-            passes[-1][0].append(Segment(segment.slot, segment.start + done, taken, segment.position + done))
-            done, room = done + taken, room - taken
-    return passes
 
 
 def _refused(op: str, argument: str, expected: str, got: str, hint: str) -> ArgumentError:

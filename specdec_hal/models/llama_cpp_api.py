@@ -135,6 +135,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_is_recurrent": (c_bool, (c_void_p,)),
     "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
     "llama_model_n_ctx_train": (c_int32, (c_void_p,)),
+    "llama_n_rs_seq": (c_uint32, (c_void_p,)),
+    "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
     "llama_token_to_piece": (c_int32, (c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool)),
     "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
     "llama_vocab_bos": (c_int32, (c_void_p,)),

@@ -193,7 +193,8 @@ class RecurrentModel(TargetModel, Protocol):
 
     @property
     def bytes_per_prefix(self) -> int:
-        """Memory of a state that is kept for other requests, all layers."""
+        """Memory of a state that is kept for other requests, all layers. This and what follows `allocate_states`: with
+        `device_lengths` only."""
 
     def allocate_states(
         self,

@@ -44,8 +44,8 @@ _DEFAULTS = {
     "cache_bytes": "specdec_hal.plugin.model.DeviceModel",
 }
 """Names with a default in a protocol."""
-_OF_STATES = ("bytes_per_slot", "allocate_states", "keeps_prefix", "keep_prefix", "resume_prefix")
-"""Methods of a RecurrentModel."""
+_OF_PREFIXES = ("keeps_prefix", "keep_prefix", "resume_prefix")
+"""Methods of a RecurrentModel with `device_lengths`."""
 
 ENV_BACKEND = "SPECDEC_HAL_BACKEND"
 ENV_PLUGINS = "SPECDEC_HAL_PLUGINS"
@@ -404,7 +404,9 @@ class Registry:
             methods = ("bytes_per_block", "allocate_blocks", "forward_device", "compute_logits_device")
             check_members(what, model, methods=methods, values=("cache_bytes",), defaults=_DEFAULTS)
         if model.capabilities.recurrent:
-            check_members(what, model, methods=_OF_STATES, values=("state_bytes", "bytes_per_prefix"))
+            check_members(what, model, methods=("bytes_per_slot", "allocate_states"), values=("state_bytes",))
+            if model.capabilities.device_lengths:
+                check_members(what, model, methods=_OF_PREFIXES, values=("bytes_per_prefix",))
         return model
 
     def model_memory(self, name: str, framework: str, path: str | os.PathLike[str], device: str) -> ModelMemory | None:

@@ -82,7 +82,8 @@ def state_bytes(config: Config, model: TargetModel) -> int:
         return 0
     recurrent, drafts = cast(RecurrentModel, model), config.speculative.num_speculative_tokens
     slots = config.runner.max_num_seqs * recurrent.bytes_per_slot(drafts, _storage(config))
-    return slots + prefix_states(config, model) * recurrent.bytes_per_prefix
+    prefixes = prefix_states(config, model)
+    return slots + (prefixes and prefixes * recurrent.bytes_per_prefix)
 
 
 def _storage(config: Config) -> Storage:

@@ -18,7 +18,10 @@ from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.models.chat import load_chat_template
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.plugin.proposer import SlotView
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.tensors.views import as_numpy
+from tests.support.guess import Guess, with_proposer
 from tests.support.scripts import script
 
 pytestmark = pytest.mark.gguf
@@ -371,3 +374,114 @@ def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(api.FUNCTIONS, "llama_frobnicate", (None, ()))
     with pytest.raises(UnsupportedError, match=r"expected llama\.cpp with a function llama_frobnicate, got none"):
         api.load.__wrapped__()
+
+
+@pytest.fixture(scope="module")
+def hybrid(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An LFM2 with random weights: short convolutions, and attention between them."""
+    import gguf
+
+    target, rng, kinds = tmp_path_factory.mktemp("hybrid") / "lfm2.gguf", np.random.default_rng(0), "caac"
+    writer, reader = gguf.GGUFWriter(target, "lfm2"), gguf.GGUFReader(file)
+    for name, field in reader.fields.items():
+        if name.startswith("tokenizer."):
+            types = field.types
+            writer.add_key_value(name, field.contents(), types[0], types[-1] if len(types) > 1 else None)
+    vocabulary, d, heads, width, ffn = len(reader.fields["tokenizer.ggml.tokens"].contents()), 32, 4, 8, 48
+    writer.add_block_count(len(kinds))
+    writer.add_context_length(512)
+    writer.add_embedding_length(d)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv([0 if kind == "c" else 2 for kind in kinds])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_shortconv_l_cache(3)
+    writer.add_rope_freq_base(1e4)
+    writer.add_vocab_size(vocabulary)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocabulary, d), "token_embd_norm": (d,)}
+    for i, kind in enumerate(kinds):
+        layer = {"attn_norm": (d,), "ffn_norm": (d,), "ffn_gate": (ffn, d), "ffn_up": (ffn, d), "ffn_down": (d, ffn)}
+        if kind == "c":
+            layer |= {"shortconv.conv": (d, 3), "shortconv.in_proj": (3 * d, d), "shortconv.out_proj": (d, d)}
+        else:
+            layer |= {"attn_q": (heads * width, d), "attn_k": (2 * width, d), "attn_v": (2 * width, d)}
+            layer |= {"attn_output": (d, heads * width), "attn_q_norm": (width,), "attn_k_norm": (width,)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+    for name, shape in shapes.items():
+        values = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) / np.sqrt(shape[-1])
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_states_go_back_by_drafts(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own rolling set of states: slots with other numbers of drafts, accepted and rejected, in small passes."""
+    from specdec_hal.models import llama_cpp
+
+    model, rng = load_model(hybrid, threads=1, dtype="float32"), np.random.default_rng(1)
+    model.allocate_states(3, 3)
+    model.allocate(3, 128)
+    texts = [text(100, seed) for seed in range(3)]
+    whole = [step(model, (0, 0, ids))[0] for ids in texts]
+    monkeypatch.setattr(llama_cpp, "_BATCH", 6)
+    at = [10, 11, 12]
+    step(model, *((slot, 0, texts[slot][:end]) for slot, end in enumerate(at)))
+    while max(at) < 96:
+        lengths = rng.integers(1, 5, 3).tolist()
+        right = [int(rng.integers(length)) for length in lengths]
+        parts = []
+        for slot, (length, good) in enumerate(zip(lengths, right, strict=True)):
+            ids = np.array(texts[slot][at[slot] : at[slot] + length])
+            ids[1 + good :] = ids[1 + good :] % 4000 + 1
+            parts.append((slot, at[slot], ids))
+        for slot, logits in enumerate(step(model, *parts)):
+            end = at[slot] + 1 + right[slot]
+            np.testing.assert_allclose(logits[: 1 + right[slot]], whole[slot][at[slot] : end], atol=1e-3)
+            at[slot] = end
+    with pytest.raises(UnsupportedError, match=r"a refusal of llama.cpp; .*allocate_states\(\) for more than 3 drafts"):
+        step(model, (1, 40, texts[1][40:41]))
+    np.testing.assert_allclose(step(model, (1, 0, texts[1][:9]))[0], whole[1][:9], atol=1e-3)
+
+
+def test_drafts_of_a_hybrid(hybrid: Path) -> None:
+    """The tokens of plain decoding, with slots that are used again; its states are counted."""
+    known, model = dict[tuple[int, ...], list[int]](), load_model(hybrid, threads=1, dtype="float32")
+
+    class Planned(Guess):
+        def tokens(self, view: SlotView) -> Sequence[int]:
+            made = len(view.token_ids)
+            drafts = known[tuple(view.prompt_token_ids)][made : made + min(4, view.max_drafts)]
+            return [*drafts[: made % 4], *(draft + 1 for draft in drafts[made % 4 :])]
+
+    registry, texts = with_proposer(Planned), list[Any]()
+    for method, drafts in (("naive", 0), ("guess", 4)):
+        speculative = {"method": method, "num_speculative_tokens": drafts, "adaptive": False}
+        speculative |= {"guess": {"guess": 4}} if drafts else {}
+        sections = {"speculative": speculative, "runner": {"max_num_seqs": 2, "max_model_len": 128}}
+        config = parse(sections, registry=registry)
+        runner = build_runner(config, sd.get_backend("cpu"), model, registry=registry)
+        for number in range(4):
+            params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+            runner.add_request(Request(str(number), text(5 + number, number), params))
+        outputs = runner.run()
+        texts.append([list(outputs[str(number)].token_ids) for number in range(4)])
+        known |= {tuple(text(5 + number, number)): texts[0][number] for number in range(4)}
+        assert runner.state_bytes == model.state_bytes >= 2 * (1 + drafts) * 2 * 32 * 2 * 4  # of two convolutions
+    assert texts[0] == texts[1]
+    assert runner.summary()["drafted_tokens"] > runner.summary()["accepted_tokens"] > 20
+
+
+def test_states_that_cannot_go_back(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where llama.cpp keeps fewer states, as for some architectures, and with padded passes."""
+    model = load_model(hybrid, threads=1)
+    monkeypatch.setattr(model._api, "llama_n_rs_seq", lambda context: 0)
+    model.allocate_states(1, 3)
+    with pytest.raises(
+        UnsupportedError, match=r"states go back by 3 tokens, got 0 from llama\.cpp; use the checkpoint's"
+    ):
+        model.allocate(1, 64)
+    with pytest.raises(ArgumentError, match=r"batch_invariant.*expected false for a model with recurrent layers"):
+        load_model(hybrid, threads=1, batch_invariant=True)
