@@ -40,6 +40,11 @@ class HostModel(ABC):
         self.batch_invariant = False
 
     @property
+    def windows(self) -> list[int]:
+        """Positions that each attention layer looks back, with its own; 0: all."""
+        return [layer.window for layer in self._decoder.survey.layers]
+
+    @property
     @abstractmethod
     def capabilities(self) -> ModelCapabilities:
         """See TargetModel."""

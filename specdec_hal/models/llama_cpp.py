@@ -37,7 +37,7 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
 
 _LENDING = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
 """Architectures whose embedding and head are plain tables."""
-_BATCH = 512
+BATCH = 512
 """Most tokens of a pass."""
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32, 64, 128)
 """Sizes to try: all common decode steps, then coarser ones for prompts."""
@@ -145,21 +145,21 @@ class LlamaCpp:
             expected = "false for a model with recurrent layers, whose states do not go back by a pass's padding"
             raise _refused("load_model", "batch_invariant", expected, "true", "leave it out")
         self._drafts = 0
-        self.config, self._api = self._file.config, self._file.api
+        self.config, self.api = self._file.config, self._file.api
         self._batch_invariant, self._dtype = batch_invariant, dtype
         self._threads = len(os.sched_getaffinity(0)) if threads is None else threads
-        self._batch = self._api.llama_batch_init(_BATCH, 0, 1)
-        weakref.finalize(self, self._api.llama_batch_free, self._batch)
+        self._batch = self.api.llama_batch_init(BATCH, 0, 1)
+        weakref.finalize(self, self.api.llama_batch_free, self._batch)
         self._token, self._pos, self._counts = (
-            np.ctypeslib.as_array(pointer, (_BATCH,))
+            np.ctypeslib.as_array(pointer, (BATCH,))
             for pointer in (self._batch.token, self._batch.pos, self._batch.n_seq_id)
         )
-        self._wanted = np.ctypeslib.as_array(self._batch.logits, (_BATCH,))
+        self._wanted = np.ctypeslib.as_array(self._batch.logits, (BATCH,))
         self._counts[:] = 1
         self._context: Any = None
         self._close: Any = lambda: None
         self._limits: Limits | None = None
-        self._sizes = RowSizes(range(1, _BATCH + 1))
+        self._sizes = RowSizes(range(1, BATCH + 1))
         self._held: list[int] = []
         self._read: set[int] = set()  # layers whose inputs the context keeps
         self._logits = np.zeros((0, self.config.vocab_size), np.float32)
@@ -174,20 +174,20 @@ class LlamaCpp:
     @property
     def num_hidden_layers(self) -> int:
         """Decoder layers; the residual after the last one is not available."""
-        return int(self._api.llama_model_n_layer(self._file.handle))
+        return int(self.api.llama_model_n_layer(self._file.handle))
 
     @cached_property
     def _state_size(self) -> int:
         """Bytes of what llama.cpp saves of a text of one token: the recurrent layers' states, and keys and values."""
         params = self._params(1, 256)
-        context = self._api.llama_init_from_model(self._file.handle, params)
+        context = self.api.llama_init_from_model(self._file.handle, params)
         try:
             self._token[0] = self._pos[0] = self._batch.seq_id[0][0] = self._wanted[0] = 0
             self._batch.n_tokens = 1
-            self._api.llama_decode(context, self._batch)
-            return int(self._api.llama_state_seq_get_size(context, 0))
+            self.api.llama_decode(context, self._batch)
+            return int(self.api.llama_state_seq_get_size(context, 0))
         finally:
-            self._api.llama_free(context)
+            self.api.llama_free(context)
 
     @property
     def state_bytes(self) -> int:
@@ -206,12 +206,12 @@ class LlamaCpp:
 
     def _params(self, max_num_seqs: int, positions: int) -> Any:
         """Parameters of a context of that many slots."""
-        params = self._api.llama_context_default_params()
+        params = self.api.llama_context_default_params()
         # A cache per sequence, independent of other requests, with room for padding.
         params.kv_unified, params.n_seq_max = False, max_num_seqs
         params.n_ctx = max_num_seqs * positions
         params.n_rs_seq = self._drafts if self._recurrent else 0
-        params.n_batch = params.n_ubatch = _BATCH
+        params.n_batch = params.n_ubatch = BATCH
         params.n_threads = params.n_threads_batch = self._threads
         params.type_k = params.type_v = api.GGML_TYPES[self._dtype]
         params.swa_full = True  # so that tokens can be removed from sliding windows
@@ -229,19 +229,19 @@ class LlamaCpp:
         self._close()
         params = self._params(max_num_seqs, -(-(max_model_len + _SIZES[-1]) // 256) * 256)
         api.messages.clear()
-        self._context = self._api.llama_init_from_model(self._file.handle, params)
+        self._context = self.api.llama_init_from_model(self._file.handle, params)
         if not self._context:
             raise BackendUnavailableError(
                 f"{self._file.path}: expected a context of {max_num_seqs} x {max_model_len} tokens, got none "
                 f"({'; '.join(api.messages) or 'out of memory'}); allocate fewer or shorter slots"
             )
-        self._close = weakref.finalize(self, _free_context, self._api.llama_free, self._context, self._file)
-        if (back := self._api.llama_n_rs_seq(self._context)) < params.n_rs_seq:
+        self._close = weakref.finalize(self, _free_context, self.api.llama_free, self._context, self._file)
+        if (back := self.api.llama_n_rs_seq(self._context)) < params.n_rs_seq:
             raise UnsupportedError(
                 f"{self._file.path}: expected recurrent layers whose states go back by {params.n_rs_seq} tokens, got "
                 f"{back} from llama.cpp; use the checkpoint's folder with model.framework: transformers"
             )
-        self._memory = self._api.llama_get_memory(self._context)
+        self._memory = self.api.llama_get_memory(self._context)
         self._limits = Limits(FRAMEWORK, self.config.vocab_size, max_num_seqs, max_model_len)
         self._held, self._read = [0] * max_num_seqs, set()
         if self._batch_invariant:
@@ -277,7 +277,7 @@ class LlamaCpp:
             self._cut(segment.slot, segment.position)
         passes = self._alone(batch.segments) if self._batch_invariant else self._together(batch.segments)
         for layer in set(batch.hidden_layers) - self._read:
-            getattr(self._api, api.SET_LAYER_INPUT)(self._context, layer + 1, True)
+            getattr(self.api, api.SET_LAYER_INPUT)(self._context, layer + 1, True)
             self._read.add(layer)
         shape = len(ids), self.config.hidden_size
         tickets = np.full(shape, -1, np.float32)
@@ -290,7 +290,7 @@ class LlamaCpp:
                 logits = self._pass(segments, ids[at], wanted[at], size)
                 tickets[at[wanted[at]]] = np.arange(rows, rows + len(logits))[:, None]
                 for layer, to in residuals.items():
-                    given = getattr(self._api, api.GET_LAYER_INPUT)(self._context, layer + 1)
+                    given = getattr(self.api, api.GET_LAYER_INPUT)(self._context, layer + 1)
                     to[at] = np.ctypeslib.as_array(given, (len(at), shape[1]))
                 self._logits[rows : rows + len(logits)] = logits
                 rows += len(logits)
@@ -346,7 +346,7 @@ class LlamaCpp:
     def _together(self, segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
         """Passes of the largest possible size. States go back within a pass: drafts are not divided."""
         whole = 1 + self._drafts if self._recurrent else 0
-        return [(group, 0) for group in blocks(segments, _BATCH, whole)]
+        return [(group, 0) for group in blocks(segments, BATCH, whole)]
 
     def _pass(
         self, segments: Sequence[Segment], ids: NDArray[np.int64], wanted: NDArray[np.bool_], size: int
@@ -368,7 +368,7 @@ class LlamaCpp:
             self._wanted[: len(ids)] = wanted
         self._batch.n_tokens = count
         api.messages.clear()
-        status = self._api.llama_decode(self._context, self._batch)
+        status = self.api.llama_decode(self._context, self._batch)
         if status:
             raise BackendUnavailableError(
                 f"llama.cpp: expected {count} tokens to be decoded, got status {status} "
@@ -381,12 +381,12 @@ class LlamaCpp:
         outputs = int(self._wanted[:count].sum())
         if not outputs:
             return self._logits[:0]
-        logits = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (outputs, self.config.vocab_size))
+        logits = np.ctypeslib.as_array(self.api.llama_get_logits(self._context), (outputs, self.config.vocab_size))
         return logits[: len(ids)][wanted] if self._batch_invariant else logits
 
     def _cut(self, slot: int, position: int) -> None:
         """Remove what a slot holds from `position` on."""
-        if not self._api.llama_memory_seq_rm(self._memory, slot, position, -1):
+        if not self.api.llama_memory_seq_rm(self._memory, slot, position, -1):
             raise UnsupportedError(
                 f"{self._file.path}: expected tokens from {position} on to be removed from the cache, got a refusal of "
                 "llama.cpp; choose a model with a KV cache"

@@ -98,7 +98,7 @@ class Endpoint:
             time.sleep(0.2)
 
     def _only_model(self) -> str:
-        data = self._send("GET", "/v1/models")["data"]
+        data = self.send("GET", "/v1/models")["data"]
         if not data:
             raise EndpointError(f"{self.url}: lists no model; name one by --model")
         return str(data[0]["id"])
@@ -130,11 +130,11 @@ class Endpoint:
 
     def complete(self, prompt: str, max_tokens: int, **more: Any) -> list[Answer]:
         """The choices of an answer."""
-        return _answers(self._send("POST", *self.asked(prompt, max_tokens, **more)))
+        return _answers(self.send("POST", *self.asked(prompt, max_tokens, **more)))
 
     def chat(self, prompt: str, max_tokens: int, **more: Any) -> list[Answer]:
         """The choices of a chat of one message."""
-        return _answers(self._send("POST", *self.asked_chat(prompt, max_tokens, **more)))
+        return _answers(self.send("POST", *self.asked_chat(prompt, max_tokens, **more)))
 
     def score(self, prompt: str, answer: Answer, near: float) -> list[Token]:
         """The answer's tokens with the log-probabilities that the server gives them as a part of a prompt, in which
@@ -184,7 +184,8 @@ class Endpoint:
         data = shlex.quote(json.dumps(body, ensure_ascii=False))
         return f"curl -s {self.url}{path} -H 'Content-Type: application/json' -d {data}"
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON of an answer. EndpointError if there is none, RefusedError for a status of 400 to 499."""
         try:
             answer = self._client.request(method, path, json=body)
         except self._errors as error:

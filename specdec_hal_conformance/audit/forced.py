@@ -36,7 +36,7 @@ class Forced:
         self._scored += 1
         return scored
 
-    def judge(self, name: str, number: int, answer: Answer) -> Comparison | None:
+    def compare(self, name: str, number: int, answer: Answer) -> Comparison | None:
         """Whether every token of a greedy answer is the most likely one up to rounding, with the right log-probability.
 
         None if the text cannot be scored.

@@ -30,10 +30,7 @@ class Local(Endpoint):
                 f"--model-path: {error.name} is not installed (pip install torch transformers)"
             ) from error
         try:
-            self._tokenizer, self._bytes = (
-                transformers.AutoTokenizer.from_pretrained(folder),
-                load_tokenizer(folder).token_bytes,
-            )
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
         except (OSError, ValueError) as error:
             raise ConfigError(f"--model-path {folder}: expected a checkpoint of transformers: {error}") from error
@@ -75,7 +72,7 @@ class Local(Endpoint):
     def _continues(self, text: bytes, at: int, token: int) -> bool:
         return token not in self._ends and bool(piece := self._bytes(token)) and text.startswith(piece, at)
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer of a server to a completion or a chat."""
         body = body or {}
         if "response_format" in body:
@@ -131,10 +128,10 @@ class Local(Endpoint):
 
     def _ids(self, prompt: str, chat: bool) -> list[int]:
         if not chat:
-            return list(self._tokenizer(prompt)["input_ids"])
+            return list(self.tokenizer(prompt)["input_ids"])
         messages = [{"role": "user", "content": prompt}]
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _in_character(data: bytes) -> bool:

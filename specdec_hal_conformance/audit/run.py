@@ -321,7 +321,7 @@ class Audit:
             if (drafts := drafted[0].drafts) is not None:
                 kind.drafted, kind.accepted = kind.drafted + drafts[0], kind.accepted + drafts[1]
             for name, answer in zip(("greedy", "together"), drafted, strict=True):
-                result = self._judged(checks.get("forced"), name, number, plain, answer)
+                result = self._compared(checks.get("forced"), name, number, plain, answer)
                 kind.answers += 1
                 kind.equal += result.verdict is Verdict.EQUAL
                 kind.ties += result.verdict is Verdict.TIE
@@ -358,10 +358,10 @@ class Audit:
 
         self._forced = Forced(score, own, self._threshold)
 
-    def _judged(self, check: Check | None, name: str, number: int, plain: Answer, drafted: Answer) -> Comparison:
+    def _compared(self, check: Check | None, name: str, number: int, plain: Answer, drafted: Answer) -> Comparison:
         """The comparison of two answers; where it tells nothing, or engines differ, that by scores."""
         result = compare(plain, drafted, self._threshold)
-        scored = self._forced.judge(name, number, drafted) if check is not None or self._foreign else None
+        scored = self._forced.compare(name, number, drafted) if check is not None or self._foreign else None
         if scored is None:
             return result
         if check is not None:
@@ -510,7 +510,7 @@ class Audit:
                     check.skipped = f"n=2 gives {len(choices)} choices"
                     return
                 for index, choice in enumerate(choices):
-                    result = self._judged(None, f"n/{index}", number, answer, choice)
+                    result = self._compared(None, f"n/{index}", number, answer, choice)
                     self._count(check, result, number, answer, choice)
 
     def _check_seed(self, check: Check, plain: dict[int, Answer]) -> None:

@@ -145,7 +145,7 @@ def test_tokens_after_a_tie_are_scored() -> None:
     drafted = answer(token("b", a=-0.701, b=-0.700), token("d", c=-0.1, d=-3.0))
     scored = [token("b", a=-0.700, b=-0.701), token("d", c=-0.1, d=-3.0)]
     assert compare(plain[0], drafted, 0.01).verdict is Verdict.TIE
-    found = Forced(lambda name, *_: scored if name == "x" else plain[0].tokens, {0: plain[0]}, 0.01).judge(
+    found = Forced(lambda name, *_: scored if name == "x" else plain[0].tokens, {0: plain[0]}, 0.01).compare(
         "x", 0, drafted
     )
     assert found is not None and (found.verdict, found.at, found.far) == (Verdict.FAULT, 1, 0)

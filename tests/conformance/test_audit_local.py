@@ -39,8 +39,8 @@ class Server:
     """An honest engine behind HTTP; `change` alters its choices. `chats`: it has no completions."""
 
     def __init__(self, folder: Path, change: Change = lambda choice: None, chats: bool = False) -> None:
-        self._model, self._change, self._chats = Local(folder), change, chats
-        self._model._tokenizer.chat_template = "{% for one in messages %}{{ one.content }}\n{% endfor %}"
+        self.model, self._change, self._chats = Local(folder), change, chats
+        self.model.tokenizer.chat_template = "{% for one in messages %}{{ one.content }}\n{% endfor %}"
         self.transport = httpx.MockTransport(self._answer)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -48,7 +48,7 @@ class Server:
             return httpx.Response(200, json={"data": [{"id": "tiny"}]})
         if request.method != "POST" or (self._chats and "chat" not in request.url.path):
             return httpx.Response(404)
-        answer = self._model._send("POST", request.url.path, json.loads(request.content))
+        answer = self.model.send("POST", request.url.path, json.loads(request.content))
         for choice in answer["choices"]:
             self._change(choice)
         return httpx.Response(200, json=answer)
@@ -57,7 +57,7 @@ class Server:
 def audit(folder: Path, server: Server, *only: str) -> Report:
     drafted = Endpoint("http://server", transport=server.transport)
     plain = Local(folder, drafted)
-    plain._tokenizer.chat_template = server._model._tokenizer.chat_template
+    plain.tokenizer.chat_template = server.model.tokenizer.chat_template
     return Audit(plain, drafted, Budget(tokens=12, longest=64, samples=32, requests=1), Answers(), only).run()
 
 

@@ -426,7 +426,7 @@ def test_states_go_back_by_drafts(hybrid: Path, monkeypatch: pytest.MonkeyPatch)
     model.allocate(3, 128)
     texts = [text(100, seed) for seed in range(3)]
     whole = [step(model, (0, 0, ids))[0] for ids in texts]
-    monkeypatch.setattr(llama_cpp, "_BATCH", 6)
+    monkeypatch.setattr(llama_cpp, "BATCH", 6)
     at = [10, 11, 12]
     step(model, *((slot, 0, texts[slot][:end]) for slot, end in enumerate(at)))
     while max(at) < 96:
@@ -477,7 +477,7 @@ def test_drafts_of_a_hybrid(hybrid: Path) -> None:
 def test_states_that_cannot_go_back(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where llama.cpp keeps fewer states, as for some architectures, and with padded passes."""
     model = load_model(hybrid, threads=1)
-    monkeypatch.setattr(model._api, "llama_n_rs_seq", lambda context: 0)
+    monkeypatch.setattr(model.api, "llama_n_rs_seq", lambda context: 0)
     model.allocate_states(1, 3)
     with pytest.raises(
         UnsupportedError, match=r"states go back by 3 tokens, got 0 from llama\.cpp; use the checkpoint's"

@@ -78,8 +78,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_logits(case: Models) -> None:
     """Of two texts in parts that share steps, with rows that are taken back; every layer's hidden states too."""
     any_decoder.test_logits(case)
-    windows = [layer.window for layer in case.host._decoder.survey.layers]
-    assert windows == ([0, 8] if case.kind == "Qwen3" else [0, 0])
+    assert case.host.windows == ([0, 8] if case.kind == "Qwen3" else [0, 0])
 
 
 def test_tokens(case: Models) -> None:

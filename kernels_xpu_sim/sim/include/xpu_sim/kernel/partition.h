@@ -1,5 +1,5 @@
-// Splitting work over cores. Only headers that are named for it bring it: kernels without them have a partition of their
-// own.
+// Splitting work over cores. Only headers that are named for it bring it: kernels without them have a partition
+// of their own.
 #pragma once
 
 #include "xpu_sim/kernel.h"
