@@ -143,7 +143,7 @@ def _type(value: Mapping[str, Any], known: Mapping[str, Any]) -> str:
 
 def metrics() -> str:
     """What /metrics has, from its own text."""
-    engine: Any = SimpleNamespace(backend="", method="", num_speculative_tokens=1)
+    engine: Any = SimpleNamespace(backend="", method="", num_speculative_tokens=1, cache={})
     text = ServerMetrics("", engine).render(Counts.of(Metrics(), Load(0, 0, 0, 0), {}, {})).decode()
     kinds = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
     helps = [line.split(maxsplit=3)[2:] for line in text.splitlines() if line.startswith("# HELP")]
