@@ -194,7 +194,7 @@ _tensor("own_logits", FLOATS, "R_cap V_draft", "Logits of the draft model's own 
 _tensor("target_to_draft", I32, "V", "The draft model's id of each target token; -1: none.", between(-1, "V_draft-1"))
 _tensor("draft_confidence", F32, "M S-1", "Probability that the target accepts a draft after all earlier ones.")
 _tensor("min_confidence", F32, "M", "Least probability of kept drafts; 0: keep all.")
-_tensor("anchor_tokens", I64, "B", "The token before each slot's first draft.", between(0, "V-1"))
+_tensor("anchor_tokens", I64, "B", "The token before each slot's first draft.")
 _tensor("path_logits", F32, "R_cap C_draft", "Logits of each draft's candidates.", NO_NAN)
 _tensor(
     "path_ids",

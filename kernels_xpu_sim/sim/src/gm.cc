@@ -106,7 +106,8 @@ constexpr size_t kFreed = 256, kFreedBytes = size_t{1} << 40;
 
 void retire(const Entry& entry) {
   static size_t held = 0;
-  mmap(entry.mapping, entry.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  if (mmap(entry.mapping, entry.mapped, PROT_NONE, kNothing, -1, 0) == MAP_FAILED) throw std::bad_alloc();
   freed().push_back(entry);
   held += entry.mapped;
   while (freed().size() > kFreed || held > kFreedBytes) {

@@ -649,7 +649,7 @@ std::string positions(Worker& worker) {
     const auto is_it = [&at](const auto& place) { return place.first == at; };
     const auto known = std::find_if(places.begin(), places.end(), is_it);
     if (known == places.end()) {
-      places.push_back({std::move(at), {i}});
+      places.emplace_back(std::move(at), std::vector<int>{i});
     } else {
       known->second.push_back(i);
     }
