@@ -22,12 +22,15 @@ from specdec_hal.models import host, load_model, load_tokenizer
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import SamplingParams
-from tests.models import test_any_decoder as any_decoder
-from tests.models import test_families_mtp as families
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import served
 from tests.support.decoding import outputs_of
 from tests.support.hf_models import VOCABULARY, write_model
+
+pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+
+from tests.models import test_any_decoder as any_decoder
+from tests.models import test_families_mtp as families
 
 pytestmark = [pytest.mark.torch, pytest.mark.paddleformers]
 
