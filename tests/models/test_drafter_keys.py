@@ -76,7 +76,7 @@ def test_heads_of_specforge_are_read(target: LlamaConfig, tmp_path: Path, family
     head = make_head(taps=(2, 4, 5), options={"fc_norm": True} if changes.get("fc_norm") else {})
     folder = head.write_original(tmp_path, **changes)
     config = read_eagle3(folder, target)
-    assert config.taps == (2, 4, 5) and config.plain
+    assert config.taps == (2, 4, 5) and config.is_llama
     kind = (changes.get("rope_scaling") or {}).get("rope_type")
     assert (config.rope_scaling and config.rope_scaling.rope_type) == kind
     weights = read_eagle3_weights(folder, config)
@@ -105,7 +105,7 @@ def test_a_head_of_modelopt_is_read(target: LlamaConfig, tmp_path: Path, step: i
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(raw))
     config = read_eagle3(folder, target)
-    assert config.taps == head.taps and config.plain
+    assert config.taps == head.taps and config.is_llama
     assert read_eagle3_weights(folder, config).embedding is None
 
 
@@ -209,7 +209,7 @@ def test_a_mask_token_may_be_missing_in_heads_of_specforge(target: LlamaConfig, 
     head.tensors["mask_hidden"] = np.ones((1, 1, head.features))
     folder = head.write_original(tmp_path, architectures=["PEagleDraftModel"], norm_before_residual=True)
     config = read_eagle3(folder, target)
-    assert config.parallel and config.mask_token_id is None and not config.plain
+    assert config.parallel and config.mask_token_id is None and not config.is_llama
     assert read_drafter_weights(folder, eagle3_shapes(config), config).tensors["mask_hidden"].shape[-1] == 144
 
 

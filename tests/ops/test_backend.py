@@ -226,7 +226,7 @@ BAD_VALUES = {
     "bitmask_rows": -2, "batch_id_per_token": -2, "batch_id_per_token_output": 4, "cu_seqlens_q": -5,
     "base_model_cu_seqlens_q": -5, "cu_seqlens_q_output": -5, "cu_batch_token_offset": -5, "logits": np.nan,
     "target_tokens": -2, "accept_tokens": -2, "candidate_ids": -2, "token_ids": -2, "rows": -2,
-    "target_to_draft": -2, "own_logits": np.nan,
+    "target_to_draft": -2, "own_logits": np.nan, "path_logits": np.nan, "path_ids": -2,
 }  # fmt: skip
 RULED = [(op, o.name) for op, spec in OPS.items() for o in spec.operands if o.tensor.values and o.role.value != "out"]
 
