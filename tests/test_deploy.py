@@ -48,6 +48,7 @@ STARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STARTS)
 def test_servers_start_with_these_arguments(kind: str) -> None:
     """On a CPU with the embedded model, and answer all probes; SIGTERM ends them."""

@@ -60,8 +60,8 @@ class MTPProposer(ModuleChain):
         if (reads := getattr(context.settings, "first_embedding", None)) is not None:
             if not hasattr(module, "read_first_embedding"):
                 raise UnsupportedError(
-                    f"speculative.mtp.first_embedding: expected a target of transformers, got {type(model).__name__}; "
-                    "leave it null"
+                    "speculative.mtp.first_embedding: expected a target of transformers or paddleformers, got "
+                    f"{type(model).__name__}; leave it null"
                 )
             module.read_first_embedding(reads)
         super().__init__(context, module, drafts, width=width, dtype=dtype, certain=certain)
