@@ -2,6 +2,7 @@
 #include "check.h"
 #include "xpu/refactor/impl_public/wrapper_check.h"
 #include "xpu/runtime_ex.h"
+#include "xpu_sim/chevron.h"
 
 namespace api = baidu::xpu::api;
 
@@ -67,9 +68,9 @@ HOST_TEST(the_use_of_what_was_destroyed_is_a_finding) {
   const Finding f = found("invalid_handle")[0];
   EXPECT(f.at.line == line + 2 && f.kernel == "xpu_stream_destroy");
   EXPECT(f.message == text_of("expected a stream that exists, got one that was destroyed at " __FILE__ ":", line));
-  EXPECT(nothing<<<1, 1, stream>>>() == ok);
+  EXPECT(XPU_SIM_CHEVRON("nothing", (nothing), 1, 1, stream)() == ok);
   EXPECT(found("invalid_handle")[0].at.line == __LINE__ - 1);
-  EXPECT(nothing<<<1, 1, &event>>>() == ok && finding_count() == 0);  // of another runtime's, perhaps
+  EXPECT(XPU_SIM_CHEVRON("nothing", (nothing), 1, 1, &event)() == ok && finding_count() == 0);  // of another runtime
   EXPECT(xpu_event_record(event, stream) == XPUERR_INVALID_PARAM && xpu_wait(stream) == XPUERR_INVALID_PARAM);
   EXPECT(found("invalid_handle").size() == 2);
   EXPECT(xpu_event_destroy(event) == XPU_SUCCESS && xpu_event_record(event, nullptr) == XPUERR_INVALID_PARAM);
