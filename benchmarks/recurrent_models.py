@@ -4,7 +4,7 @@ usage: python3 benchmarks/recurrent_models.py [--out OUT.json] [--models A,B] [-
        [--peer]
 
 On an idle GPU steps are captured, in the shapes of Qwen3.5-4B and Nemotron-H-4B, in bfloat16. All requests decode 1 + K
-tokens after 500 others, of which the next step keeps half of the drafts, so that checkpoints move as they do in use.
+tokens after 500 others. The next step keeps half of the drafts, so checkpoints move as they do in use.
 The floor is the time of reading weights, one state per request, and keys and values. `--peer`: a token of the
 library's own `generate` too. `--tiny`: tiny shapes on the CPU, to try the script.
 """

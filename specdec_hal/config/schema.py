@@ -232,7 +232,7 @@ class RunnerSettings(Section):
     model's bits do not depend on what is computed together. `recurrent_storage`: what recurrent layers
     keep: "states", one per position that drafts may take back; "replay", one and the updates since, with equal bits;
     "auto": as measured, "replay" on a GPU from three drafts on. `num_prefix_states`: states of these
-    layers kept at ends of blocks, without which a prefix is not shared; null: as many as slots. `overlap`: launch a
+    layers kept at ends of blocks; a prefix without one is not shared; null: one for each slot. `overlap`: launch a
     step before the previous one is read; null: if backend, model and proposer can. `graph`: replay steps as device
     graphs; null: if backend, model and proposer can. `debug`: check the values of every op's tensors.
 

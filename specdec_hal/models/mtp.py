@@ -166,8 +166,8 @@ class OverStates(ABC):
 
     _family: Family
     _states: Any = None
-    first_embedding: bool
-    """Whether the row at position 0 reads the embedding of its token, or zeros."""
+    first_embedding: bool | None = None
+    """Whether the row at position 0 reads the embedding of its token, or zeros; None: as the family's does."""
 
     @abstractmethod
     def _concat(self, parts: Sequence[Any], axis: int) -> Any:
@@ -189,7 +189,7 @@ class OverStates(ABC):
             state, self._states = self._states[: len(token)].to(token.dtype), self._states[len(token) :]
             if len(state) < len(token):
                 state = self._concat([state, token[len(state) :] * 0], 0)
-        if not self.first_embedding:
+        if not (self._family.first if self.first_embedding is None else self.first_embedding):
             token = token.masked_fill((positions <= 0)[:, None], 0)
         parts = self._normed(token, state)
         return self._concat(parts[::-1] if self._family.hidden_first else parts, -1)

@@ -193,7 +193,7 @@ class StateStore:
                 state[entry].copy_(self._before(kept, slot, position))
 
     def resume(self, entry: int, slot: int, position: int) -> None:
-        """Let a slot's next step start at `position`, after the text of which :meth:`keep` made `entry`."""
+        """Let a slot's next step start at `position`, after the text that :meth:`keep` copied to `entry`."""
         for inputs, kept, (last, state) in zip(self._inputs, self._states, self._prefixes, strict=True):
             for i in range(last.shape[1]):
                 inputs[slot, (position - 1 - i) % inputs.shape[1]].copy_(last[entry, i])

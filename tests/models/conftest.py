@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specdec_hal.models import load_model
+from specdec_hal.models import host, load_model
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.weights import expected_shapes
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
@@ -25,6 +25,15 @@ if not _GPU:
     import tests.support.interpreted  # noqa: F401
 
 Weights = dict[str, npt.NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def few_sizes() -> Iterator[None]:
+    """Steps of other sizes are padded: less is measured at loading."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))
+        patch.setattr(host, "HEAD_SIZES", (1, 2, 4, 8))
+        yield
 
 
 @dataclass(frozen=True)

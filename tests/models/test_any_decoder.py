@@ -22,7 +22,7 @@ from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
 from tests.support.hf_models import ARCHITECTURES, RECURRENT, REFUSED, VOCABULARY, Case, write_model
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("few_sizes")]
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
 
 
@@ -58,17 +58,6 @@ class Models(Case):
         params = SamplingParams(max_new_tokens=self.new_tokens)
         outputs = outputs_of(runner, *((prompt, params) for prompt in self.prompts))
         return [list(output.token_ids) for output in outputs], runner.summary()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_sizes() -> Iterator[None]:
-    """Steps of other sizes are padded: less is measured at loading."""
-    from specdec_hal.models import host
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))
-        patch.setattr(host, "HEAD_SIZES", (1, 2, 4, 8))
-        yield
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from specdec_hal.cli import main
 from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.errors import ArgumentError, CheckpointError, UnsupportedError
-from specdec_hal.models import host, load_model, load_tokenizer
+from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import SamplingParams
@@ -32,7 +31,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (pip i
 from tests.models import test_any_decoder as any_decoder
 from tests.models import test_families_mtp as families
 
-pytestmark = [pytest.mark.torch, pytest.mark.paddleformers]
+pytestmark = [pytest.mark.torch, pytest.mark.paddleformers, pytest.mark.usefixtures("few_sizes")]
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models/tiny-py-lm"
@@ -59,15 +58,6 @@ def load_on_pool(folder: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "PaddleFormers", DevicePaddleFormers)
         return load_model(folder, "paddleformers")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_sizes() -> Iterator[None]:
-    """Steps of other sizes are padded: less is measured at loading."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))
-        patch.setattr(host, "HEAD_SIZES", (1, 2, 4, 8))
-        yield
 
 
 @pytest.fixture(scope="module", params=list(KINDS))

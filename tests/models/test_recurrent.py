@@ -6,7 +6,7 @@ Tokens alone are a weak test: a state that is slightly wrong changes few of them
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.support.drafters import Head
 from tests.support.guess import Guess, with_proposer
 from tests.support.hf_models import VOCABULARY, Case, write_model
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("few_sizes")]
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
 # A gated delta rule, a decay per channel, Mamba-2, and a convolution without a recurrence.
 KINDS = ("Qwen3_5Text", "KimiLinear", "NemotronH", "Lfm2")
@@ -149,16 +149,6 @@ class Models:
         made = Recording(self.model)
         made.rows, made.logits = dict(self.plain.rows), dict(self.plain.logits)
         return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_sizes() -> Iterator[None]:
-    from specdec_hal.models import host
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "SIZES", (*range(1, 9), 16, 32))
-        patch.setattr(host, "HEAD_SIZES", (1, 2, 4, 8))
-        yield
 
 
 @pytest.fixture(scope="module", params=KINDS)

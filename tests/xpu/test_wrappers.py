@@ -88,9 +88,9 @@ def test_a_type_of_its_own(folder, capsys):
 def test_a_wrong_result_is_found(folder, capsys):
     change(folder / "scale_segments.xpu", "* factor)", "* factor + (i == 7))")
     assert xpu_test("--cases", "3", "--seeds", "1", "--mode", "fast", "--dma", "eager", "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["runs"] == 3 and told["failures"]
-    for failure in told["failures"]:
+    report = json.loads(capsys.readouterr().out)
+    assert report["runs"] == 3 and report["failures"]
+    for failure in report["failures"]:
         assert failure["mode"] == "fast" and failure["options"] == "seed=0,dma=eager" and failure["findings"] == []
         assert failure["message"].startswith("y[") and "as on the CPU path, got " in failure["message"]
 
@@ -242,9 +242,9 @@ def test_what_is_wrong_in_the_sources_is_named_once_and_last(folder, capsys, mon
     }
     assert main(["xpu", "test", *sources, *how]) == 1
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert told["failures"] == [] and told["runs"] == 6
-    assert {one["check"]: one["at"]["line"] for one in told["of_sources"]} == lines and len(told["of_sources"]) == 2
+    report = json.loads(out)
+    assert report["failures"] == [] and report["runs"] == 6
+    assert {one["check"]: one["at"]["line"] for one in report["of_sources"]} == lines and len(report["of_sources"]) == 2
     assert "uninitialized" not in err and err.count("'long' has 32 bits on the device") == 1
     assert main(["xpu", "test", *sources, *how[:-1]]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
@@ -255,8 +255,8 @@ def test_what_is_wrong_in_the_sources_is_named_once_and_last(folder, capsys, mon
     (folder / "rules.txt").write_text("maybe_* scale_segments.xpu reviewed\nwrapper_type *.cpp reviewed\nrace * x\n")
     monkeypatch.setenv("XPU_SIM_SUPPRESSIONS", "rules.txt")
     assert main(["xpu", "test", *sources, *how]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["of_sources"], told["unused_suppressions"]) == ([], ["rules.txt:3: race *"])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["of_sources"], report["unused_suppressions"]) == ([], ["rules.txt:3: race *"])
 
 
 def test_names_are_checked_before_anything_is_compiled(folder, capsys, monkeypatch):

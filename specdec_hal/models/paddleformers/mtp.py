@@ -28,7 +28,6 @@ class ModuleDecoder(OverStates, Decoder):
     def __init__(self, target: Decoder, files: ModuleFiles, place: Any) -> None:
         weights, config = divided(files.read(_read), files.family), target.model.config
         self._family, self._target, self._place = files.family, target, place
-        self.first_embedding = files.family.first
         final = weights.final_norm
         if final is None:
             final = target.base.norm.weight.astype("float32").numpy()

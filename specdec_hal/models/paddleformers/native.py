@@ -33,8 +33,8 @@ class Native:
         return paddle.empty([rows, width])
 
     def install(self, model: Any) -> bool:
-        """Replace the model's products and norms; whether the library computes only with single rows then: it has no
-        matrices of its own, and no experts, each of which takes some of the rows."""
+        """Replace the model's products and norms. True if the library then computes row by row: it is left without
+        matrices of its own, and without experts, which see only a part of the rows."""
         tied = model.get_input_embeddings().weight.data_ptr()
         whole, lists = True, 0
         for module in model.sublayers(include_self=True):

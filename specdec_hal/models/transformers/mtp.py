@@ -34,7 +34,6 @@ class ModuleDecoder(OverStates, Decoder):
 
     def __init__(self, target: Decoder, files: ModuleFiles, group: Group | None = None) -> None:
         weights, self._family, self._target = divided(files.read(_read), files.family), files.family, target
-        self.first_embedding = files.family.first
         first = next(target.model.parameters())
         norm = target.base.norm.weight.detach().cpu() if weights.final_norm is None else weights.final_norm
         model = _one_layer(target, weights.layer, norm.to(target.dtype), files.family)
