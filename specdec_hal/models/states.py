@@ -232,22 +232,18 @@ class StateStore:
         constants = {"conv_weight": weight, "conv_bias": bias, "conv_ring": self._inputs[layer.index]}
         return self._run(CONVOLUTION, layer, {"conv_x": x}, x, "conv_out", activation=activation, **constants)
 
-    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
-        """The gated delta rule: [T, heads, d_v]. It normalises `query` and `key` [T, heads, d_k]. `beta`: [T, heads];
-        `g` [T, heads] or [T, heads, d_k]: the logarithm of the decay.
+    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, decay: Any, beta: Any) -> Any:
+        """The gated delta rule: [T, heads, d_v]. It normalises `query` and `key` [T, heads, d_k]. float32: `beta`
+        [T, heads], `decay` [T, heads] or [T, heads, d_k].
         """
-        decay, beta = delta_gates(g, beta)
         inputs = {"q": query, "k": key, "v": value, "decay": decay, "beta": beta}
         attrs = {"qk_l2norm": True, "decay_per_channel": layer.by_channel}
         return self._run(DELTA_RULE, layer, inputs, value, "core_out", **attrs, **self._operands(layer))
 
-    def mamba2(
-        self, layer: Recurrence, x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, dt_bias: Any, limits: Any
-    ) -> Any:
-        """Mamba-2's recurrence over `x` [T, heads, width]: as it. `dt` [T, heads] before softplus, `a` and `skip`
-        [heads], `b` and `c` [T, groups, size], `limits`: the least and largest `dt`, None for none.
+    def mamba2(self, layer: Recurrence, x: Any, decay: Any, dt: Any, b: Any, c: Any, skip: Any) -> Any:
+        """Mamba-2's recurrence over `x` [T, heads, width]: as it. `b` and `c` [T, groups, size], `skip` [heads] or
+        None; float32 [T, heads]: `decay` and the step size `dt` (:func:`mamba2_gates`).
         """
-        decay, dt = mamba2_gates(dt, a, dt_bias, limits)
         inputs = {"q": c, "k": b, "v": x, "decay": decay, "dt": dt}
         skip = None if skip is None else skip.float()
         return self._run(MAMBA2, layer, inputs, x, "core_out", skip=skip, **self._operands(layer))
@@ -294,13 +290,12 @@ def _contiguous(operands: dict[str, Any]) -> dict[str, Any]:
     return {name: x.contiguous() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
 
 
-def delta_gates(g: Any, beta: Any) -> tuple[Any, Any]:
-    """The decay and the share of the correction of `delta_rule`, float32."""
-    return g.float().exp(), beta.float()
-
-
 def mamba2_gates(dt: Any, a: Any, dt_bias: Any, limits: Any) -> tuple[Any, Any]:
-    """The decay and the step size of `mamba2` [T, heads], float32."""
+    """The decay and the step size of `mamba2` [T, heads], float32.
+
+    `dt` [T, heads] before softplus, `a` and `dt_bias` (or None) [heads], `limits`: the least and largest step size,
+    None for none.
+    """
     dt = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
     # Not PyTorch's softplus, whose last elements on a CPU have other bits, by the number of rows.
     dt = torch.where(dt > 20, dt, dt.exp().log1p())

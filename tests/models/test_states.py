@@ -26,7 +26,7 @@ def test_a_text_continues_in_another_slot(storage: Storage, before: int) -> None
         [layer], 2, 1, sd.get_backend("reference"), dtype=torch.float32, device="cpu", storage=storage, prefixes=2
     )
     generator = torch.Generator().manual_seed(0)
-    shapes = {"x": (8,), "q": (2, 4), "k": (2, 4), "v": (2, 4), "g": (2,), "beta": (2,)}
+    shapes = {"x": (8,), "q": (2, 4), "k": (2, 4), "v": (2, 4), "decay": (2,), "beta": (2,)}
     text, other = (
         {name: torch.randn((TOKENS, *shape), generator=generator) for name, shape in shapes.items()} for _ in range(2)
     )
@@ -34,9 +34,10 @@ def test_a_text_continues_in_another_slot(storage: Storage, before: int) -> None
 
     def step(slot: int, inputs: dict[str, Any], start: int, end: int) -> list[Any]:
         rows = {name: x[start:end] for name, x in inputs.items()}
+        rows |= {name: rows[name].sigmoid() for name in ("decay", "beta")}
         store.begin_segments([Segment(slot, 0, end - start, start)], 0, end - start)
         convolved = store.convolve(layer, rows["x"], weight, None, True).clone()
-        out = store.delta_rule(layer, rows["q"], rows["k"], rows["v"], -rows["g"].abs(), rows["beta"].sigmoid()).clone()
+        out = store.delta_rule(layer, rows["q"], rows["k"], rows["v"], rows["decay"], rows["beta"]).clone()
         store.end(end - start)
         return [convolved, out]
 

@@ -221,6 +221,67 @@ def test_sums_over_ranks_and_their_norm(make_launcher: MakeLauncher, with_residu
     assert torch.equal(again[:5], total[:5]) and not again[5].isnan().any()
 
 
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_norms_with_a_gate(make_launcher: MakeLauncher, gate_first: bool, sigmoid: bool, shared: bool) -> None:
+    """Of parts of rows that other values follow; one weight for all parts, or one of each part."""
+    import torch
+
+    launcher = make_launcher()
+    lines = random(launcher, 5, 100)
+    x, gate = lines[:, :36].unflatten(1, (3, 12)), lines[:, 40:76].unflatten(1, (3, 12))
+    weight = random(launcher, 12 if shared else 36, seed=1)
+    out = torch.full((15, 12), float("nan"), device=x.device)
+    launcher.gated_norm(x, gate, weight, out, 1e-3, gate_first=gate_first, sigmoid=sigmoid)
+    act = 1 / (1 + np.exp(-doubles(gate))) * (1 if sigmoid else doubles(gate))
+    values = doubles(x) * act if gate_first else doubles(x)
+    want = values / np.sqrt((values**2).mean(-1, keepdims=True) + 1e-3) * doubles(weight).reshape(-1, 12)
+    want = want if gate_first else want * act
+    np.testing.assert_allclose(doubles(out), want.reshape(15, 12), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "each"), [(6, 2), (3, 1)])
+def test_inputs_of_a_gated_delta_rule(make_launcher: MakeLauncher, heads: int, each: int) -> None:
+    """Queries and keys of fewer heads than values; gates of numbers far from 0 too."""
+    import torch
+
+    launcher, d_k, d_v = make_launcher(), 5, 9
+    keys = heads // each * d_k
+    mixed = random(launcher, 4, 2 * keys + heads * d_v)
+    gates = 12 * random(launcher, 4, 2 * heads + 3, seed=1)
+    a, b = gates[:, :heads], gates[:, heads : 2 * heads]
+    rate, dt_bias = -random(launcher, heads, seed=2).exp(), random(launcher, heads, seed=3)
+    shapes = (d_k,), (d_k,), (d_v,), (), ()
+    out = tuple(torch.full((4, heads, *shape), float("nan"), device=mixed.device) for shape in shapes)
+    launcher.delta_inputs(mixed, a, b, rate, dt_bias, out)
+    q, k, v = mixed.split([keys, keys, heads * d_v], 1)
+    for got, x in zip(out, (q, k), strict=False):
+        assert torch.equal(got, x.view(4, -1, d_k).repeat_interleave(each, 1))
+    assert torch.equal(out[2], v.reshape(4, heads, d_v))
+    soft = np.logaddexp(0, doubles(a) + doubles(dt_bias))
+    np.testing.assert_allclose(doubles(out[3]), np.exp(doubles(rate) * soft), rtol=2e-6, atol=1e-30)
+    np.testing.assert_allclose(doubles(out[4]), 1 / (1 + np.exp(-doubles(b))), rtol=2e-6)
+
+
+@pytest.mark.parametrize("limits", [None, (0.25, 2.0)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_gates_of_mamba2(make_launcher: MakeLauncher, limits: Any, biased: bool) -> None:
+    """Against what computes them on a CPU."""
+    import torch
+
+    from specdec_hal.models.states import mamba2_gates
+
+    launcher = make_launcher()
+    dt, a = (12 * random(launcher, 4, 40))[:, 8:29], -random(launcher, 21, seed=1).exp()
+    bias = random(launcher, 21, seed=2) if biased else None
+    decay, out = (torch.full((4, 21), float("nan"), device=a.device) for _ in range(2))
+    launcher.mamba2_gates(dt, a, bias, limits, decay, out)
+    want = mamba2_gates(dt.double(), a, bias, limits)
+    np.testing.assert_allclose(doubles(decay), doubles(want[0]), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(doubles(out), doubles(want[1]), rtol=2e-6)
+
+
 # ---- attention
 
 

@@ -10,7 +10,7 @@ import torch
 
 from specdec_hal.models.attention import Layer
 from specdec_hal.models.rows import RowSizes, agreeing
-from specdec_hal.models.states import Recurrence, delta_gates, mamba2_gates
+from specdec_hal.models.states import Recurrence
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.survey import kind_of, only
 from specdec_hal.plugin.model import FINAL_NORM
@@ -38,16 +38,14 @@ class Silent:
         """See States."""
         return x.contiguous()
 
-    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
+    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, decay: Any, beta: Any) -> Any:
         """See States."""
-        self.gates += delta_gates(g, beta)
+        self.gates += decay, beta
         return value.contiguous()
 
-    def mamba2(
-        self, layer: Recurrence, x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, dt_bias: Any, limits: Any
-    ) -> Any:
+    def mamba2(self, layer: Recurrence, x: Any, decay: Any, dt: Any, b: Any, c: Any, skip: Any) -> Any:
         """See States."""
-        self.gates += mamba2_gates(dt, a, dt_bias, limits)
+        self.gates += decay, dt
         return x.contiguous()
 
 

@@ -17,6 +17,8 @@ TRIAL = "specdec_hal_trial"
 
 LAYER, STORE = "_specdec_layer", "_specdec_store"
 """Where an attention layer, or a recurrent one, keeps its own."""
+GATES = "_specdec_gates"
+"""Where a Mamba-2 layer keeps what computes its gates instead of PyTorch's operators."""
 
 
 class Store(Protocol):
@@ -35,12 +37,10 @@ class States(Protocol):
     def convolve(self, layer: Recurrence, x: Any, weight: Any, bias: Any, silu: bool) -> Any:
         """See StateStore.convolve."""
 
-    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, g: Any, beta: Any) -> Any:
+    def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, decay: Any, beta: Any) -> Any:
         """See StateStore.delta_rule."""
 
-    def mamba2(
-        self, layer: Recurrence, x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, dt_bias: Any, limits: Any
-    ) -> Any:
+    def mamba2(self, layer: Recurrence, x: Any, decay: Any, dt: Any, b: Any, c: Any, skip: Any) -> Any:
         """See StateStore.mamba2."""
 
 

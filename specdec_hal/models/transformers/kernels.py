@@ -24,6 +24,7 @@ class Kernels:
     """See :class:`.replace.Operators`. `launcher`: of Triton's kernels."""
 
     experts = EXPERTS
+    has_gates = True
 
     def __init__(self, launcher: Any) -> None:
         self._launcher = launcher
@@ -58,6 +59,29 @@ class Kernels:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._launcher.rms_norm(rows, weight, out.view(-1, x.shape[-1]), None, epsilon)
         return out
+
+    def gated_norm(self, x: Any, gate: Any, weight: Any, epsilon: float, gate_first: bool, sigmoid: bool) -> Any:
+        """See Operators."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self._launcher.gated_norm(
+            x, gate, weight, out.view(-1, x.shape[-1]), epsilon, gate_first=gate_first, sigmoid=sigmoid
+        )
+        return out
+
+    def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, d_k: int, d_v: int) -> tuple[Any, ...]:
+        """See Operators."""
+        shape, like = a.shape, {"dtype": mixed.dtype, "device": mixed.device}
+        q, k, v = (torch.empty((*shape, width), **like) for width in (d_k, d_k, d_v))
+        decay, beta = (torch.empty(shape, dtype=torch.float32, device=mixed.device) for _ in range(2))
+        self._launcher.delta_inputs(mixed, a, b, rate, dt_bias, (q, k, v, decay, beta))
+        return q, k, v, decay, beta
+
+    def mamba2_gates(self, dt: Any, a: Any, dt_bias: Any, limits: Any) -> tuple[Any, Any]:
+        """See Operators."""
+        decay, out = (torch.empty(dt.shape, dtype=torch.float32, device=dt.device) for _ in range(2))
+        dt = dt if dt.stride(1) == 1 else dt.contiguous()
+        self._launcher.mamba2_gates(dt, a, dt_bias, limits, decay, out)
+        return decay, out
 
     def gated(self, module: Any) -> Callable[[Any], Any] | None:
         """See Operators; one launch."""

@@ -16,8 +16,8 @@ from functools import cache, partial
 from types import FunctionType, MethodType
 from typing import Any
 
-from specdec_hal.models.states import DELTA_RULE, MAMBA2
-from specdec_hal.models.transformers.interface import LAYER, STORE, trial
+from specdec_hal.models.states import DELTA_RULE, MAMBA2, mamba2_gates
+from specdec_hal.models.transformers.interface import GATES, LAYER, STORE, trial
 
 CONVOLUTION = "causal_conv1d_fn"
 KINDS = "short convolutions, gated delta rules and Mamba-2"
@@ -92,7 +92,8 @@ def _delta_rule(original: Any, query: Any, key: Any, value: Any, g: Any, beta: A
         trial.recorder.recurrence(module, DELTA_RULE, shape, others, _DELTA_RULE, by_channel=g.ndim == 4)
         return original(query, key, value, g=g, beta=beta, **others)[0], None
     state = module.__dict__
-    return state[STORE].delta_rule(state[LAYER], query[0], key[0], value[0], g[0], beta[0])[None], None
+    decay = g[0].float().exp()
+    return state[STORE].delta_rule(state[LAYER], query[0], key[0], value[0], decay, beta[0].float())[None], None
 
 
 def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: Any) -> Any:
@@ -101,8 +102,9 @@ def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: An
     if trial.recorder is not None:
         trial.recorder.recurrence(module, MAMBA2, (x.shape[2], B.shape[3], x.shape[3]), others, _MAMBA2)
         return original(x, dt, A, B, C, **others)
-    state, names = module.__dict__, ("D", "dt_bias", "dt_limit")
-    return state[STORE].mamba2(state[LAYER], x[0], dt[0], A, B[0], C[0], *map(others.get, names))[None]
+    state = module.__dict__
+    decay, dt = state.get(GATES, mamba2_gates)(dt[0], A, others.get("dt_bias"), others.get("dt_limit"))
+    return state[STORE].mamba2(state[LAYER], x[0], decay, dt, B[0], C[0], others.get("D"))[None]
 
 
 _DELTA_RULE = {

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from specdec_hal.models.attention import Layer
 from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.transformers.bits import Silent
+from specdec_hal.models.transformers.gates import install_gates
 from specdec_hal.models.transformers.interface import LAYER, STORE
 
 _ROTATE = "apply_rotary_pos_emb"
@@ -31,11 +32,13 @@ class Operators(Protocol):
     """What computes the replaced parts (:mod:`.packed` on CPUs, :mod:`.kernels` on GPUs).
 
     `pending`: a rotary embedding that the next attention computes, or None. `experts`: the name of its experts
-    function in `transformers`.
+    function in `transformers`. `has_gates`: whether `gated_norm`, `delta_inputs` and
+    `mamba2_gates` are there.
     """
 
     pending: Rotation | None
     experts: str
+    has_gates: bool
 
     def weight(self, weight: Any) -> Any:
         """A weight [out, in] as `linear` takes it."""
@@ -48,6 +51,15 @@ class Operators(Protocol):
 
     def gated(self, module: Any) -> Callable[[Any], Any] | None:
         """A function for act(gate(x)) * up(x) of such an MLP without biases; None if there is none."""
+
+    def gated_norm(self, x: Any, gate: Any, weight: Any, epsilon: float, gate_first: bool, sigmoid: bool) -> Any:
+        """Of `x`, `gate` [T, n, D]: see :class:`.gates.GatedNorm`."""
+
+    def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, d_k: int, d_v: int) -> tuple[Any, ...]:
+        """Queries, keys, values, decay and beta of a gated delta rule (:class:`.gates.DeltaLayer`)."""
+
+    def mamba2_gates(self, dt: Any, a: Any, dt_bias: Any, limits: Any) -> tuple[Any, Any]:
+        """See :func:`specdec_hal.models.states.mamba2_gates`."""
 
     def rotate(self, rotation: Rotation) -> tuple[Any, Any]:
         """Rotated queries and keys [T, heads, width]."""
@@ -213,6 +225,8 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
     for norm in ours:
         norm.seen = seen
     decoder.serve(watch, 8, watch)
+    if operators.has_gates:
+        install_gates(model, operators, _whole, close)
     run()
     for norm in ours:
         norm.seen = None
@@ -517,6 +531,15 @@ def tabulate(base: Any, positions: int) -> None:
     rotary.forward = lambda x, position_ids: (*table, position_ids[0])
 
 
+def _whole(parts: list[Any]) -> Linear | None:
+    """The product whose parts these are, all of them in their order; None if there is none."""
+    if not all(isinstance(part, Part) for part in parts):
+        return None
+    whole: Linear = parts[0].whole
+    same = [(part.whole, part.part) for part in parts] == [(whole, i) for i in range(len(parts))]
+    return whole if same and len(whole.sizes) == len(parts) else None
+
+
 def _adds(layer: Any) -> bool:
     """Whether a layer's product takes a residual: ours, or of ranks."""
     return hasattr(layer, "product")
@@ -527,10 +550,8 @@ def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | 
     product, and norms of heads."""
     parts: list[Any] = [getattr(attention, f"{name}_proj", None) for name in "qkv"]
     rotary = getattr(attention.forward, "__globals__", {}).get(_ROTATE)
-    if not isinstance(rotary, _Rotary) or not rotary.late or not all(isinstance(part, Part) for part in parts):
-        return None, None, None
-    whole: Linear = parts[0].whole
-    if [(part.whole, part.part) for part in parts] != [(whole, i) for i in range(3)] or len(whole.sizes) != 3:
+    whole = _whole(parts)
+    if not isinstance(rotary, _Rotary) or not rotary.late or whole is None:
         return None, None, None
     norms: list[Any] = [getattr(getattr(attention, f"{name}_norm", None), "forward", None) for name in "qk"]
     late = all(isinstance(norm, _Norm) and norm.later is not None for norm in norms)

@@ -7,7 +7,7 @@ device: number of valid rows; others are untouched.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import e, log2
+from math import e, inf, log2
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.triton_kernels.attention import chunk_count, paged_attention
 from specdec_hal.models.triton_kernels.experts import combine, expert_linear
 from specdec_hal.models.triton_kernels.gate_up import gate_up
+from specdec_hal.models.triton_kernels.gates import delta_inputs, mamba2_gates
 from specdec_hal.models.triton_kernels.linear import linear
-from specdec_hal.models.triton_kernels.norm import rms_norm, row_sum, sum_norm
+from specdec_hal.models.triton_kernels.norm import gated_norm, rms_norm, row_sum, sum_norm
 from specdec_hal.models.triton_kernels.ranks import PROGRAMS, barrier, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
@@ -104,6 +105,41 @@ class Launcher:
         """
         rows, line, group = len(out), x.stride(0), 1 if x.ndim == 2 else x.shape[1]
         rms_norm[(rows,)](x, weight, out, count, rows, epsilon, line, GROUP=group, **self._of_rows(out))
+
+    def gated_norm(
+        self, x: Any, gate: Any, weight: Any, out: Any, epsilon: float, *, gate_first: bool, sigmoid: bool
+    ) -> None:
+        """`out` [rows, D] = RMSNorm(x) * `weight` * act(gate), or with `gate_first` RMSNorm(x * act(gate)) * `weight`.
+
+        `x`, `gate`: [T, n, D] whose first dimension has any stride; `weight` [D], or [n * D] of each of the n rows.
+        """
+        gated_norm[(len(out),)](
+            x, gate, weight, out, epsilon, x.stride(0), gate.stride(0), GROUP=x.shape[1], WEIGHTS=len(weight),
+            GATE_FIRST=gate_first, SIGMOID=sigmoid, **self._of_rows(out),
+        )  # fmt: skip
+
+    def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, out: tuple[Any, ...]) -> None:
+        """`out` = queries and keys [T, heads, d_k], values [T, heads, d_v], decay and beta [T, heads] of a gated delta
+        rule. `mixed` [T, channels]; `a`, `b` [T, heads] with one stride; see :func:`.gates.delta_inputs`.
+        """
+        q, _, v, decay, _ = out
+        tokens, heads = decay.shape
+        d_k, d_v = q.shape[2], v.shape[2]
+        each = 2 * heads * d_k // (mixed.shape[1] - heads * d_v)
+        delta_inputs[(tokens, heads)](
+            mixed, a, b, rate, dt_bias, *out, a.stride(0), HEADS=heads, EACH=each, D_K=d_k, D_V=d_v,
+            BLOCK_K=power_of_2(d_k), BLOCK_V=power_of_2(d_v), num_warps=1, **self._options(tokens),
+        )  # fmt: skip
+
+    def mamba2_gates(self, dt: Any, a: Any, dt_bias: Any, limits: Any, decay: Any, out: Any) -> None:
+        """`decay` and `out` [T, heads] of `dt` [T, heads], whose first dimension has any stride: see
+        :func:`.gates.mamba2_gates`. `limits`: the least and largest, or None."""
+        tokens, heads = out.shape
+        least, most = (0.0, inf) if limits is None else limits
+        mamba2_gates[(tokens,)](
+            dt, a, dt_bias, decay, out, dt.stride(0), float(least), float(most), HEADS=heads, BLOCK=power_of_2(heads),
+            num_warps=1, **self._options(tokens),
+        )  # fmt: skip
 
     def row_sum(self, x: Any, out: Any) -> None:
         """`out` [rows] = sums of the rows of `x`, in float32."""

@@ -105,3 +105,44 @@ def _normalise(x, weight, out, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr):
     scale = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
     scaled = x * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + column, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["x_line", "gate_line"])
+def gated_norm(
+    x,
+    gate,
+    weight,
+    out,
+    epsilon,
+    x_line,
+    gate_line,
+    GROUP: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`out` [rows, D] = RMSNorm(x) * act(gate), or with GATE_FIRST RMSNorm(x * act(gate)); act: SILU or the sigmoid.
+
+    Of `x` and `gate`, `GROUP` rows follow each other every so many elements, their `line`. `weight` [WEIGHTS] is of one
+    row, or of `GROUP` rows. Computed in float32 and rounded where `transformers` rounds: its norms, before the gate.
+    """
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK_D)
+    inside = column < D
+    values = tl.load(x + row // GROUP * x_line + row % GROUP * D + column, mask=inside, other=0.0).to(tl.float32)
+    gates = tl.load(gate + row // GROUP * gate_line + row % GROUP * D + column, mask=inside, other=0.0).to(tl.float32)
+    act = 1.0 / (1.0 + tl.exp(-gates))
+    if not SIGMOID:
+        act = gates * act
+    if GATE_FIRST:
+        values = values * act
+    scale = tl.rsqrt(tl.sum(values * values, 0) / D + epsilon)
+    factors = tl.load(weight + row % GROUP * D % WEIGHTS + column, mask=inside, other=0.0).to(tl.float32)
+    values = (values * scale).to(out.dtype.element_ty).to(tl.float32) * factors
+    if not GATE_FIRST:
+        values = values.to(out.dtype.element_ty).to(tl.float32) * act
+    tl.store(out + row * D + column, values.to(out.dtype.element_ty), mask=inside)
