@@ -118,7 +118,7 @@ class PagedStore:
             query = torch.empty(query.shape, dtype=self._dtype, device=query.device)
             self._launcher.rotate(
                 due.q, due.k, due.cos[0], due.sin[0], query, pool, norms=due.norms, value=value, lines=step.line,
-                positions=due.positions,
+                positions=due.positions, dims=due.dims,
             )  # fmt: skip
         out = self.look(layer, step, query, sinks)
         return out[..., : layer.value_dim] if narrower else out

@@ -130,9 +130,10 @@ Norms: TypeAlias = tuple[Any, Any, float]
 
 @dataclass(frozen=True)
 class Rotation:
-    """Pending rotary embeddings: of tensors [T, heads, width], by angles [1, T, width] or half as wide, after norms.
+    """Pending rotary embeddings: of tensors [T, heads, width], by angles [1, T, dims] or half as wide, after norms.
 
-    `positions` int64 [T]: each row takes its own of the angles of all positions. None: angles are those of the rows.
+    `dims`: the first ones of a head, which are rotated; 0: all. `positions` int64 [T]: each row takes its own of the
+    angles of all positions. None: angles are those of the rows.
     """
 
     q: Any
@@ -141,3 +142,4 @@ class Rotation:
     sin: Any
     norms: Norms | None
     positions: Any = None
+    dims: int = 0

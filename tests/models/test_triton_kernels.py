@@ -282,6 +282,31 @@ def test_gates_of_mamba2(make_launcher: MakeLauncher, limits: Any, biased: bool)
     np.testing.assert_allclose(doubles(out), doubles(want[1]), rtol=2e-6)
 
 
+@pytest.mark.parametrize("dims", [0, 4, 10])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotations_of_some_dimensions(make_launcher: MakeLauncher, dims: int, normed: bool) -> None:
+    """The others of a head are normed and kept; heads lie beside other values."""
+    import torch
+
+    launcher, width = make_launcher(), 12
+    turned = dims or width
+    rows = random(launcher, 5, 60)
+    q, k = rows[:, :36].view(5, 3, 12), rows[:, 36:].view(5, 2, 12)
+    angle = 7 * random(launcher, 5, turned // 2, seed=1)
+    cos, sin = (torch.cat([x, x], 1) for x in (angle.cos(), angle.sin()))
+    weights = random(launcher, 2, width, seed=2)
+    out = [torch.full(x.shape, float("nan"), device=x.device) for x in (q, k)]
+    launcher.rotate(q, k, cos, sin, *out, norms=(*weights, 1e-3) if normed else None, dims=dims)
+    for x, weight, got in zip((q, k), weights, out, strict=True):
+        want = doubles(x)
+        if normed:
+            want = want / np.sqrt((want**2).mean(-1, keepdims=True) + 1e-3) * doubles(weight)
+        pairs = want[..., : turned // 2] + 1j * want[..., turned // 2 : turned]
+        pairs = pairs * np.exp(1j * doubles(angle))[:, None]
+        want[..., :turned] = np.concatenate([pairs.real, pairs.imag], -1)
+        np.testing.assert_allclose(doubles(got), want, rtol=0, atol=1e-5)
+
+
 # ---- attention
 
 

@@ -24,7 +24,7 @@ class Kernels:
     """See :class:`.replace.Operators`. `launcher`: of Triton's kernels."""
 
     experts = EXPERTS
-    has_gates = True
+    fuses = True
 
     def __init__(self, launcher: Any) -> None:
         self._launcher = launcher
@@ -101,7 +101,7 @@ class Kernels:
     def rotate(self, rotation: Rotation) -> tuple[Any, Any]:
         """See Operators."""
         q, k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (rotation.q, rotation.k))
-        self._launcher.rotate(rotation.q, rotation.k, rotation.cos[0], rotation.sin[0], q, k)
+        self._launcher.rotate(rotation.q, rotation.k, rotation.cos[0], rotation.sin[0], q, k, dims=rotation.dims)
         return q, k
 
     def take_experts(self, module: Any) -> None:

@@ -34,7 +34,7 @@ class Packed:
 
     pending: Rotation | None = None
     experts = EXPERTS
-    has_gates = False
+    fuses = False
     rotary: Any = None
     """Rotations by position for the library of attention, where `fuse` lets it rotate; else None."""
 

@@ -32,13 +32,13 @@ class Operators(Protocol):
     """What computes the replaced parts (:mod:`.packed` on CPUs, :mod:`.kernels` on GPUs).
 
     `pending`: a rotary embedding that the next attention computes, or None. `experts`: the name of its experts
-    function in `transformers`. `has_gates`: whether `gated_norm`, `delta_inputs` and
-    `mamba2_gates` are there.
+    function in `transformers`. `fuses`: whether `gated_norm`, `delta_inputs`,
+    `mamba2_gates` and rotations of some dimensions of a head are there.
     """
 
     pending: Rotation | None
     experts: str
-    has_gates: bool
+    fuses: bool
 
     def weight(self, weight: Any) -> Any:
         """A weight [out, in] as `linear` takes it."""
@@ -225,7 +225,7 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
     for norm in ours:
         norm.seen = seen
     decoder.serve(watch, 8, watch)
-    if operators.has_gates:
+    if operators.fuses:
         install_gates(model, operators, _whole, close)
     run()
     for norm in ours:
@@ -372,6 +372,8 @@ class _Rotary:
         self._original, self._operators, self._seen = original, operators, seen
         self._settled = False
         self._ours = self.late = True
+        self.some = False
+        """Whether heads are wider than the angles, so that only the first dimensions are rotated."""
         self._norms: list[_Norm] = []
         self._before: list[Any] = []
 
@@ -380,6 +382,8 @@ class _Rotary:
             self._ours = self._ours and self._settled
             return self._original(*args, **kwargs)
         q, k, cos, sin = args
+        if not self._settled:
+            self.some = self._operators.fuses and cos.shape[-1] < q.shape[-1] and not self._fills(*args)
         rotation = self._rotation(q, k, cos, sin)
         if self._settled and self.late:
             self._operators.pending = rotation
@@ -398,17 +402,23 @@ class _Rotary:
             first, second = self._norms
             norms = (first.weight, second.weight, first.epsilon)
             self._norms.clear()
-        return Rotation(q[0].transpose(0, 1), k[0].transpose(0, 1), cos, sin, norms)
+        dims = cos.shape[-1] if self.some else 0
+        return Rotation(q[0].transpose(0, 1), k[0].transpose(0, 1), cos, sin, norms, dims=dims)
 
-    @staticmethod
-    def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
+    def _fills(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
+        """Whether the angles are half as wide as what they rotate: the original changes the last dimensions."""
+        turned: Any = self._original(torch.ones_like(q), torch.ones_like(k), cos, sin)[0]
+        return bool((turned[..., cos.shape[-1] :] != 1).any())
+
+    def _fits(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
         width = q.shape[-1]
         return (
             q.ndim == k.ndim == 4
             and cos.ndim == 3
             and len(q) == len(cos) == 1
             and k.shape[-1] == width
-            and cos.shape[-1] in (width, width // 2)
+            and (cos.shape[-1] in (width, width // 2) or (self._operators.fuses and cos.shape[-1] < width))
+            and cos.shape[-1] % 2 == 0
             and q.stride(-1) == k.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1
             and cos.stride(1) == sin.stride(1)
         )
@@ -449,8 +459,13 @@ class _Watch(Silent):
                 x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
                 for x, y in ((query, last.q), (key, last.k))
             )
-        self.given = last, query.clone(), key.clone(), value.clone(), sinks
+        self.given: tuple[Any, ...] = last, query.clone(), key.clone(), value.clone(), sinks
         return super().attend(layer, query, key, value, sinks)
+
+    def delta_rule(self, layer: Any, query: Any, key: Any, value: Any, decay: Any, beta: Any) -> Any:
+        """See States."""
+        self.given = None, *(x.clone() for x in (query, key, value, decay, beta)), None
+        return super().delta_rule(layer, query, key, value, decay, beta)
 
 
 def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, watch: _Watch) -> Parts | None:
@@ -459,10 +474,11 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
     `args`, `kwargs`: its arguments. Where more than that stands between the products of attention, only its last one
     adds the residual.
     """
-    names = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+    mixer, product = ("linear_attn", "out_proj") if hasattr(block, "linear_attn") else ("self_attn", "o_proj")
+    names = (mixer, "mlp", "input_layernorm", "post_attention_layernorm")
     parts: list[Any] = [getattr(block, name, None) for name in names]
     attention, mlp, first, second = parts
-    out: Any = getattr(attention, "o_proj", None)
+    out: Any = getattr(attention, product, None)
     down: Any = getattr(mlp, "down_proj", None)
     if {name for name, _ in block.named_children()} != {*names} or not _adds(out):
         return None
@@ -479,8 +495,8 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
 
     def around(hidden_states: Any, first: Any = first, **kwargs: Any) -> Any:
         out.add(hidden_states)
-        attended, *_ = attention(hidden_states=first(hidden_states), **kwargs)
-        return feed(attended)
+        attended = attention(hidden_states=first(hidden_states), **kwargs)
+        return feed(attended[0] if isinstance(attended, tuple) else attended)
 
     def within(hidden_states: Any, position_embeddings: Any, first: Any = first, **kwargs: Any) -> Any:
         attended = inner(first(hidden_states), position_embeddings)
@@ -570,7 +586,8 @@ def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | 
             )
         )
         cos, sin, *positions = angles
-        operators.pending = Rotation(q, k, cos, sin, before, *positions)
+        dims = cos.shape[-1] if rotary.some else 0
+        operators.pending = Rotation(q, k, cos, sin, before, *positions, dims=dims)
         return state[STORE].attend(layer, q, k, v, None).flatten(1)[None]
 
     return forward, whole, before
@@ -581,7 +598,9 @@ def _same(one: Any, two: Any) -> bool:
     (turn, *tensors, sinks), (other, *others, none) = one, two
     if sinks is not none or (turn is None) != (other is None):
         return False
-    angles = turn is None or (turn.cos is other.cos and turn.sin is other.sin and turn.norms == other.norms)
+    angles = turn is None or (
+        turn.cos is other.cos and turn.sin is other.sin and (turn.norms, turn.dims) == (other.norms, other.dims)
+    )
     return angles and all(a.shape == b.shape and close(a, b) for a, b in zip(tensors, others, strict=True))
 
 

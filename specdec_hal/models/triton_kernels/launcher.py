@@ -293,20 +293,24 @@ class Launcher:
     def rotate(
         self, q: Any, k: Any, cos: Any, sin: Any, q_out: Any, k_out: Any, *, norms: Norms | None = None,
         value: Any | None = None, lines: Any | None = None, positions: Any | None = None,
+        dims: int = 0,
     ) -> None:  # fmt: skip
         """`q_out` and `k_out` = rotated `q` and `k` [T, heads, width], whose last stride is 1: :func:`.rows.rotate`.
 
         With `lines` `k_out` is the cache, which takes `value` too. `norms`: of the heads before. `positions`: of the
-        rows, if `cos` and `sin` are by position.
+        rows, if `cos` and `sin` are by position. `dims`: of a head, which are rotated; 0: all.
         """
         rows, heads, width = q.shape
         q_weight, k_weight, epsilon = norms or (None, None, 0.0)
         v = k if value is None else value
+        half = (dims or width) // 2
         rotate[(rows, 2 if lines is None else 3)](
             q, k, v, cos, sin, positions, len(cos), q_weight, k_weight, q_out, k_out, lines, *q.stride()[:2],
-            *k.stride()[:2], *v.stride()[:2], cos.stride(0), epsilon, HEADS=heads, KV_HEADS=k.shape[1], HALF=width // 2,
-            SECOND=cos.shape[1] - width // 2, VALUE_DIM=v.shape[2], BLOCK_SIZE=1 if lines is None else k_out.shape[2],
-            BLOCK_H=power_of_2(max(heads, k.shape[1])), BLOCK_D=power_of_2(width // 2), **self._options(rows),
+            *k.stride()[:2], *v.stride()[:2], cos.stride(0), epsilon, HEADS=heads, KV_HEADS=k.shape[1], DIM=width,
+            HALF=half, SECOND=cos.shape[1] - half, VALUE_DIM=v.shape[2],
+            BLOCK_SIZE=1 if lines is None else k_out.shape[2], BLOCK_H=power_of_2(max(heads, k.shape[1])),
+            BLOCK_D=power_of_2(half), BLOCK_REST=power_of_2(max(width - 2 * half, 1)), BLOCK_V=power_of_2(width),
+            **self._options(rows),
         )  # fmt: skip
 
     def store(self, key: Any, value: Any, pool: Any, lines: Any) -> None:

@@ -76,45 +76,63 @@ def rotate(
     epsilon,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
     HALF: tl.constexpr,
     SECOND: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Rotary embeddings (Su et al., arXiv:2104.09864) of dimensions i and HALF + i, computed in float32.
 
-    `q` [rows, HEADS, 2 HALF], with rows every `q_line` and heads every `q_head` elements, and `k` likewise; `q_out`
-    contiguous. `q_weight` and `k_weight` [2 HALF], or None: of RMSNorms of the heads before. `cos` and `sin` [rows,
-    HALF + SECOND], every `angle_line`: those of the second dimensions begin at SECOND. With `positions` int64 [rows]
-    they are [angles, HALF + SECOND], by position. Without `lines`, `k_out` is
+    `q` [rows, HEADS, DIM], with rows every `q_line` and heads every `q_head` elements, and `k` likewise; `q_out`
+    contiguous. Dimensions from 2 HALF on are not rotated. `q_weight` and `k_weight` [DIM], or None: of RMSNorms of the
+    heads before. `cos` and `sin` [rows, HALF + SECOND], every `angle_line`: those of the second dimensions begin at
+    SECOND. With `positions` int64 [rows] they are [angles, HALF + SECOND], by position. Without `lines`, `k_out` is
     contiguous too, and the grid (rows, 2). With `lines` it is the cache, to which values go as well, as in
     :func:`store`; grid (rows, 3).
     """
     begin(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    q_at, k_at = q_out + row * (HEADS * 2 * HALF), k_out
+    q_at, k_at = q_out + row * (HEADS * DIM), k_out
     if lines is None:
-        k_at += row * (KV_HEADS * 2 * HALF)
+        k_at += row * (KV_HEADS * DIM)
     else:
-        k_at += tl.load(lines + row) * (KV_HEADS * 2 * HALF)
+        k_at += tl.load(lines + row) * (KV_HEADS * DIM)
     angle = row
     if positions is not None:
         angle = tl.minimum(tl.load(positions + row), angles - 1)
     cos_at, sin_at = cos + angle * angle_line, sin + angle * angle_line
     if part == 0:
+        x = q + row * q_line
         _rotate(
-            q + row * q_line, q_head, q_weight, q_at, cos_at, sin_at, epsilon, HEADS, HALF, SECOND, BLOCK_H, BLOCK_D
+            x, q_head, q_weight, q_at, cos_at, sin_at, epsilon, HEADS, DIM, HALF, SECOND, BLOCK_H, BLOCK_D, BLOCK_REST
         )
     elif part == 1:
+        x = k + row * k_line
         _rotate(
-            k + row * k_line, k_head, k_weight, k_at, cos_at, sin_at, epsilon, KV_HEADS, HALF, SECOND, BLOCK_H, BLOCK_D
+            x,
+            k_head,
+            k_weight,
+            k_at,
+            cos_at,
+            sin_at,
+            epsilon,
+            KV_HEADS,
+            DIM,
+            HALF,
+            SECOND,
+            BLOCK_H,
+            BLOCK_D,
+            BLOCK_REST,
         )
     else:
-        to = k_at + BLOCK_SIZE * (KV_HEADS * 2 * HALF)
-        _copy(value + row * value_line, value_head, to, KV_HEADS, 2 * HALF, VALUE_DIM, BLOCK_H, 2 * BLOCK_D)
+        to = k_at + BLOCK_SIZE * (KV_HEADS * DIM)
+        _copy(value + row * value_line, value_head, to, KV_HEADS, DIM, VALUE_DIM, BLOCK_H, BLOCK_V)
 
 
 @triton.jit
@@ -127,26 +145,39 @@ def _rotate(
     sin,
     epsilon,
     HEADS: tl.constexpr,
+    DIM: tl.constexpr,
     HALF: tl.constexpr,
     SECOND: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
     head, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
     inside, within = (head < HEADS) & (d < HALF), d < HALF
     first = tl.load(x + head * stride + d, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(x + head * stride + HALF + d, mask=inside, other=0.0).to(tl.float32)
+    if DIM > 2 * HALF:
+        far = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        there = (head < HEADS) & (far < DIM)
+        rest = tl.load(x + head * stride + far, mask=there, other=0.0).to(tl.float32)
     if weight is not None:
-        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + epsilon)[:, None]
+        total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        if DIM > 2 * HALF:
+            total += tl.sum(rest * rest, 1)
+        scale = tl.rsqrt(total / DIM + epsilon)[:, None]
         first *= scale * tl.load(weight + d, mask=within, other=0.0).to(tl.float32)
         second *= scale * tl.load(weight + HALF + d, mask=within, other=0.0).to(tl.float32)
+        if DIM > 2 * HALF:
+            rest *= scale * tl.load(weight + far, mask=far < DIM, other=0.0).to(tl.float32)
     a = tl.load(cos + d, mask=within, other=0.0).to(tl.float32)
     b = tl.load(sin + d, mask=within, other=0.0).to(tl.float32)
     c = tl.load(cos + d + SECOND, mask=within, other=0.0).to(tl.float32)
     e = tl.load(sin + d + SECOND, mask=within, other=0.0).to(tl.float32)
-    at = out + head * (2 * HALF) + d
+    at = out + head * DIM + d
     tl.store(at, (first * a - second * b).to(out.dtype.element_ty), mask=inside)
     tl.store(at + HALF, (second * c + first * e).to(out.dtype.element_ty), mask=inside)
+    if DIM > 2 * HALF:
+        tl.store(out + head * DIM + far, rest.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
