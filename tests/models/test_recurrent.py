@@ -507,6 +507,7 @@ def test_bits_of_the_gpu_model(tmp_path: Path, triton_device: str, monkeypatch: 
     import torch
 
     from specdec_hal.models.transformers import device
+    from specdec_hal.models.transformers.gates import DeltaLayer
     from specdec_hal.models.transformers.load import load_decoder
     from specdec_hal.models.triton_kernels.launcher import Launcher
     from specdec_hal.runner import build as build_module
@@ -522,6 +523,7 @@ def test_bits_of_the_gpu_model(tmp_path: Path, triton_device: str, monkeypatch: 
     make = partial(Launcher, torch.device(triton_device))
     model = device.DeviceTransformers(decoder, make_launcher=make, batch_invariant=True)
     assert model.capabilities.static_shapes
+    assert sum(isinstance(module.forward, DeltaLayer) for module in decoder.model.modules()) == 1
     prompts, rows, texts = ([7, 8] * 4 + [5], [9, 5, 6], [11], [7, 8] * 4 + [3]), None, None
     runs = ("naive", "states", 4), ("ngram", "replay", 4), ("ngram", "states", 12), ("ngram", "replay", 12)
     for method, storage, blocks in runs:

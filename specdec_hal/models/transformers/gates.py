@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,20 +24,33 @@ Close = Callable[[Any, Any], bool]
 """Whether two results are equal up to rounding."""
 
 
-def install_gates(model: Any, operators: Any, whole_of: Callable[[list[Any]], Any], close: Close) -> None:
+class Gates(Protocol):
+    """What computes gates (:mod:`.kernels`)."""
+
+    def gated_norm(self, x: Any, gate: Any, weight: Any, epsilon: float, gate_first: bool, sigmoid: bool) -> Any:
+        """Of `x`, `gate` [T, n, D]: see :class:`GatedNorm`."""
+
+    def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, d_k: int, d_v: int) -> tuple[Any, ...]:
+        """Queries, keys, values, decay and beta of a gated delta rule: see :class:`DeltaLayer`."""
+
+    def mamba2_gates(self, dt: Any, a: Any, dt_bias: Any, limits: Any) -> tuple[Any, Any]:
+        """See :func:`specdec_hal.models.states.mamba2_gates`."""
+
+
+def install_gates(model: Any, gates: Gates, whole_of: Callable[[list[Any]], Any], close: Close) -> None:
     """Replace norms with a gate, layers with a gated delta rule, and gates of Mamba-2.
 
     `whole_of`: the product whose parts some modules are, in their order, or None.
     """
     for module in model.modules():
         if type(module).__name__.endswith(_GATED) and getattr(module, "weight", None) is not None:
-            _replace_norm(module, operators, close)
+            _replace_norm(module, gates, close)
     for module in model.modules():
         parts = [getattr(module, name, None) for name in _PROJECTIONS]
         if LAYER in module.__dict__ and None not in parts and (whole := whole_of(parts)) is not None:
-            _replace_layer(module, operators, whole, close)
+            _replace_layer(module, gates, whole, close)
         elif getattr(module.__dict__.get(LAYER), "op", "") == MAMBA2:
-            module.__dict__[GATES] = operators.mamba2_gates
+            module.__dict__[GATES] = gates.mamba2_gates
 
 
 class GatedNorm:
@@ -46,17 +59,17 @@ class GatedNorm:
     `width`: of the parts of a row that are normed, each by itself.
     """
 
-    def __init__(self, module: Any, operators: Any, gate_first: bool, sigmoid: bool, width: int) -> None:
+    def __init__(self, module: Any, gates: Gates, gate_first: bool, sigmoid: bool, width: int) -> None:
         self._weight, self._epsilon = module.weight.detach(), module.variance_epsilon
-        self._operators, self._how, self._width = operators, (gate_first, sigmoid), width
+        self._gates, self.how, self.width = gates, (gate_first, sigmoid), width
         self._library = module.forward
 
     def __call__(self, hidden_states: Any, gate: Any = None) -> Any:
         """Of [.., D] or [T, heads, D]."""
         if gate is None or gate.shape != hidden_states.shape:
             return self._library(hidden_states, gate)
-        parts = (self._parts(x) for x in (hidden_states, gate))
-        out = self._operators.gated_norm(*parts, self._weight, self._epsilon, *self._how)
+        x, gate = self._parts(hidden_states), self._parts(gate)
+        out = self._gates.gated_norm(x, gate, self._weight, self._epsilon, *self.how)
         return out.view(hidden_states.shape)
 
     def _parts(self, x: Any) -> Any:
@@ -64,13 +77,13 @@ class GatedNorm:
         x = x[0] if x.ndim > 2 and len(x) == 1 else x
         if x.stride()[1:] not in ((1,), (x.shape[-1], 1)):
             x = x.contiguous()
-        n = x[0].numel() // self._width
+        n = x[0].numel() // self.width
         if x.is_contiguous() and n == 1:
-            return x.view(-1, 1, self._width)
-        return x.as_strided((len(x), n, self._width), (x.stride(0), self._width, 1))
+            return x.view(-1, 1, self.width)
+        return x.as_strided((len(x), n, self.width), (x.stride(0), self.width, 1))
 
 
-def _replace_norm(module: Any, operators: Any, close: Close) -> None:
+def _replace_norm(module: Any, gates: Gates, close: Close) -> None:
     weight = module.weight
     if weight.ndim != 1 or not isinstance(getattr(module, "variance_epsilon", None), float):
         return
@@ -80,7 +93,7 @@ def _replace_norm(module: Any, operators: Any, close: Close) -> None:
     cases = [(x * scale, gate) for scale in (1.0, 1e-3, 32.0)]
     expected = [module(*case) for case in cases]
     for gate_first, sigmoid in product((False, True), repeat=2):
-        ours = GatedNorm(module, operators, gate_first, sigmoid, width)
+        ours = GatedNorm(module, gates, gate_first, sigmoid, width)
         if all(close(want, ours(*case)) for want, case in zip(expected, cases, strict=True)):
             module.forward = ours
             return
@@ -98,8 +111,8 @@ class _Taken(Silent):
 class DeltaLayer:
     """The forward of a layer whose projections are the parts of `whole`."""
 
-    def __init__(self, module: Any, operators: Any, whole: Any) -> None:
-        self._module, self._operators, self._whole = module, operators, whole
+    def __init__(self, module: Any, gates: Gates, whole: Any) -> None:
+        self._module, self._gates, self._whole = module, gates, whole
         self._rate, self._bias = -module.A_log.detach().float().exp(), module.dt_bias.detach().float()
         self._taps, self._convolution = module.conv1d.weight.detach().squeeze(1), module.conv1d.bias
 
@@ -110,17 +123,17 @@ class DeltaLayer:
         store, layer = state[STORE], state[LAYER]
         mixed, z, b, a = self._whole.product(hidden_states)[0].split_with_sizes(self._whole.sizes, -1)
         mixed = store.convolve(layer, mixed, self._taps, self._convolution, True)
-        inputs = self._operators.delta_inputs(mixed, a, b, self._rate, self._bias, module.head_k_dim, module.head_v_dim)
+        inputs = self._gates.delta_inputs(mixed, a, b, self._rate, self._bias, module.head_k_dim, module.head_v_dim)
         core = store.delta_rule(layer, *inputs)
         core = module.norm.forward(core, z.unflatten(-1, (heads, -1)))
         return module.out_proj(core.reshape(1, len(core), -1))
 
 
-def _replace_layer(module: Any, operators: Any, whole: Any, close: Close) -> None:
+def _replace_layer(module: Any, gates: Gates, whole: Any, close: Close) -> None:
     names = ("A_log", "dt_bias", "conv1d", "norm", "out_proj", "head_k_dim", "head_v_dim")
     if not all(hasattr(module, name) for name in names) or getattr(module, "activation", "") not in ("silu", "swish"):
         return
-    ours, state = DeltaLayer(module, operators, whole), module.__dict__
+    ours, state = DeltaLayer(module, gates, whole), module.__dict__
     before, state[STORE] = state[STORE], (store := _Taken())
     try:
         for x in _inputs(module):

@@ -24,10 +24,14 @@ class Kernels:
     """See :class:`.replace.Operators`. `launcher`: of Triton's kernels."""
 
     experts = EXPERTS
-    fuses = True
 
     def __init__(self, launcher: Any) -> None:
         self._launcher = launcher
+
+    @property
+    def gates(self) -> Kernels:
+        """See Operators."""
+        return self
 
     @property
     def pending(self) -> Rotation | None:

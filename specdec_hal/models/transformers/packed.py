@@ -34,7 +34,7 @@ class Packed:
 
     pending: Rotation | None = None
     experts = EXPERTS
-    fuses = False
+    gates = None
     rotary: Any = None
     """Rotations by position for the library of attention, where `fuse` lets it rotate; else None."""
 

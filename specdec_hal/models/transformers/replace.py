@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from specdec_hal.models.attention import Layer
 from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.transformers.bits import Silent
-from specdec_hal.models.transformers.gates import install_gates
+from specdec_hal.models.transformers.gates import Gates, install_gates
 from specdec_hal.models.transformers.interface import LAYER, STORE
 
 _ROTATE = "apply_rotary_pos_emb"
@@ -32,13 +32,16 @@ class Operators(Protocol):
     """What computes the replaced parts (:mod:`.packed` on CPUs, :mod:`.kernels` on GPUs).
 
     `pending`: a rotary embedding that the next attention computes, or None. `experts`: the name of its experts
-    function in `transformers`. `fuses`: whether `gated_norm`, `delta_inputs`,
-    `mamba2_gates` and rotations of some dimensions of a head are there.
+    function in `transformers`. `gates`: of recurrent layers, or None; with them `rotate` takes rotations of some
+    dimensions of a head.
     """
 
     pending: Rotation | None
     experts: str
-    fuses: bool
+
+    @property
+    def gates(self) -> Gates | None:
+        """What computes gates."""
 
     def weight(self, weight: Any) -> Any:
         """A weight [out, in] as `linear` takes it."""
@@ -51,15 +54,6 @@ class Operators(Protocol):
 
     def gated(self, module: Any) -> Callable[[Any], Any] | None:
         """A function for act(gate(x)) * up(x) of such an MLP without biases; None if there is none."""
-
-    def gated_norm(self, x: Any, gate: Any, weight: Any, epsilon: float, gate_first: bool, sigmoid: bool) -> Any:
-        """Of `x`, `gate` [T, n, D]: see :class:`.gates.GatedNorm`."""
-
-    def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, d_k: int, d_v: int) -> tuple[Any, ...]:
-        """Queries, keys, values, decay and beta of a gated delta rule (:class:`.gates.DeltaLayer`)."""
-
-    def mamba2_gates(self, dt: Any, a: Any, dt_bias: Any, limits: Any) -> tuple[Any, Any]:
-        """See :func:`specdec_hal.models.states.mamba2_gates`."""
 
     def rotate(self, rotation: Rotation) -> tuple[Any, Any]:
         """Rotated queries and keys [T, heads, width]."""
@@ -225,8 +219,8 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
     for norm in ours:
         norm.seen = seen
     decoder.serve(watch, 8, watch)
-    if operators.fuses:
-        install_gates(model, operators, _whole, close)
+    if operators.gates is not None:
+        install_gates(model, operators.gates, _whole, close)
     run()
     for norm in ours:
         norm.seen = None
@@ -383,7 +377,7 @@ class _Rotary:
             return self._original(*args, **kwargs)
         q, k, cos, sin = args
         if not self._settled:
-            self.some = self._operators.fuses and cos.shape[-1] < q.shape[-1] and not self._fills(*args)
+            self.some = self._operators.gates is not None and cos.shape[-1] < q.shape[-1] and not self._fills(*args)
         rotation = self._rotation(q, k, cos, sin)
         if self._settled and self.late:
             self._operators.pending = rotation
@@ -417,7 +411,7 @@ class _Rotary:
             and cos.ndim == 3
             and len(q) == len(cos) == 1
             and k.shape[-1] == width
-            and (cos.shape[-1] in (width, width // 2) or (self._operators.fuses and cos.shape[-1] < width))
+            and (cos.shape[-1] in (width, width // 2) or (self._operators.gates is not None and cos.shape[-1] < width))
             and cos.shape[-1] % 2 == 0
             and q.stride(-1) == k.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1
             and cos.stride(1) == sin.stride(1)
@@ -587,7 +581,7 @@ def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | 
         )
         cos, sin, *positions = angles
         dims = cos.shape[-1] if rotary.some else 0
-        operators.pending = Rotation(q, k, cos, sin, before, *positions, dims=dims)
+        operators.pending = Rotation(q, k, cos, sin, before, positions[0] if positions else None, dims)
         return state[STORE].attend(layer, q, k, v, None).flatten(1)[None]
 
     return forward, whole, before
