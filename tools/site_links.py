@@ -1,15 +1,19 @@
-"""What `mkdocs build` does to pages: a link to a file of the repository outside of docs/ becomes its path."""
+"""What `mkdocs build` does to pages: plots are drawn, and a link to a file outside of docs/ becomes its path."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tools")]
+
+import site_plots  # noqa: E402
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -27,7 +31,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", shown, markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Roles of reStructuredText in docstrings are code."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Plots in their places; roles of reStructuredText in docstrings are code."""
+    numbers = posixpath.relpath("numbers", page.url or ".") + "/"
+    html = re.sub(r"<!-- plot: ([\w-]+) -->", lambda found: site_plots.drawn(found[1], numbers), html)
     html = re.sub(r":(?:class|func|attr|meth|mod):<code>~?", "<code>", html)
     return re.sub(r"<code>([\w.]+) &lt;[\w.]+&gt;</code>", r"<code>\1</code>", html)

@@ -63,7 +63,7 @@ def test_no_word_is_broken(cells: list[list[str]], width: int) -> None:
         assert word in shown
 
 
-@pytest.mark.parametrize("name", ["h200-verify", "h200-ngram", "methods-cpu"])
+@pytest.mark.parametrize("name", ["h200-verify", "h200-ngram", "cpu-compare-sweep"])
 def test_recorded_results_are_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = RESULTS / f"{name}.json"
     assert main(["bench", "--read", str(path)]) == 0
