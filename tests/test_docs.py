@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+import specdec_hal as sd
 from specdec_hal.cli import make_parser
 from specdec_hal.config import parse
 from specdec_hal.plugin.registry import Registry
@@ -101,3 +104,20 @@ def test_a_look_up_takes_at_most_two_files() -> None:
                 code = (ROOT / "docs/learn" / file).read_text()
                 missing = [name for name in names for word in name.split(".") if not re.search(rf"\b{word}\b", code)]
                 assert not missing, f"{file} has no {missing}"
+
+
+@pytest.mark.parametrize("name", sd.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    """Classes with their public members and what their constructors take, and functions."""
+    public = getattr(sd, name)
+    if not inspect.isclass(public):
+        assert not callable(public) or public.__doc__
+        return
+    text, init = vars(public).get("__doc__") or "", vars(public).get("__init__")
+    assert text and not text.startswith(f"{name}("), "only what dataclasses write"
+    if inspect.isfunction(init) and not is_dataclass(public):
+        words = set(re.findall(r"\w+", f"{text} {init.__doc__}"))
+        assert set(inspect.signature(init).parameters) - words <= {"self"}
+    members = {key: getattr(value, "fget", value) for key, value in vars(public).items() if not key.startswith("_")}
+    functions = {key: getattr(value, "__func__", value) for key, value in members.items()}
+    assert not [key for key, value in functions.items() if inspect.isfunction(value) and not value.__doc__]

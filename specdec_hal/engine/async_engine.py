@@ -156,9 +156,10 @@ class AsyncEngine:
             async for delta in engine.generate("def add(a, b):", SamplingParams(max_new_tokens=16)):
                 print(delta.text, end="")
 
-    Arguments are those of :class:`~specdec_hal.engine.LLM`. One thread owns the runner. Every stream ends with a delta
-    whose `finish_reason` is set, or raises. Closing a stream early cancels its request. Unless
-    ``engine.warm_up`` is false, the thread warms the runner up first: :attr:`unready` says so, and requests wait.
+    `model`, `config`, `tokenizer`, `registry` and `overrides` are those of :class:`~specdec_hal.engine.LLM`. One thread
+    owns the runner. Every stream ends with a delta whose `finish_reason` is set, or raises. Closing a stream early
+    cancels its request. Unless ``engine.warm_up`` is false, the thread warms the runner up first: :attr:`unready` says
+    so, and requests wait.
     """
 
     def __init__(

@@ -112,9 +112,10 @@ class LLM:
     omitted. `overrides`: keys of the sections `model`, `runner` and `engine`, or sections with some of their keys,
     which override `config`: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``. vLLM's
     `tensor_parallel_size`, `num_gpu_blocks_override` and `speculative_config` are `tensor_parallel`, `num_kv_blocks`
-    and `speculative`. `tokenizer`: a loaded one, or its folder; None: the checkpoint's. With ``warm_up=True``
-    everything is compiled and captured before the first prompt (:meth:`ModelRunner.warm_up
-    <specdec_hal.runner.ModelRunner.warm_up>`). ConfigError for settings, CheckpointError for files that are wrong.
+    and `speculative`. `tokenizer`: a loaded one, or its folder; None: the checkpoint's. `registry`: of plug-ins; None:
+    the process's own. With ``warm_up=True`` everything is compiled and captured before the first prompt
+    (:meth:`ModelRunner.warm_up <specdec_hal.runner.ModelRunner.warm_up>`). ConfigError for settings, CheckpointError
+    for files that are wrong.
 
     Leaving a ``with`` block closes it.
     """

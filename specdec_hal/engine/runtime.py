@@ -34,7 +34,7 @@ def load(
 
 
 class Runtime:
-    """A configuration and its registry. Objects are built on first use."""
+    """A `config` and its `registry` (None: the process's own). Objects are built on first use."""
 
     def __init__(self, config: Config, registry: Registry | None = None) -> None:
         self.config, self.registry = config, or_default(registry)

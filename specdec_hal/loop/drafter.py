@@ -39,8 +39,9 @@ class Drafter:
     `num_speculative_tokens` K, the most drafts per request and call (0..31). `settings` are the keys of the method's
     section in a configuration (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ``continue_cycles``, ...).
     With `match_factor` (method ngram; `max_factor` for suffix), a match of n tokens gives at most that many times n
-    drafts, since continuations of short matches are right less often. On a GPU, `framework` ("torch", "paddle")
-    holds the buffers. Raises ConfigError for settings, and the errors of `get_backend`.
+    drafts, since continuations of short matches are right less often. On a GPU, `framework` ("torch", "paddle") holds
+    the buffers. `registry`: of plug-ins; None: the process's own. Raises ConfigError for settings, and the errors of
+    `get_backend`.
 
     >>> import specdec_hal as sd
     >>> drafter = sd.Drafter(method="ngram", backend="reference", num_speculative_tokens=3, max_ngram_size=4)

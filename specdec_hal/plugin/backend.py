@@ -170,7 +170,7 @@ class OpStatus:
 
 
 class BoundOp:
-    """A checked call that can be launched repeatedly: ``op(stream)``.
+    """A checked call that can be launched repeatedly: ``op(stream)``; a `backend` binds a `call` to its `launch`.
 
     It keeps its tensors alive and works on their memory, so write into them in place: ``x += y`` on a Paddle tensor
     makes a new tensor under the old name, which the plan does not see.

@@ -58,12 +58,12 @@ _log = logging.getLogger("specdec_hal")
 class ModelRunner:
     """Decodes many requests at once, even more than there are slots, with or without speculation.
 
-    :func:`build_runner` makes one; ``runner.add_request(Request("a", ids)); outputs = runner.run()``. With a fixed seed
-    a request's tokens do not depend on drafts, slot, batch, chunking, preemption or overlap (strategy TARGET_MATCH or
-    GREEDY), as far as the model's logits do not. With overlap a step is launched before the previous one is read; what
-    only the host knows takes effect a step later, and tokens beyond it are dropped. Not thread-safe: one thread adds,
-    steps and cancels; callbacks run on it and may add or cancel. RunnerBusyError for a step inside a callback, or on
-    another thread.
+    :func:`build_runner` makes one, of its `parts`; ``runner.add_request(Request("a", ids)); outputs = runner.run()``.
+    With a fixed seed a request's tokens do not depend on drafts, slot, batch, chunking, preemption or overlap (strategy
+    TARGET_MATCH or GREEDY), as far as the model's logits do not. With overlap a step is launched before the previous
+    one is read; what only the host knows takes effect a step later, and tokens beyond it are dropped. Not thread-safe:
+    one thread adds, steps and cancels; callbacks run on it and may add or cancel. RunnerBusyError for a step inside a
+    callback, or on another thread.
     """
 
     def __init__(self, parts: RunnerParts) -> None:

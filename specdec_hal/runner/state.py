@@ -126,7 +126,7 @@ class DecodeState(OpTensors):
     the lengths of `think_end_text` and `answer_start_ids`, G = `max_blocks` (KV blocks per slot; 0 without block
     tables). Outside the vocabulary: :attr:`bias` on logits (`max_logit_bias` tokens per slot), and :attr:`slot_masks`
     (allowed tokens of `vocab_size`). `ids_remove_padding` is a column [T_cap, 1], which ops accept for [T_cap] and for
-    rows of width 1.
+    rows of width 1. `end_tokens`: ids that end every request. `device`: where the tensors are; None: NumPy arrays.
     """
 
     def __init__(
