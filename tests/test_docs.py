@@ -15,6 +15,7 @@ import specdec_hal as sd
 from specdec_hal.cli import make_parser
 from specdec_hal.config import parse
 from specdec_hal.plugin.registry import Registry
+from tests.support.architectures import PAGE, recorded, with_table
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -121,3 +122,8 @@ def test_public_names_are_documented(name: str) -> None:
     members = {key: getattr(value, "fget", value) for key, value in vars(public).items() if not key.startswith("_")}
     functions = {key: getattr(value, "__func__", value) for key, value in members.items()}
     assert not [key for key, value in functions.items() if inspect.isfunction(value) and not value.__doc__]
+
+
+def test_the_table_of_architectures_is_that_of_the_record() -> None:
+    page = PAGE.read_text()
+    assert with_table(page, recorded()) == page, "run tools/architectures.py --write"

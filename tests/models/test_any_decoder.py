@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unittest.mock
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +17,11 @@ from specdec_hal.errors import BackendUnavailableError, CheckpointError, Unsuppo
 from specdec_hal.models import load_model
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
-from specdec_hal.runner import SamplingParams
-from tests.runner.conftest import make_runner
-from tests.support.decoding import outputs_of
-from tests.support.hf_models import ARCHITECTURES, RECURRENT, REFUSED, VOCABULARY, Case, write_model
+from tests.support.architectures import Models
+from tests.support.hf_models import ARCHITECTURES, RECURRENT, REFUSED, VOCABULARY, write_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("few_sizes")]
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
-
-
-class Models(Case):
-    """The checkpoint under our KV cache."""
-
-    kind = ""
-
-    @cached_property
-    def host(self) -> Any:
-        return load_model(self.folder, "transformers")
-
-    @cached_property
-    def device(self) -> Any:
-        """The model for GPUs, on a CPU: attention by PyTorch's operators."""
-        from specdec_hal.models.transformers.device import DeviceTransformers
-        from specdec_hal.models.transformers.load import load_decoder
-
-        return DeviceTransformers(load_decoder(self.folder, "cpu", "float32"))
-
-    def decode(self, model: Any, method: str, **settings: Any) -> tuple[list[list[int]], dict[str, Any]]:
-        """A runner's outputs for the prompts, in one batch, and its counts."""
-        k = 0 if method == "none" else 3
-        runner = make_runner(
-            model=model,
-            speculative={
-                "method": "ngram" if method == "none" else method,
-                "num_speculative_tokens": k,
-                "adaptive": False,
-            },
-            runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64, **settings},
-        )
-        params = SamplingParams(max_new_tokens=self.new_tokens)
-        outputs = outputs_of(runner, *((prompt, params) for prompt in self.prompts))
-        return [list(output.token_ids) for output in outputs], runner.summary()
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
@@ -71,39 +35,15 @@ def test_logits(case: Models) -> None:
     """Of two texts in parts that share steps, with rows that are taken back; every layer's hidden states too."""
     model, reference = case.host, case.reference
     texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 40))
-    wrong = (texts[0][20:24] + 1) % VOCABULARY
-    model.allocate(3, 64)
     layers = tuple(range(len(model.capabilities.hidden_layers) - 1))
     assert len(layers) == reference.config.num_hidden_layers
-    got: list[list[Any]] = [[], []]
-    hidden: list[Any] = []
-
-    def step(*parts: tuple[int, int, Any]) -> list[Any]:
-        segments, ids = [], np.concatenate([tokens for *_, tokens in parts])
-        start = 0
-        for slot, position, tokens in parts:
-            segments.append(Segment(2 * slot, start, len(tokens), position))
-            start += len(tokens)
-        states = model.forward(ForwardBatch(ids, segments, layers))
-        logits = model.compute_logits(states[FINAL_NORM]).numpy()
-        hidden.append(np.stack([states[layer].numpy() for layer in layers]))
-        return [logits[s.start : s.start + s.length] for s in segments]
-
-    a, b = texts
-    got[0] += step((0, 0, a[:19]))
-    for i, part in enumerate(step((1, 0, b[:7]), (0, 19, np.r_[a[19:20], wrong]))):
-        got[1 - i].append(part[: len(part) - 4 * i])
-    for i, part in enumerate(step((0, 20, a[20:]), (1, 7, b[7:]))):
-        got[i].append(part)
-    for i, text in enumerate(texts):
-        want = case.logits(text)
-        np.testing.assert_allclose(np.concatenate(got[i]), want, rtol=0, atol=1e-4 * max(1.0, np.abs(want).max()))
+    hidden = case.check_logits(texts, layers)
     import torch
 
     with torch.inference_mode():
-        states = reference(torch.as_tensor(a)[None], output_hidden_states=True).hidden_states
+        states = reference(torch.as_tensor(texts[:1]), output_hidden_states=True).hidden_states
     for layer in layers[:-1]:  # the library gives the last one after the norm
-        np.testing.assert_allclose(hidden[0][layer], states[layer + 1][0, :19].numpy(), rtol=0, atol=1e-3)
+        np.testing.assert_allclose(hidden[layer], states[layer + 1][0, :19].numpy(), rtol=0, atol=1e-3)
 
 
 def test_tokens(case: Models) -> None:

@@ -174,6 +174,15 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
     torch.manual_seed(3)
     config = config_of(kind, **changes)
     model = (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config)
+    enlarge(model, 2 if kind in RECURRENT else 4)
+    model.save_pretrained(folder)
+    return folder
+
+
+def enlarge(model: Any, factor: float) -> None:
+    """Multiply random weights by `factor`, so that tokens are chosen clearly."""
+    import torch
+
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1 and name.endswith("norm.weight"):
@@ -185,9 +194,7 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
             elif name.endswith(("dt_bias", ".D")):
                 continue
             else:
-                weight.mul_(2 if kind in RECURRENT else 4)
-    model.save_pretrained(folder)
-    return folder
+                weight.mul_(factor)
 
 
 @dataclass
@@ -215,7 +222,11 @@ class Case:
         import torch
 
         with torch.inference_mode():
-            logits: npt.NDArray[np.float32] = self.reference(torch.as_tensor(ids)[None]).logits[0].numpy()
+            text = torch.as_tensor(ids)[None]
+            # Without a mask some classes (Moshi) attend to later tokens too.
+            logits: npt.NDArray[np.float32] = (
+                self.reference(text, attention_mask=torch.ones_like(text)).logits[0].numpy()
+            )
         return logits
 
     @cached_property

@@ -31,7 +31,7 @@ from specdec_hal.models.survey import check_finite, compare, refused
 from specdec_hal.models.transformers import mimo  # noqa: F401  (registers it)
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
-from specdec_hal.models.transformers.survey import base_of, check_class, survey
+from specdec_hal.models.transformers.survey import NO_INTERFACE, base_of, check_class, survey
 from specdec_hal.models.transformers.tensor_parallel import Division
 from specdec_hal.models.weights import some_names
 from specdec_hal.plugin.model import ModelConfig, ModelMemory
@@ -155,6 +155,8 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
     except SpecDecError:
         raise
     except Exception as error:
+        if isinstance(error, KeyError) and error.args == (NAME,):  # of a table of its own
+            raise refused(architecture.__name__, NO_INTERFACE) from error
         raise _unreadable(path, error) from error
     if missing := sorted(info["missing_keys"]):
         hint = "download or export the whole checkpoint"
@@ -260,7 +262,7 @@ def _part(model: Any, config: ModelConfig, device: str, division: Division) -> D
 
 
 def memory(path: str | Path, *, device: str) -> ModelMemory | None:
-    """Memory that :func:`load` needs, by the files' headers and config.json; None for a GGUF file."""
+    """Memory that :func:`load` needs, by the files' headers and config.json; None for a GGUF file or without sizes."""
     where, options = _where(path)
     if options:
         return None
@@ -268,6 +270,8 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
         config = _read_config(where).get_text_config()
     except Exception as error:
         raise _unreadable(path, error) from error
+    if not hasattr(config, "hidden_size"):
+        return None  # of a model that is refused
     weights, itemsize = 0, 4
     for file in sorted(where.glob("*.safetensors")):
         with safe_open(file, framework="np") as tensors:
@@ -348,8 +352,8 @@ def _config(path: str | Path, model: Any) -> ModelConfig:
 def config_of(model: Any) -> ModelConfig:
     """A model's configuration without its special tokens."""
     text = model.config.get_text_config()
-    if not hasattr(text, "max_position_embeddings"):
-        raise refused(model, "its configuration has no max_position_embeddings")
+    if absent := [name for name in ("max_position_embeddings", "hidden_size") if not hasattr(text, name)]:
+        raise refused(model, f"its configuration has no {' and no '.join(absent)}")
     return ModelConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,

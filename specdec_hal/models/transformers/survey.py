@@ -28,6 +28,7 @@ from specdec_hal.models.transformers.interface import NAME, TRIAL
 from specdec_hal.plugin.model import DeviceBatch
 
 _RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}  # beside recurrent layers
+NO_INTERFACE = "its attention does not go through the attention interface of transformers"
 _OTHER, _FUTURE = -1, -2  # instead of a window: other masks
 
 
@@ -41,7 +42,7 @@ def check_class(config: Any, architecture: Any) -> None:
         raise refused(name, f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts")
     check_config(name, text, more)
     if not (architecture.is_backend_compatible() or architecture._can_set_attn_implementation()):
-        raise refused(name, "its attention does not go through the attention interface of transformers")
+        raise refused(name, NO_INTERFACE)
 
 
 class _Recorder(LayerRecorder):
@@ -200,15 +201,19 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
 
     texts = first, second
 
-    def run(*parts: tuple[int, int, int]) -> list[Any]:
-        """Hidden states of `length` tokens of a text from `start` on, with all parts in one pass."""
+    def run(*parts: tuple[int, int, int], numbered: bool = True) -> list[Any]:
+        """Hidden states of `length` tokens of a text from `start` on, with all parts in one pass.
+
+        `numbered`: whether the model is given their positions.
+        """
         batch = text_batch(device, [(start, length) for _, start, length in parts], TRIED)
         _, position = store.begin(batch)
         if states is not None:
             idle = 2 - len(parts)
             states.begin(batch.cu_seqlens_q, torch.nn.functional.pad(batch.seq_lens_decoder, (0, idle)))
         packed = torch.cat([texts[i][:, start : start + length] for i, start, length in parts], 1)
-        found = base(input_ids=packed, position_ids=position[None], use_cache=False)[0][0]
+        given = {"position_ids": position[None]} if numbered else {}
+        found = base(input_ids=packed, **given, use_cache=False)[0][0]
         return list(found.split([length for *_, length in parts]))
 
     def tap(module: Any, args: Any, output: Any) -> None:
@@ -222,6 +227,7 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
             hook.remove()
     (other,) = run((1, 0, second.shape[1]))
     compare(model, hidden[0], whole, "it masks attention in a way that was not understood")
+    compare(model, whole, run((0, 0, TRIED), numbered=False)[0], "its own positions do not begin at 0")
     besides = f" and {recurrent.KINDS}" if recurrences else ""
     check_in_parts(model, run, (TRIED, second.shape[1]), (whole, other), torch.cat, besides)
     tappable = len(tapped) == len(blocks) and all(x.shape == hidden.shape for x in tapped)
