@@ -6,7 +6,7 @@ describes the kernel and the cache layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -25,10 +25,11 @@ Spans = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layer:
-    """Parameters of an attention layer. `index`: its number in the model and the KV cache.
+    """Parameters of an attention layer. `index`: its number in the KV cache. Layers that share their keys and values
+    have the same.
 
     `softcap`: 0 for none. Values may be narrower than keys (`value_dim` <= `head_dim`), as in DeepSeek's latent
-    attention. `window`, `causal`, `anchored`: see Launcher.attention.
+    attention. `window`, `causal`, `anchored`, `chunked`: see Launcher.attention.
     """
 
     index: int
@@ -41,6 +42,12 @@ class Layer:
     softcap: float = 0.0
     causal: bool = True
     anchored: bool = False
+    chunked: bool = False
+
+
+def cached(layers: Sequence[Layer]) -> list[Layer]:
+    """One of the layers for each index, in this order."""
+    return [layer for _, layer in sorted({layer.index: layer for layer in layers}.items())]
 
 
 class Attention(Protocol):
@@ -75,7 +82,8 @@ class HostAttention:
     """Attention of `layers` layers with the same heads.
 
     `rotary` float32 [positions, head_dim] rotates queries and keys, in the order of :mod:`.layout`; None: no rotation.
-    `buffer(rows)`: a float32 tensor [rows, heads * head_dim] on the host to write to.
+    `buffer(rows)`: a float32 tensor [rows, heads * head_dim] on the host to write to. `chunk`: a query sees keys from
+    the last multiple of it on; 0: all. Such a chunk is stored like a text of its own, and is not rotated.
     """
 
     def __init__(
@@ -90,13 +98,15 @@ class HostAttention:
         threads: int,
         buffer: Callable[[int], Any],
         rotary: npt.NDArray[np.float32] | None = None,
+        chunk: int = 0,
     ) -> None:
         library = load_library("specdec_cpu")
         self._attention, self.instruction_set = library["attention"], library["instruction_sets"]() - 1
         self._heads = heads, kv_heads
         self._block = int(library["attention_block"]())  # positions stored together in a cache
         self._shape = layers, kv_heads, int(library["attention_block_size"](head_dim))
-        self._limit = round_up(positions, self._block)
+        self._chunk = chunk
+        self._limit = round_up(self._stored(positions), self._block)
         self._rotary = np.zeros((0, head_dim), np.float32) if rotary is None else rotary
         self._no_sinks = np.zeros(0, np.float32)
         self._threads = threads
@@ -105,7 +115,7 @@ class HostAttention:
 
     def reserve(self, slot: int, positions: int) -> None:
         """See Attention. A slot's room grows by doubling."""
-        cache = self.slots[slot]
+        cache, positions = self.slots[slot], self._stored(positions)
         if positions <= cache.positions:
             return
         size = min(max(round_up(positions, self._block), 2 * cache.positions), self._limit)
@@ -115,12 +125,32 @@ class HostAttention:
 
     def begin(self, segments: Sequence[Segment], first: int, rows: int) -> tuple[Spans, Any]:
         """See Attention."""
-        caches = [self.slots[segment.slot] for segment in segments]
         spans = [
-            (segment.start - first, segment.length, segment.position, cache.address, cache.positions)
-            for segment, cache in zip(segments, caches, strict=True)
+            (segment.start - first + at - segment.position, length, at - begin, self._address(cache, begin), cache.positions)
+            for segment in segments
+            for cache in (self.slots[segment.slot],)
+            for begin, at, length in self._chunks(segment)
         ]
         return np.array(spans, np.int64), self._buffer(rows)
+
+    def _chunks(self, segment: Segment) -> Iterator[tuple[int, int, int]]:
+        """The parts of a segment that lie in one chunk: where the chunk begins, and their position and length."""
+        at, end = segment.position, segment.position + segment.length
+        while at < end:
+            begin = at // self._chunk * self._chunk if self._chunk else 0
+            until = min(end, begin + self._chunk) if self._chunk else end
+            yield begin, at, until - at
+            at = until
+
+    def _stored(self, positions: int) -> int:
+        """Positions of a cache that a text of `positions` takes: chunks begin at blocks."""
+        chunks, rest = divmod(positions, self._chunk) if self._chunk else (0, positions)
+        return chunks * round_up(self._chunk, self._block) + rest
+
+    def _address(self, cache: SlotCache, begin: int) -> int:
+        """Of a cache that begins with the chunk at position `begin`."""
+        _, kv_heads, block = self._shape
+        return cache.address + self._stored(begin) // self._block * kv_heads * block * cache.data.itemsize
 
     def attend(
         self,
@@ -190,16 +220,17 @@ class HostStore:
 
     def __init__(self, layers: Sequence[Layer], slots: int, positions: int, threads: int, operators: Operators) -> None:
         self._operators = operators
-        groups: dict[tuple[int, int, int], list[int]] = {}
-        for layer in layers:
-            groups.setdefault((layer.heads, layer.kv_heads, layer.head_dim), []).append(layer.index)
+        groups: dict[tuple[int, int, int, int], list[int]] = {}
+        for layer in cached(layers):
+            shape = layer.heads, layer.kv_heads, layer.head_dim, layer.window if layer.chunked else 0
+            groups.setdefault(shape, []).append(layer.index)
         self._groups: list[_Group] = []
         self._of: dict[int, tuple[_Group, int]] = {}
-        for shape, members in groups.items():
+        for (*shape, chunk), members in groups.items():
             width = shape[0] * shape[2]
             attention = HostAttention(
                 *shape, layers=len(members), slots=slots, positions=positions, threads=threads,
-                buffer=partial(operators.buffer, width),
+                buffer=partial(operators.buffer, width), chunk=chunk,
             )  # fmt: skip
             group = _Group(attention)
             self._groups.append(group)
@@ -220,7 +251,7 @@ class HostStore:
         group, index = self._of[layer.index]
         qkv = self._operators.qkv(layer, query, key, value)
         out = group.attention.attend(
-            index, qkv, group.block, scale=layer.scale, window=layer.window, softcap=layer.softcap,
+            index, qkv, group.block, scale=layer.scale, window=0 if layer.chunked else layer.window, softcap=layer.softcap,
             sinks=None if sinks is None else sinks.float(),
         ).reshape((len(query), layer.heads, layer.head_dim))  # fmt: skip
         return (out if layer.value_dim == layer.head_dim else out[..., : layer.value_dim]).to(query.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specdec_hal.models.attention import Layer
+from specdec_hal.models.attention import Layer, cached
 from specdec_hal.plugin.model import DeviceBatch
 
 
@@ -35,7 +35,7 @@ class Placed:
 
 
 class PagedStore:
-    """Per layer [num_blocks + 1, 2, block_size, kv_heads, head_dim]; the last block takes rows without a block.
+    """Per index of layers [num_blocks + 1, 2, block_size, kv_heads, head_dim]; the last block takes rows without a block.
 
     `launcher`: of Triton's kernels, or None. Nothing is read on the host; calls follow each other on one stream.
     """
@@ -54,7 +54,7 @@ class PagedStore:
         # Zeros: masked values get weight 0, and 0 times NaN is NaN.
         self.pool = [
             torch.zeros((num_blocks + 1, 2, block_size, layer.kv_heads, layer.head_dim), dtype=dtype, device=device)
-            for layer in layers
+            for layer in cached(layers)
         ]
         self._step: Placed | None = None
 
@@ -150,7 +150,7 @@ class PagedStore:
         self._launcher.attention(
             query, out, pool, batch, Heads(layer.heads, layer.kv_heads, layer.head_dim),
             scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=sinks, causal=layer.causal,
-            anchored=layer.anchored,
+            anchored=layer.anchored, chunked=layer.chunked,
         )  # fmt: skip
         return out
 
@@ -175,6 +175,8 @@ class PagedStore:
         seen = at <= (positions if layer.causal else first + batch.cu_seqlens_q.diff()[:, None, None] - 1)
         if layer.window and layer.anchored:
             seen = seen & (at >= first - layer.window)
+        elif layer.window and layer.chunked:
+            seen = seen & (at >= positions // layer.window * layer.window)
         elif layer.window:
             near = at > positions - layer.window
             seen = seen & (near if layer.causal else near & (at < positions + layer.window))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.attention import Layer
@@ -30,9 +30,6 @@ def check_config(name: str, text: Any, more_types: Collection[str] = ()) -> None
     kinds = sorted({*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES - {*more_types})
     reasons = {
         f"it has layers of type {', '.join(kinds)}, which keep more than keys and values": kinds,
-        "its later layers share keys and values of earlier ones (num_kv_shared_layers)": getattr(
-            text, "num_kv_shared_layers", 0
-        ),
         "its attention adds a bias by position (ALiBi)": getattr(text, "alibi", False)
         or text.model_type in ("bloom", "mpt"),
     }
@@ -62,7 +59,8 @@ class Survey:
     """`blocks`: the decoder layers, containing `attentions` and recurrent layers, `mixers`; `tappable`: they return
     hidden states. `layers` and `recurrences` describe attentions and mixers.
 
-    `hidden`: of the trial's text `ids`, after the final norm.
+    An attention is there once for each of its calls in a pass, with a layer each. `hidden`: of the trial's text `ids`,
+    after the final norm.
     """
 
     layers: tuple[Layer, ...]
@@ -85,24 +83,38 @@ class Survey:
 
 
 class LayerRecorder:
-    """Records attention layers in a trial, each in its first call."""
+    """Records the calls of attention layers in a trial.
+
+    `REPEATED`: whether a layer may be called several times, and use the keys and values of an earlier call.
+    """
+
+    REPEATED: ClassVar[bool] = False
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.found: dict[Any, Layer] = {}
-        self._keys: dict[int, Any] = {}
+        self.found: list[tuple[Any, Layer]] = []
+        self._kept: dict[tuple[int, int], tuple[Any, Any, Layer]] = {}
 
-    def layer(self, module: Any, query: Any, key: Any, value: Any, window: int, arguments: dict[str, Any]) -> Layer:
-        """The layer of `module`, from `query` [T, heads, head_dim], `key` and `value`, and the other arguments.
+    def layer(
+        self,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        window: int,
+        arguments: dict[str, Any],
+        chunked: bool = False,
+    ) -> Layer:
+        """The layer of a call of `module`, from `query` [T, heads, head_dim], `key` and `value`, and the others.
 
         UnsupportedError for one that the engine's attention cannot serve.
         """
         name = type(module).__name__
-        if module in self.found:
+        *_, shared = self._kept.get((key.data_ptr(), value.data_ptr()), (None,))
+        if not self.REPEATED and any(module is known for known, _ in self.found):
             raise refused(self.model, f"a layer ({name}) calls its attention twice in one pass")
-        if key.data_ptr() in self._keys:
+        if shared is not None and (not self.REPEATED or shared.heads != query.shape[1]):
             raise refused(self.model, f"layers ({name}) share their keys")
-        self._keys[key.data_ptr()] = key  # kept alive, so that its memory is not reused
         if value.shape[2] > key.shape[2]:
             raise refused(self.model, f"its attention ({name}) has values wider than its keys")
         causal = arguments.get("is_causal")
@@ -112,7 +124,7 @@ class LayerRecorder:
         self.check_others(f"its attention ({name})", others)
         scale = arguments.get("scaling")
         layer = Layer(
-            index=len(self.found),
+            index=len(self._kept) if shared is None else shared.index,
             heads=query.shape[1],
             kv_heads=key.shape[1],
             head_dim=key.shape[2],
@@ -120,8 +132,13 @@ class LayerRecorder:
             scale=key.shape[2] ** -0.5 if scale is None else float(scale),
             window=window,
             softcap=float(arguments.get("softcap") or 0.0),
+            chunked=chunked,
         )
-        self.found[module] = layer
+        self.found.append((module, layer))
+        if shared is None:  # keys and values stay alive, so that their memory is not used again
+            self._kept[key.data_ptr(), value.data_ptr()] = key, value, layer
+        elif (shared.window, shared.chunked) != (window, chunked):
+            raise refused(self.model, f"layers ({name}) share their keys, and differ in what they attend to")
         return layer
 
     def check_others(self, what: str, arguments: dict[str, Any]) -> None:
@@ -164,27 +181,28 @@ def compare(model: Any, expected: Any, got: Any, reason: str) -> None:
 
 def blocks_of(
     model: Any, names: Mapping[Any, str], kind: type, attentions: Sequence[Any], mixers: Sequence[Any] = ()
-) -> Any:
-    """The list of decoder layers, each with one attention layer; beside recurrent layers with one, or none.
+) -> Any | None:
+    """The list of decoder layers, each with attention layers; beside recurrent layers some have none.
 
-    `names`: of the model's modules; `kind`: the framework's class of lists of modules.
+    None if no list has all of them. `names`: of the model's modules; `kind`: the framework's class of lists of modules.
     """
     modules = {name: module for module, name in names.items()}
-    found: dict[Any, set[int]] = {}
-    for attention in (*attentions, *mixers):
-        path = names[attention].split(".")
-        for i in range(len(path) - 1, -1, -1):
-            parent = modules[".".join(path[:i])]
-            if isinstance(parent, kind):
-                found.setdefault(parent, set()).add(int(path[i]))
-                break
-        else:
-            raise refused(model, f"its attention {names[attention]} is in no list of layers")
-    if len(found) != 1:
-        raise refused(model, f"its attention layers are in {len(found)} lists of layers")
-    ((blocks, reached),) = found.items()
-    missing = [i for i in range(len(blocks)) if i not in reached]
-    if not mixers and (missing or len(attentions) != len(blocks)):
-        where = f"not in {', '.join(map(str, missing))}" if missing else "more than once in some"
-        raise refused(model, f"attention was called in {len(attentions)} of {len(blocks)} layers, {where}")
+    found: dict[str, list[int]] = {}
+    layers = {*attentions, *mixers}
+    for layer in layers:
+        path = names[layer].split(".")
+        above = {".".join(path[:i]): path[i] for i in range(len(path))}
+        lists = {name: number for name, number in above.items() if isinstance(modules.get(name), kind)}
+        if not lists:
+            raise refused(model, f"its attention {names[layer]} is in no list of layers")
+        for name, number in lists.items():
+            found.setdefault(name, []).append(int(number))
+    whole = [name for name, numbers in found.items() if len(numbers) == len(layers)]
+    if not whole:
+        return None
+    blocks = modules[min(whole, key=len)]
+    missing = sorted({*range(len(blocks))} - {*found[min(whole, key=len)]})
+    if missing and not mixers:
+        where = ", ".join(map(str, missing))
+        raise refused(model, f"attention was not called in layers {where} of {len(blocks)}")
     return blocks

@@ -94,8 +94,10 @@ class Decoder:
             release(module)
         if not recorder.found:
             raise refused(model, "none of its layers called its attention")
-        attentions, layers = tuple(recorder.found), tuple(recorder.found.values())
+        attentions, layers = zip(*recorder.found, strict=True)
         blocks = blocks_of(model, names, paddle.nn.LayerList, attentions)
+        if blocks is None:
+            raise refused(model, "its attention layers are in several lists of layers")
         length = min(_LONGEST, max(TRIED, *(layer.window + 2 for layer in layers)))  # so that windows show
         ids, positions = trial_ids(self.config.vocab_size, 0, length), paddle.arange(length)
         with library_attention(model):

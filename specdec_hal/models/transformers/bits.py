@@ -79,13 +79,17 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
 
 
 def of_each_kind(decoder: Decoder) -> list[int]:
-    """The first decoder layers that compute something else than those before them."""
+    """The first decoder layers that compute something else than those before them, and those whose keys they use."""
     survey, kinds = decoder.survey, dict[Any, int]()
     for i, block in enumerate(survey.blocks):
         attentions, mixers = survey.within([i])
         inside: list[Any] = [*(survey.layers[j] for j in attentions), *(survey.recurrences[j] for j in mixers)]
         kinds.setdefault((kind_of(block), *(replace(layer, index=0) for layer in inside)), i)
-    return list(kinds.values())
+    kept, first = {*kinds.values()}, dict[int, int]()  # `first`: the block of each index of the cache
+    for i in range(len(survey.blocks)):
+        for j in survey.within([i])[0]:
+            first.setdefault(survey.layers[j].index, i)
+    return sorted(kept | {first[survey.layers[j].index] for j in survey.within([*kept])[0]})
 
 
 def _common(results: Sequence[Any]) -> bytes | None:

@@ -13,7 +13,7 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.states import DRAFTS, StateStore, backend_of
 from specdec_hal.models.survey import Survey, refused
 from specdec_hal.models.transformers import recurrent
-from specdec_hal.models.transformers.interface import States, Store, bind
+from specdec_hal.models.transformers.interface import Calls, States, Store, bind, bind_calls
 from specdec_hal.models.transformers.survey import base_of, only, survey
 from specdec_hal.ops import Storage
 from specdec_hal.plugin.backend import Backend
@@ -37,6 +37,7 @@ class Decoder:
         self._head, self._hidden = _head_of(model, self.base)
         self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
         self._wanted: Collection[int] = ()
+        self._calls: list[Calls] = []
         self._head_alone = False  # whether the logits are the head's product alone
         self._taps: dict[int, Any] = {}
         self._hooked: set[int] = set()
@@ -86,8 +87,7 @@ class Decoder:
     def serve(self, store: Store, positions: int, states: States | None = None) -> None:
         """Connect the attention layers to a store, for contexts of up to this many positions, and recurrent layers to
         `states`."""
-        for module, layer in zip(self.survey.attentions, self.survey.layers, strict=True):
-            bind(module, layer, store)
+        self._calls = bind_calls(self.survey.attentions, self.survey.layers, store)
         if states is not None:
             self.keep(states)
         for module, kinds in self._rotary:
@@ -117,6 +117,8 @@ class Decoder:
             if layer != FINAL_NORM and layer not in self._hooked:
                 self._hooked.add(layer)
                 self.survey.blocks[layer].register_forward_hook(self._tap(layer))
+        for calls in self._calls:
+            calls.begin()
         tokens = {"inputs_embeds" if ids.is_floating_point() else "input_ids": ids[None]}
         output = self.base(**tokens, position_ids=positions[None], use_cache=False)
         found = {FINAL_NORM: output[0][0], **self._taps}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.attention import cached
 from specdec_hal.models.batch import check_positive, no_cache
 from specdec_hal.models.from_host import FromHost
 from specdec_hal.models.mtp import ModuleFiles
@@ -174,7 +175,7 @@ class DeviceTransformers(WithStates, FromHost):
 
     def bytes_per_block(self, block_size: int) -> int:
         """See DeviceModel.bytes_per_block."""
-        layers = self._decoder.survey.layers
+        layers = cached(self._decoder.survey.layers)
         return block_size * sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * int(self.dtype.itemsize)
 
     @property
@@ -235,7 +236,7 @@ class DeviceTransformers(WithStates, FromHost):
 
     def mtp_bytes_per_block(self, block_size: int) -> int:
         """See MTPModel.mtp_bytes_per_block: those of one layer."""
-        return self.bytes_per_block(block_size) // len(self._decoder.survey.layers)
+        return self.bytes_per_block(block_size) // len(cached(self._decoder.survey.layers))
 
     def mtp_module(self) -> Any:
         """See MTPModel.mtp_module."""

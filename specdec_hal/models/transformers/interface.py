@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -82,6 +83,35 @@ trial = _Trial()
 def bind(module: Any, layer: Layer | Recurrence, store: Store | States) -> None:
     """Serve an attention layer by a Store, or a recurrent one by States."""
     module.__dict__[LAYER], module.__dict__[STORE] = layer, store
+
+
+class Calls:
+    """A store for a layer that calls its attention several times in a pass; each call has a layer of the cache."""
+
+    def __init__(self, store: Store, layers: Sequence[Layer]) -> None:
+        self._store, self._layers, self._next = store, layers, 0
+
+    def begin(self) -> None:
+        """Start a pass."""
+        self._next = 0
+
+    def attend(self, layer: Layer, *tensors: Any) -> Any:
+        """See Store.attend."""
+        here = self._layers[self._next]
+        self._next = (self._next + 1) % len(self._layers)
+        return self._store.attend(here, *tensors).clone()  # a store writes all results to one buffer
+
+
+def bind_calls(attentions: Sequence[Any], layers: Sequence[Layer], store: Store) -> list[Calls]:
+    """Serve attention layers by a store: one call in a pass of each of `attentions`, by its layer. Those that are there
+    several times have Calls."""
+    found: dict[Any, list[Layer]] = {}
+    for module, layer in zip(attentions, layers, strict=True):
+        found.setdefault(module, []).append(layer)
+    repeated = {module: Calls(store, own) for module, own in found.items() if len(own) > 1}
+    for module, own in found.items():
+        bind(module, own[0], repeated.get(module, store))
+    return list(repeated.values())
 
 
 def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **arguments: Any) -> tuple[Any, None]:

@@ -64,12 +64,13 @@ def decoder_of(model: Any) -> Decoder:
         done = survey(own, base_of(own), config.max_position_embeddings)
         names = {module: name for name, module in own.named_modules()}
         attentions, mixers = (tuple(map(names.get, each)) for each in (done.attentions, done.mixers))
-        found = replace(done, attentions=attentions, mixers=mixers, blocks=names[done.blocks])
+        found = replace(done, attentions=attentions, mixers=mixers, blocks=names.get(done.blocks))
         _surveys[model] = kind, found
     set_attention(own, NAME)
     parts = dict(own.named_modules())
     attentions, mixers = (tuple(map(parts.get, each)) for each in (found.attentions, found.mixers))
-    return Decoder(own, config, replace(found, attentions=attentions, mixers=mixers, blocks=parts[found.blocks]))
+    blocks = torch.nn.ModuleList([base_of(own)]) if found.blocks is None else parts[found.blocks]
+    return Decoder(own, config, replace(found, attentions=attentions, mixers=mixers, blocks=blocks))
 
 
 def _kind(model: Any) -> Any:

@@ -124,7 +124,7 @@ def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
     standard = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
     if not standard or len(layers) < len(parts) or not isinstance(base.rotary_emb.rope_type, str):
         return None
-    if any(layer.value_dim != layer.head_dim for layer in survey.layers):
+    if any(layer.value_dim != layer.head_dim or layer.chunked for layer in survey.layers):
         return None
     if not all(isinstance(part.out, Linear) and isinstance(part.down, Linear) for part in layers):  # of ranks
         return None

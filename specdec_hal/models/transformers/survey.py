@@ -29,7 +29,8 @@ from specdec_hal.plugin.model import DeviceBatch
 
 _RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}  # beside recurrent layers
 NO_INTERFACE = "its attention does not go through the attention interface of transformers"
-_OTHER, _FUTURE = -1, -2  # instead of a window: other masks
+_MASKS = {"chunked_attention"}
+_OTHER, _FUTURE, _CHUNKED = -1, -2, -2  # instead of a window: other masks; less than _CHUNKED by a chunk's size
 
 
 def check_class(config: Any, architecture: Any) -> None:
@@ -37,8 +38,8 @@ def check_class(config: Any, architecture: Any) -> None:
     name, text = architecture.__name__, config.get_text_config()
     types = {*(getattr(text, "layer_types", None) or ())}
     state = recurrent.unsupported(architecture)
-    more = set() if state else _RECURRENT_TYPES
-    if state and (types - LAYER_TYPES or not types) and getattr(architecture, "_is_stateful", False):
+    more = _MASKS if state else _RECURRENT_TYPES | _MASKS
+    if state and (types - LAYER_TYPES - _MASKS or not types) and getattr(architecture, "_is_stateful", False):
         raise refused(name, f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts")
     check_config(name, text, more)
     if not (architecture.is_backend_compatible() or architecture._can_set_attn_implementation()):
@@ -47,6 +48,8 @@ def check_class(config: Any, architecture: Any) -> None:
 
 class _Recorder(LayerRecorder):
     """Serves attention layers and records their arguments."""
+
+    REPEATED = True
 
     def __init__(self, model: Any, positions: int) -> None:
         super().__init__(model)
@@ -59,8 +62,8 @@ class _Recorder(LayerRecorder):
 
     def record(self, module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: dict[str, Any]) -> Any:
         """See Recorder."""
-        window = self._window(type(module).__name__, mask, arguments.get("sliding_window"))
-        layer = self.layer(module, query, key, value, window, arguments)
+        window, chunked = self._window(type(module).__name__, mask, arguments.get("sliding_window"))
+        layer = self.layer(module, query, key, value, window, arguments, chunked)
         here = Layer(**{**vars(layer), "index": 0})
         store = PagedStore([here], 1, len(query), dtype=query.dtype, device=query.device)
         store.begin(text_batch(query.device, [(0, len(query))], len(query)))
@@ -97,7 +100,8 @@ class _Recorder(LayerRecorder):
         self.check_others(what, {name: value for name, value in arguments.items() if name not in served})
         self.recurrences[module] = replace(layer, state=state, op=op, by_channel=by_channel)
 
-    def _window(self, name: str, mask: Any, named: int | None) -> int:
+    def _window(self, name: str, mask: Any, named: int | None) -> tuple[int, bool]:
+        """Layer.window and Layer.chunked."""
         windows = {named} if named else set()
         if mask is not None:
             if mask.numel() != 1:
@@ -105,24 +109,40 @@ class _Recorder(LayerRecorder):
             seen = int(mask)
             if seen == _FUTURE:
                 raise refused(self.model, f"its attention ({name}) is not causal")
-            if seen == _OTHER:
-                raise refused(self.model, f"its attention ({name}) attends neither to all keys nor to a sliding window")
+            if seen == _OTHER or (seen < _CHUNKED and named):
+                raise refused(
+                    self.model, f"its attention ({name}) attends neither to all keys nor to a sliding window nor to chunks"
+                )
+            if seen < _CHUNKED and not named:
+                return _CHUNKED - seen, True
             windows |= {seen} if seen else set()
-        return int(min(windows, default=0))
+        return int(min(windows, default=0)), False
 
 
 def _window(mask_function: Any, positions: int) -> int:
-    """Number of keys that a query sees by a mask, itself included; 0: all up to its own."""
-    zero, found = torch.tensor(0), set()
-    for query in (positions - 1, positions - 2):
+    """Number of keys that a query sees by a mask, itself included; 0: all up to its own. For chunks of some size:
+    _CHUNKED less that size."""
+    zero = torch.tensor(0)
+
+    def first(query: int) -> int:
+        """The first key that a query sees."""
         seen = mask_function(zero, zero, torch.tensor(query), torch.arange(positions + 8)).expand(positions + 8)
         if seen[query + 1 :].any():
             return _FUTURE
         count = int(seen.sum())
-        if not seen[query + 1 - count : query + 1].all():
-            return _OTHER
-        found.add(0 if count == query + 1 else count)
-    return found.pop() if len(found) == 1 else _OTHER
+        return query + 1 - count if seen[query + 1 - count : query + 1].all() else _OTHER
+
+    last = positions - 1
+    starts = {query: first(query) for query in (last, last - 1)}
+    if (begin := starts[last]) < 0:
+        return begin
+    counts = {query + 1 - start if start else 0 for query, start in starts.items()}
+    if len(counts) == 1:
+        return counts.pop()
+    size = begin - first(begin - 1) if begin else last
+    starts |= {query: first(query) for query in (begin, begin - 1, begin // 2) if query > 0}
+    chunks = all(start == query // size * size for query, start in starts.items())
+    return _CHUNKED - size if chunks else _OTHER
 
 
 def text_batch(device: Any, parts: Sequence[tuple[int, int]], size: int) -> DeviceBatch:
@@ -153,6 +173,8 @@ def set_attention(model: Any, name: str) -> None:
 def base_of(model: Any) -> Any:
     """A model's part up to the final norm."""
     found = model.get_decoder()
+    if found is model:
+        found = model.model  # Llama 4's base_model_prefix is that of another class
     return found if model.get_input_embeddings() in found.modules() else model.base_model  # ModernBERT's is its head
 
 
@@ -184,14 +206,14 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
         set_attention(model, NAME)
     if not recorder.found:
         raise refused(model, "none of its layers called its attention")
-    attentions, layers = tuple(recorder.found), tuple(recorder.found.values())
+    attentions, layers = zip(*recorder.found, strict=True)
     mixers, recurrences = tuple(recorder.recurrences), tuple(recorder.recurrences.values())
     names = {module: name for name, module in model.named_modules()}
-    blocks = blocks_of(model, names, torch.nn.ModuleList, attentions, mixers)
+    found = blocks_of(model, names, torch.nn.ModuleList, attentions, mixers)
+    blocks = torch.nn.ModuleList([base]) if found is None else found
 
     store = PagedStore(layers, 2, TRIED, dtype=hidden.dtype, device=device)
-    for module, layer in recorder.found.items():
-        interface.bind(module, layer, store)
+    interface.bind_calls(attentions, layers, store)
     states: StateStore | None = None
     if recurrences:
         # All slots take part in a step: the texts of the first pass are in slot 0.
@@ -213,8 +235,8 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
             states.begin(batch.cu_seqlens_q, torch.nn.functional.pad(batch.seq_lens_decoder, (0, idle)))
         packed = torch.cat([texts[i][:, start : start + length] for i, start, length in parts], 1)
         given = {"position_ids": position[None]} if numbered else {}
-        found = base(input_ids=packed, **given, use_cache=False)[0][0]
-        return list(found.split([length for *_, length in parts]))
+        rows = base(input_ids=packed, **given, use_cache=False)[0][0]
+        return list(rows.split([length for *_, length in parts]))
 
     def tap(module: Any, args: Any, output: Any) -> None:
         tapped.append(output[0] if isinstance(output, tuple) else output)
@@ -230,7 +252,7 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
     compare(model, whole, run((0, 0, TRIED), numbered=False)[0], "its own positions do not begin at 0")
     besides = f" and {recurrent.KINDS}" if recurrences else ""
     check_in_parts(model, run, (TRIED, second.shape[1]), (whole, other), torch.cat, besides)
-    tappable = len(tapped) == len(blocks) and all(x.shape == hidden.shape for x in tapped)
+    tappable = found is not None and len(tapped) == len(blocks) and all(x.shape == hidden.shape for x in tapped)
     return Survey(
         layers, attentions, recurrences, mixers, blocks, tappable, first[0], hidden[0], hidden.shape[-1], vocabulary
     )

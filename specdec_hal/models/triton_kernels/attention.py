@@ -94,6 +94,7 @@ def paged_attention(
     FEW: tl.constexpr,
     CAUSAL: tl.constexpr,
     ANCHORED: tl.constexpr,
+    CHUNKED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -106,7 +107,7 @@ def paged_attention(
 
     `scale` includes log2(e), and so does `SOFTCAP`: scores become SOFTCAP * tanh(score / SOFTCAP), unless it is 0. With
     `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention.
-    `CAUSAL`: to its own position; else to the last of its slot. `ANCHORED`: see Launcher.attention.
+    `CAUSAL`: to its own position; else to the last of its slot. `ANCHORED`, `CHUNKED`: see Launcher.attention.
     Each program folds `EACH` chunks (1, 4, or 0 for all), whose state is in `values` float32 [tiles, KV_HEADS, splits,
     BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [tiles, KV_HEADS], 0
     before and after. Grid: (KV_HEADS, tiles, splits), for contexts of up to `splits * EACH` chunks; `SPLIT` says that
@@ -173,7 +174,10 @@ def paged_attention(
             chunk_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
             begin_at, end = chunk_start(chunk, CHUNK), min(chunk_start(chunk + 1, CHUNK), context)
             if WINDOW > 0:  # keys hidden from the tile do not change its bits
-                hidden = max(before + (0 if ANCHORED else local * TOKENS + 1) - WINDOW - begin_at, 0)
+                lowest = before + (0 if ANCHORED else local * TOKENS + 1) - WINDOW
+                if CHUNKED:
+                    lowest = (before + local * TOKENS) // WINDOW * WINDOW
+                hidden = max(lowest - begin_at, 0)
                 begin_at += hidden // BLOCK_N * BLOCK_N
             for first in range(begin_at, end, BLOCK_N):
                 key = first + tl.arange(0, BLOCK_N)
@@ -196,6 +200,8 @@ def paged_attention(
                 if WINDOW > 0:
                     if ANCHORED:
                         visible &= key[None, :] >= before - WINDOW
+                    elif CHUNKED:
+                        visible &= key[None, :] >= position[:, None] // WINDOW * WINDOW
                     else:
                         visible &= key[None, :] > position[:, None] - WINDOW
                         if not CAUSAL:

@@ -338,13 +338,15 @@ class Launcher:
         sinks: Any | None = None,
         causal: bool = True,
         anchored: bool = False,
+        chunked: bool = False,
     ) -> None:
         """`out` = attention of `q` [rows, heads * head_dim] to the slots' positions in `pool`, up to a row's own.
 
         `scale` None: head_dim^-1/2. `window`: positions that a token sees, its own included, 0 for all. `softcap`:
         scores become softcap * tanh(score / softcap), unless it is 0. `sinks` [heads]: a score each without a value,
         in the softmax's sum. Not `causal`: up to the last of the slot's rows, in a window to `window` - 1 after it.
-        `anchored`: the window is that of the slot's first row, `window` positions before it and all rows.
+        `anchored`: the window is that of the slot's first row, `window` positions before it and all rows. `chunked`: a
+        token sees the positions from the last multiple of `window` on.
         """
         rows, slots, group = len(q), len(batch.cu_seqlens_q) - 1, heads.heads // heads.kv_heads
         tokens, chunks = min(batch.max_query_len, rows), int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk))
@@ -396,6 +398,7 @@ class Launcher:
                 FEW=FEW_TOKENS,
                 CAUSAL=causal,
                 ANCHORED=anchored,
+                CHUNKED=chunked,
                 BLOCK_B=power_of_2(slots) if mixed else 1,
                 BLOCK_M=tile.m,
                 BLOCK_N=self.tiles.keys,
