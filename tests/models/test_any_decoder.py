@@ -143,7 +143,11 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "kind", ["Llama", "GPT2", "DeepseekV3", "GptOss", "Qwen3_5Text", "NemotronH", "FalconH1", "Lfm2", "KimiLinear"]
+    "kind",
+    [
+        "Llama", "GPT2", "DeepseekV3", "GptOss", "Qwen3_5Text", "NemotronH", "FalconH1", "Lfm2", "KimiLinear",
+        "Gemma4Text shared",
+    ],
 )
 def test_memory(kind: str, tmp_path: Path) -> None:
     """What loading will take is known before: weights, and the cache of the model for GPUs."""

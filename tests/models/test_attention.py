@@ -48,6 +48,7 @@ class Model:
     window: int = 0
     softcap: float = 0.0
     sinks: Array | None = None
+    chunk: int = 0
 
     def __post_init__(self) -> None:
         angle = np.arange(POSITIONS)[:, None] * 100.0 ** (-np.arange(self.head_dim // 2) / (self.head_dim // 2))
@@ -57,6 +58,7 @@ class Model:
             layers=2, slots=self.slots, positions=POSITIONS, threads=self.threads,
             buffer=lambda rows: np.full((rows, self.heads * self.head_dim), np.nan, np.float32),
             rotary=np.exp(1j * angle).astype(np.complex64).view(np.float32) if self.rotated else None,
+            chunk=self.chunk,
         )  # fmt: skip
         self.host.instruction_set = self.instructions
 
@@ -111,6 +113,9 @@ def exact(model: Model, rows: Array) -> npt.NDArray[np.float64]:
         scores = model.softcap * np.tanh(scores / model.softcap)
     ones = np.ones((len(rows), len(rows)), bool)
     scores[:, np.triu(ones, 1) | (np.tril(ones, -model.window) if model.window else ~ones)] = -np.inf
+    if model.chunk:
+        at = np.arange(len(rows)) // model.chunk
+        scores[:, at[:, None] != at] = -np.inf
     if model.sinks is not None:
         sinks = np.broadcast_to(model.sinks[:, None, None], (heads, len(rows), 1))
         scores = np.concatenate([scores, sinks], -1)
@@ -130,7 +135,8 @@ def test_it_is_softmax_attention(shape: tuple[int, int, int], instructions: int)
 RULES: dict[str, dict[str, Any]] = {
     "not rotated": {"rotated": False}, "scale": {"scale": 0.3}, "window in a block": {"window": 7},
     "window over blocks": {"window": 100}, "window of one": {"window": 1}, "soft cap": {"softcap": 2.0},
-    "sinks": {"sinks": np.linspace(-3, 4, 6, dtype=np.float32)},
+    "chunks": {"chunk": 7, "rotated": False}, "chunks over blocks": {"chunk": 100, "rotated": False},
+    "chunks of blocks": {"chunk": BLOCK, "rotated": False, "softcap": 2.0}, "sinks": {"sinks": np.linspace(-3, 4, 6, dtype=np.float32)},
     "all": {"window": 65, "softcap": 3.0, "sinks": np.full(6, 1.5, np.float32), "scale": 1.7, "rotated": False},
 }  # fmt: skip
 

@@ -20,6 +20,10 @@ SEEN: dict[str, tuple[dict[str, Any], list[range]]] = {
         {"window": 2, "causal": False},
         [range(5, 8), range(6, 9), range(7, 9), range(1, 4), range(2, 4)],
     ),
+    "chunks of 4": (
+        {"window": 4, "chunked": True},
+        [range(4, 7), range(4, 8), range(8, 9), range(3), range(4)],
+    ),
     "anchored window of 4": (
         {"window": 4, "anchored": True},
         [range(2, 7), range(2, 8), range(2, 9), range(3), range(4)],

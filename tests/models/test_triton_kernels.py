@@ -444,9 +444,11 @@ def test_chunks_tile_the_context(context: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("window", "anchored"), [(0, False), (3, False), (3, True), (12, False), (12, True)])
+@pytest.mark.parametrize(
+    ("window", "how"), [(0, ""), (3, ""), (3, "anchored"), (3, "chunked"), (12, ""), (12, "anchored"), (12, "chunked")]
+)
 def test_a_layer_that_sees_other_keys_is_that_of_pytorch(
-    make_launcher: MakeLauncher, window: int, anchored: bool, causal: bool
+    make_launcher: MakeLauncher, window: int, how: str, causal: bool
 ) -> None:
     """Slots of some rows, of one and of none, after contexts of several blocks."""
     import torch
@@ -456,7 +458,7 @@ def test_a_layer_that_sees_other_keys_is_that_of_pytorch(
     from specdec_hal.plugin.model import DeviceBatch
 
     launcher = make_launcher()
-    layer = Layer(0, 4, 2, 16, 16, 0.25, window=window, causal=causal, anchored=anchored)
+    layer = Layer(0, 4, 2, 16, 16, 0.25, window=window, causal=causal, **({how: True} if how else {}))
     place = launcher.arena.device
     stores = [PagedStore([layer], 9, 8, dtype=torch.float32, device=place, launcher=one) for one in (launcher, None)]
     for store in stores:

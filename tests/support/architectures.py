@@ -18,7 +18,7 @@ from specdec_hal.text import one_line
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
 from tests.support.hf_models import VOCABULARY, Case, enlarge
-from tests.support.tiny_configs import tiny_config
+from tests.support.tiny_configs import multimodal_types, tiny_config
 
 RECORD = Path(__file__).parents[1] / "models/architectures.json"
 RUNS = "runs"
@@ -94,11 +94,12 @@ class Models(Case):
 def write(folder: Path, kind: str) -> None:
     """A tiny random checkpoint of a type of models."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    import transformers
 
     torch.manual_seed(3)
     config = tiny_config(kind)
-    model = (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config)
+    auto = "Seq2SeqLM" if config.is_encoder_decoder else "MultimodalLM" if kind in multimodal_types() else "CausalLM"
+    model = getattr(transformers, f"AutoModelFor{auto}").from_config(config)
     enlarge(model, 2)
     model.save_pretrained(folder)
 
@@ -112,7 +113,7 @@ def outcome(kind: str, folder: Path) -> str:
         write(folder, kind)
     except Exception as error:  # of the library's code
         return f"not built by the library: {type(error).__name__}: {one_line(error)[:100]}"
-    case = Models(folder)
+    case = Models(folder, auto="MultimodalLM" if kind in multimodal_types() else "CausalLM")
     try:
         model = case.host
     except UnsupportedError as error:

@@ -113,19 +113,34 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def types_of_models() -> list[str]:
-    """The types of models in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, read without importing the library."""
-    return list(_names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
+    """Types of models with a causal language model, and after them those that only see or hear too."""
+    causal = _names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    return list(dict.fromkeys([*causal, *multimodal_types()]))
+
+
+def multimodal_types() -> list[str]:
+    """Types of models that see or hear and write text."""
+    return list(_names("MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES"))
 
 
 def _names(mapping: str) -> dict[str, str]:
+    """One of the library's tables, read without importing it."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or spec.origin is None:
         return {}
     tree = ast.parse((Path(spec.origin).parent / "models/auto/modeling_auto.py").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == mapping:
-            return dict(ast.literal_eval(node.value.args[0]))  # type: ignore[attr-defined]
-    raise LookupError(mapping)
+    tables = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
+
+    def entries(name: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for element in tables[name].args[0].elts:  # type: ignore[attr-defined]
+            if isinstance(element, ast.Starred):  # *list(OTHER.items())
+                found |= entries(element.value.args[0].func.value.id)  # type: ignore[attr-defined]
+            else:
+                found |= [ast.literal_eval(element)]
+        return found
+
+    return entries(mapping)
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:

@@ -262,8 +262,12 @@ class _Output:
     def __init__(self, hidden: Any) -> None:
         self.last_hidden_state = hidden
 
-    def __getitem__(self, index: int) -> Any:
-        return (self.last_hidden_state,)[index]
+    def __getitem__(self, index: int | str) -> Any:
+        return self.last_hidden_state if isinstance(index, str) else (self.last_hidden_state,)[index]
+
+    def keys(self) -> list[str]:
+        """Of what wrappers copy into an output of theirs."""
+        return ["last_hidden_state"]
 
     def __getattr__(self, name: str) -> None:
         return None

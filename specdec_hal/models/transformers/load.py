@@ -19,7 +19,7 @@ import transformers
 from safetensors import safe_open
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from transformers import modeling_utils
+from transformers import PreTrainedModel, modeling_utils
 from transformers.quantizers import AutoHfQuantizer
 
 from specdec_hal.errors import BackendUnavailableError, CheckpointError, SpecDecError, UnsupportedError
@@ -84,16 +84,19 @@ def load(
     return made
 
 
-def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None = None) -> Decoder:
+def load_decoder(
+    path: str | Path, device: str, dtype: str, group: Group | None = None, *, wrapper: bool = False
+) -> Decoder:
     """The model of a checkpoint after its trial; `dtype`: one of :data:`~specdec_hal.models.checkpoint.DTYPES`, or
-    "auto". `group`: of the ranks that share it.
+    "auto". `group`: of the ranks that share it. `wrapper`: whether the class of the whole model is loaded, if it sees or hears
+    too, of which only the decoder is kept.
     """
     where, options = _where(path)
     if options and importlib.util.find_spec("gguf") is None:
         raise BackendUnavailableError(f"{path}: expected the package gguf, which reads such files, got none; {_GGUF}")
     try:
         whole = _read_config(where, **options)
-        architecture, config = _decoder_class(whole)
+        architecture, config = (_wrapper_class(whole), whole) if wrapper else _decoder_class(whole)
         method = getattr(whole, "quantization_config", None) or {}
         unknown = bool(method) and not AutoHfQuantizer.supports_quant_method(method)
     except Exception as error:
@@ -158,18 +161,32 @@ def load_decoder(path: str | Path, device: str, dtype: str, group: Group | None 
         if isinstance(error, KeyError) and error.args == (NAME,):  # of a table of its own
             raise refused(architecture.__name__, NO_INTERFACE) from error
         raise _unreadable(path, error) from error
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    if missing and config is not whole and _wrapper_class(whole) is not None:
+        return load_decoder(path, device, dtype, group, wrapper=True)  # which has the library's names of its weights
+    if missing:
         hint = "download or export the whole checkpoint"
         raise checkpoint_error(
             Path(path), f"all weights of {architecture.__name__}", f"none of {some_names(missing)}", hint
         )
     found = _config(path, model.eval())
+    if config is whole:
+        _keep_decoder(model)
     if group is None:
         model = model.to(device)
     check_finite(Path(path), dict(model.named_parameters()))
     if group is None:
         return Decoder(model, found)
     return _part(model, found, device, division or Division(model, group))
+
+
+def _keep_decoder(model: Any) -> None:
+    """Drop towers for images and sounds."""
+    kept = {*base_of(model).modules(), model.get_output_embeddings()}
+    for parent in [*model.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, PreTrainedModel) and kept.isdisjoint(child.modules()):
+                parent._modules[name] = torch.nn.Identity()
 
 
 class _Light(TorchFunctionMode):  # type: ignore[misc]
@@ -294,7 +311,8 @@ def _layers(config: Any) -> Sequence[Any]:
     if getattr(config, "is_heterogeneous", False):
         return [*config.per_layer_config]
     kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
-    return [config for kind in kinds if kind not in _WITHOUT_KEYS]
+    own = len(kinds) - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    return [config for kind in kinds[:own] if kind not in _WITHOUT_KEYS]
 
 
 def _key_width(layer: Any) -> int:
@@ -316,7 +334,7 @@ def _where(path: str | Path) -> tuple[Path, dict[str, str]]:
 def _decoder_class(config: Any) -> tuple[Any, Any]:
     """The class of a decoder, and its configuration: of a model with other parts, such as one that sees, that of texts.
 
-    None for the class where there is none.
+    If only the whole has a class, that one; None where there is none.
     """
     known = transformers.AutoModelForCausalLM._model_mapping
     text = config.get_text_config(decoder=True)
@@ -325,7 +343,12 @@ def _decoder_class(config: Any) -> tuple[Any, Any]:
             if found is not config and getattr(config, "tie_word_embeddings", False):
                 found.tie_word_embeddings = True  # the library then uses a head only where a checkpoint has one
             return (architecture[0] if isinstance(architecture, tuple) else architecture), found
-    return None, config
+    return _wrapper_class(config), config
+
+
+def _wrapper_class(config: Any) -> Any | None:
+    """The class of a model that sees or hears too, and writes texts."""
+    return transformers.AutoModelForMultimodalLM._model_mapping.get(type(config), None)
 
 
 def _unreadable(path: str | Path, error: Exception) -> CheckpointError | BackendUnavailableError:

@@ -17,7 +17,7 @@ from specdec_hal.models.attention import Layer
 from specdec_hal.models.linear import Weight, Weights
 from specdec_hal.models.rope import Rotation
 from specdec_hal.models.transformers.interface import STORE
-from specdec_hal.models.transformers.replace import Linear, Parts
+from specdec_hal.models.transformers.replace import Linear, Parts, angles
 
 EXPERTS = "specdec_hal"
 """The name of our experts function."""
@@ -190,8 +190,7 @@ def _reorder(weight: Weight, order: Any) -> None:
 
 def rotary_table(base: Any, positions: int) -> Any:
     """Rotations of positions, float32 [positions, head_dim]: cosine and sine of each pair."""
-    like = base.embed_tokens.weight[:1, None]
-    cos, sin = (x[0] for x in base.rotary_emb(like, position_ids=torch.arange(positions)[None]))
+    cos, sin = (x[0] for x in angles(base, positions))
     half = cos.shape[1] // 2
     return torch.stack([cos[:, :half], sin[:, :half]], -1).flatten(1).float().contiguous()
 

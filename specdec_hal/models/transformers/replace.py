@@ -444,6 +444,7 @@ class _Watch(Silent):
     def __init__(self, operators: Operators) -> None:
         super().__init__()
         self._operators, self.direct = operators, True
+        self._last: Rotation | None = None
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
@@ -453,6 +454,9 @@ class _Watch(Silent):
                 x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
                 for x, y in ((query, last.q), (key, last.k))
             )
+            self._last = last
+        elif self._last is not None:  # DiffLlama attends to the same keys again
+            self.direct &= key.data_ptr() != self._last.k.data_ptr()
         self.given: tuple[Any, ...] = last, query.clone(), key.clone(), value.clone(), sinks
         return super().attend(layer, query, key, value, sinks)
 
@@ -535,10 +539,18 @@ def is_standard(base: Any, parts: list[Parts | None]) -> bool:
 
 def tabulate(base: Any, positions: int) -> None:
     """Let layers of a plain model take angles from a table of so many positions instead of computing them."""
+    table = angles(base, positions)
+    base.rotary_emb.forward = lambda x, position_ids: (*table, position_ids[0].flatten())
+
+
+def angles(base: Any, positions: int) -> Any:
+    """Cosines and sines [1, positions, width] of a plain model's rotary embedding, with M-RoPE those of texts."""
     rotary, like = base.rotary_emb, base.embed_tokens.weight[:1, None]
     at = torch.arange(positions, device=like.device)[None]
-    table = type(rotary).forward(rotary, like, position_ids=at)
-    rotary.forward = lambda x, position_ids: (*table, position_ids[0])
+    sections = getattr(rotary, "mrope_section", None)  # each has positions of its own, which are equal in texts
+    if sections is not None:
+        at = at.expand(len(sections), 1, positions)
+    return type(rotary).forward(rotary, like, position_ids=at)
 
 
 def _whole(parts: list[Any]) -> Linear | None:
