@@ -17,7 +17,7 @@ from specdec_hal.errors import BackendUnavailableError, CheckpointError, Unsuppo
 from specdec_hal.models import load_model
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
-from tests.support.architectures import Models
+from tests.support.architectures import Models, write
 from tests.support.hf_models import ARCHITECTURES, RECURRENT, REFUSED, VOCABULARY, write_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("few_sizes")]
@@ -227,6 +227,70 @@ def test_a_decoder_that_is_a_part_of_another_model(
     with torch.inference_mode():
         want = whole(torch.arange(3, 11)[None]).logits[0].numpy()
     np.testing.assert_allclose(first_logits(tmp_path), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "kimi_k25"])  # with M-RoPE; with the names of weights of the whole alone
+def test_the_text_of_a_model_that_sees(kind: str, tmp_path: Path) -> None:
+    """Its class has the decoder; the tower for images is dropped."""
+    import torch
+
+    from specdec_hal.models.transformers.load import load_decoder
+
+    whole = write(tmp_path, kind)
+    text = torch.arange(3, 11)[None]
+    with torch.inference_mode():
+        want = whole(text, attention_mask=torch.ones_like(text)).logits[0].numpy()
+    np.testing.assert_allclose(first_logits(tmp_path), want, rtol=0, atol=1e-5)
+    towers = [name for name, _ in whole.named_parameters() if "vis" in name and "projector" not in name]
+    kept = dict(load_decoder(tmp_path, "cpu", "float32").model.named_parameters())
+    assert towers and kept.keys().isdisjoint(towers)
+
+
+# Two attentions in a layer; one called twice, for the same keys; a stack of layers called several times.
+@pytest.mark.parametrize("kind", ["longcat_flash", "diffllama", "hrm_text"])
+def test_layers_with_several_attentions(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each call has keys and values of its own."""
+    write(tmp_path, kind)
+    case = Models(tmp_path)
+    with caplog.at_level("WARNING", logger="specdec_hal"):
+        case.check_logits(np.random.default_rng(0).integers(3, VOCABULARY, (2, 40)))
+    assert ("prefix_lm is not applied" in caplog.text) == (kind == "hrm_text")
+
+
+def test_a_failed_pass_leaves_no_call_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins with the first call of each layer."""
+    from specdec_hal.models.attention import HostStore
+
+    write(tmp_path, "diffllama")
+    expected = first_logits(tmp_path)
+    model = load_model(tmp_path, "transformers")
+    model.allocate(1, 8)
+    batch = ForwardBatch(np.arange(3, 11), [Segment(0, 0, 8, 0)])
+    with monkeypatch.context() as patch:
+        attend = HostStore.attend
+
+        def failing(self: Any, layer: Any, *tensors: Any) -> Any:
+            if layer.index == 1:  # the second call of the first layer
+                raise RuntimeError("full")
+            return attend(self, layer, *tensors)
+
+        patch.setattr(HostStore, "attend", failing)
+        with pytest.raises(RuntimeError, match="full"):
+            model.forward(batch)
+    again = model.compute_logits(model.forward(batch)[FINAL_NORM]).numpy()
+    np.testing.assert_array_equal(again, expected)
+
+
+def test_code_that_does_not_run_on_packed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaModel
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("images wanted")
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    write_model(tmp_path, "Llama")
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM: it does not run on packed rows .*images wanted"):
+        load_model(tmp_path, "transformers")
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.errors import CheckpointError
+from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.models.chat import load_chat_template
 from specdec_hal.models.folder import check_files, warn_unapplied
@@ -174,5 +174,5 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}')
     (tmp_path / "code.py").write_text("raise SystemExit('run')")
     for load in (load_model, checkpoint_memory):
-        with pytest.raises(CheckpointError, match="contains custom code which must be executed"):
+        with pytest.raises(UnsupportedError, match=r"got 'own', whose code .* is never run \(trust_remote_code\)"):
             load(tmp_path, "transformers")

@@ -153,6 +153,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, r"^BloomForCausalLM: .* \(ALiBi\)"),
     "Falcon": ({"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}, _INTERFACE),
     "Doge": (_SIZES, r"^DogeForCausalLM: it masks its attention \(DogeAttention\) itself"),
+    "Roberta": (
+        {**_NEOX, "is_decoder": True}, r"^RobertaForCausalLM: its own positions do not begin at 0",
+    ),
     "DeepseekV3": ({**_LATENT, "v_head_dim": 40}, "values wider than its keys"),
 }  # fmt: skip
 
@@ -205,6 +208,7 @@ class Case:
     prompts: list[list[int]] = field(default_factory=list)
     new_tokens: int = 12
     auto: str = "CausalLM"
+    unscaled: bool = False
 
     def __post_init__(self) -> None:
         generator = np.random.default_rng(5)
@@ -225,9 +229,9 @@ class Case:
         with torch.inference_mode():
             text = torch.as_tensor(ids)[None]
             # Without a mask some classes (Moshi) attend to later tokens too.
-            logits: npt.NDArray[np.float32] = (
-                self.reference(text, attention_mask=torch.ones_like(text)).logits[0].numpy()
-            )
+            found = self.reference(text, attention_mask=torch.ones_like(text)).logits[0].numpy()
+        factor = self.reference.config.get_text_config().logit_scale if self.unscaled else 1.0
+        logits: npt.NDArray[np.float32] = found * np.float32(factor)
         return logits
 
     @cached_property

@@ -92,10 +92,17 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hunyuan_vl_text": _SECTIONS,
     "jamba": {**_PATTERN, "use_mamba_kernels": False},
     "lfm2_moe": {**_FEW, "layer_types": ["conv", "full_attention", "conv"]},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"], "num_hidden_layers": 2, "index_n_heads": KV_HEADS,
+        "index_block_size": 4, "index_topk_blocks": 2,
+    },
     "moshi": {"sliding_window": POSITIONS},  # of the cache alone, which the trained positions do not exceed
     "paddleocr_vl_text": _SECTIONS,
+    "qwen2_5_omni_text": _SECTIONS,
+    "qwen2_5_omni_thinker": {"vision_start_token_id": VOCABULARY},
     "qwen2_5_vl_text": _SECTIONS,
     "qwen2_vl_text": _SECTIONS,
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": VOCABULARY},
     "qwen4_exp_text": {
         **_FEW, "layer_types": ["linear_attention", "qwen_sparse_attention", "linear_attention"], "indexer_n_heads": 2,
         "indexer_kv_heads": 1, "indexer_head_dim": WIDTH, "indexer_budget": WIDTH, "indexer_compress_ratio": 4,
@@ -103,6 +110,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "recurrent_gemma": _FEW,
     "reformer": {"axial_pos_shape": [16, 16], "axial_pos_embds_dim": [32, 32], "attn_layers": ["local", "lsh"]},
     "roc_bert": {"pronunciation_vocab_size": VOCABULARY, "shape_vocab_size": VOCABULARY},
+    "step3p5": {"sliding_window": 8},
     "xlstm": {"qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "falcon_h1": {"mamba_d_ssm": 2 * HIDDEN},

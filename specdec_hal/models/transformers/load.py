@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, modeling_utils
 from transformers.quantizers import AutoHfQuantizer
 
 from specdec_hal.errors import BackendUnavailableError, CheckpointError, SpecDecError, UnsupportedError
-from specdec_hal.models.checkpoint import checkpoint_error, read_token_ids
+from specdec_hal.models.checkpoint import CONFIG, checkpoint_error, read_json, read_token_ids
 from specdec_hal.models.from_host import gpu
 from specdec_hal.models.mtp import ModuleFiles, find_module
 from specdec_hal.models.paged import launchers
@@ -67,6 +67,8 @@ def load(
         device = gpu(device)
     decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"), group)
     module = find_module(Path(path), decoder.model.config)
+    if getattr(decoder.model.config.get_text_config(), "prefix_lm", False):
+        _log.warning("%s: prefix_lm is not applied: a token of a prompt attends to those before it only", path)
     if on_host:
         from specdec_hal.models.transformers.host import HostTransformers
 
@@ -99,6 +101,8 @@ def load_decoder(
         architecture, config = (_wrapper_class(whole), whole) if wrapper else _decoder_class(whole)
         method = getattr(whole, "quantization_config", None) or {}
         unknown = bool(method) and not AutoHfQuantizer.supports_quant_method(method)
+    except SpecDecError:
+        raise
     except Exception as error:
         raise _unreadable(path, error) from error
     if whole.is_encoder_decoder:
@@ -175,9 +179,14 @@ def load_decoder(
     if group is None:
         model = model.to(device)
     check_finite(Path(path), dict(model.named_parameters()))
-    if group is None:
+    if group is not None:
+        return _part(model, found, device, division or Division(model, group))
+    try:
         return Decoder(model, found)
-    return _part(model, found, device, division or Division(model, group))
+    except (SpecDecError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # from the model's own code
+        raise refused(model, f"it does not run on packed rows ({describe(error)})") from error
 
 
 def _keep_decoder(model: Any) -> None:
@@ -285,6 +294,8 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
         return None
     try:
         config = _read_config(where).get_text_config()
+    except SpecDecError:
+        raise
     except Exception as error:
         raise _unreadable(path, error) from error
     if not hasattr(config, "hidden_size"):
@@ -302,17 +313,27 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
 
 
 def _read_config(where: Path, **options: str) -> Any:
-    """The configuration; code beside it is never run, nor asked about on a terminal."""
-    return transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False, **options)
+    """The configuration; code beside it is never run, nor asked about on a terminal. UnsupportedError if it needs it."""
+    try:
+        return transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False, **options)
+    except ValueError as error:
+        settings = {} if options else read_json(where, CONFIG)
+        if not settings.get("auto_map"):
+            raise
+        raise UnsupportedError(
+            f"{where}: expected a model_type that transformers {transformers.__version__} has, got "
+            f"{short(settings.get('model_type'))}, whose code is beside the weights (auto_map: "
+            f"{short(settings['auto_map'])}); code of checkpoints is never run (trust_remote_code): use a converted "
+            "checkpoint, or a plug-in for this model"
+        ) from error
 
 
 def _layers(config: Any) -> Sequence[Any]:
     """The configuration of each layer with keys."""
-    if getattr(config, "is_heterogeneous", False):
-        return [*config.per_layer_config]
     kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
-    own = len(kinds) - (getattr(config, "num_kv_shared_layers", 0) or 0)
-    return [config for kind in kinds[:own] if kind not in _WITHOUT_KEYS]
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * len(kinds)
+    found = [layer for layer, kind in zip(layers, kinds, strict=True) if kind not in _WITHOUT_KEYS]
+    return found[: len(found) - (getattr(config, "num_kv_shared_layers", 0) or 0)]
 
 
 def _key_width(layer: Any) -> int:
