@@ -126,7 +126,13 @@ class HostAttention:
     def begin(self, segments: Sequence[Segment], first: int, rows: int) -> tuple[Spans, Any]:
         """See Attention."""
         spans = [
-            (segment.start - first + at - segment.position, length, at - begin, self._address(cache, begin), cache.positions)
+            (
+                segment.start - first + at - segment.position,
+                length,
+                at - begin,
+                self._address(cache, begin),
+                cache.positions,
+            )
             for segment in segments
             for cache in (self.slots[segment.slot],)
             for begin, at, length in self._chunks(segment)

@@ -145,7 +145,15 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "kind",
     [
-        "Llama", "GPT2", "DeepseekV3", "GptOss", "Qwen3_5Text", "NemotronH", "FalconH1", "Lfm2", "KimiLinear",
+        "Llama",
+        "GPT2",
+        "DeepseekV3",
+        "GptOss",
+        "Qwen3_5Text",
+        "NemotronH",
+        "FalconH1",
+        "Lfm2",
+        "KimiLinear",
         "Gemma4Text shared",
     ],
 )

@@ -38,7 +38,7 @@ _SMALL: list[tuple[int, str]] = [
     "num_decoder_layers num_blocks num_layers_per_stack max_window_layers index_n_heads"),
     (1, "first_k_dense_replace num_dense_layers n_shared_experts num_shared_experts moe_num_shared_experts n_group "
     "topk_group"),
-    (4, "num_experts n_routed_experts num_local_experts moe_num_experts"),
+    (4, "num_experts n_routed_experts num_local_experts moe_num_experts num_filters"),
     (POSITIONS, "max_position_embeddings n_positions n_ctx max_seq_len context_length model_max_length "
     "max_target_positions max_source_positions original_max_position_embeddings"),
     (VOCABULARY, "vocab_size vocab_size_per_layer_input decoder_vocab_size"),
@@ -72,7 +72,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "ffn_config": {"hidden_size": HIDDEN, "ffn_hidden_size": HIDDEN},
         "attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 1e4, "clip_qkv": 8.0},
     },
+    "chameleon": {"vocabulary_map": {"<image>": 4}},
     "cosmos3_edge_text": _SECTIONS,
+    "emu3": {"vocabulary_map": {"<image>": 4}},
     "ernie4_5_vl_moe_text": {"rope_parameters": {**_SECTIONS["rope_parameters"], "mrope_section": [3, 3, 2]}},
     "falcon": {"new_decoder_architecture": True},
     "gemma3n_text": {

@@ -361,9 +361,12 @@ def _decoder_class(config: Any) -> tuple[Any, Any]:
     text = config.get_text_config(decoder=True)
     for found in (text, config):
         if (architecture := known.get(type(found), None)) is not None:  # its keys() would import every configuration
+            architecture = architecture[0] if isinstance(architecture, tuple) else architecture
+            if architecture.config_class is type(text):
+                found = text  # Emu 3's class for texts is registered for the whole
             if found is not config and getattr(config, "tie_word_embeddings", False):
                 found.tie_word_embeddings = True  # the library then uses a head only where a checkpoint has one
-            return (architecture[0] if isinstance(architecture, tuple) else architecture), found
+            return architecture, found
     return _wrapper_class(config), config
 
 

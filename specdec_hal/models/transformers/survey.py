@@ -111,7 +111,8 @@ class _Recorder(LayerRecorder):
                 raise refused(self.model, f"its attention ({name}) is not causal")
             if seen == _OTHER or (seen < _CHUNKED and named):
                 raise refused(
-                    self.model, f"its attention ({name}) attends neither to all keys nor to a sliding window nor to chunks"
+                    self.model,
+                    f"its attention ({name}) attends neither to all keys nor to a sliding window nor to chunks",
                 )
             if seen < _CHUNKED and not named:
                 return _CHUNKED - seen, True
