@@ -125,18 +125,11 @@ class HostAttention:
 
     def begin(self, segments: Sequence[Segment], first: int, rows: int) -> tuple[Spans, Any]:
         """See Attention."""
-        spans = [
-            (
-                segment.start - first + at - segment.position,
-                length,
-                at - begin,
-                self._address(cache, begin),
-                cache.positions,
-            )
-            for segment in segments
-            for cache in (self.slots[segment.slot],)
-            for begin, at, length in self._chunks(segment)
-        ]
+        spans = []
+        for segment in segments:
+            cache, row = self.slots[segment.slot], segment.start - first - segment.position
+            for begin, at, length in self._chunks(segment):
+                spans.append((row + at, length, at - begin, self._address(cache, begin), cache.positions))
         return np.array(spans, np.int64), self._buffer(rows)
 
     def _chunks(self, segment: Segment) -> Iterator[tuple[int, int, int]]:
@@ -232,10 +225,10 @@ class HostStore:
             groups.setdefault(shape, []).append(layer.index)
         self._groups: list[_Group] = []
         self._of: dict[int, tuple[_Group, int]] = {}
-        for (*shape, chunk), members in groups.items():
-            width = shape[0] * shape[2]
+        for (heads, kv_heads, head_dim, chunk), members in groups.items():
+            width = heads * head_dim
             attention = HostAttention(
-                *shape, layers=len(members), slots=slots, positions=positions, threads=threads,
+                heads, kv_heads, head_dim, layers=len(members), slots=slots, positions=positions, threads=threads,
                 buffer=partial(operators.buffer, width), chunk=chunk,
             )  # fmt: skip
             group = _Group(attention)
@@ -257,8 +250,8 @@ class HostStore:
         group, index = self._of[layer.index]
         qkv = self._operators.qkv(layer, query, key, value)
         out = group.attention.attend(
-            index, qkv, group.block, scale=layer.scale, window=0 if layer.chunked else layer.window, softcap=layer.softcap,
-            sinks=None if sinks is None else sinks.float(),
+            index, qkv, group.block, scale=layer.scale, window=0 if layer.chunked else layer.window,
+            softcap=layer.softcap, sinks=None if sinks is None else sinks.float(),
         ).reshape((len(query), layer.heads, layer.head_dim))  # fmt: skip
         return (out if layer.value_dim == layer.head_dim else out[..., : layer.value_dim]).to(query.dtype)
 

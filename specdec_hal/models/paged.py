@@ -35,7 +35,7 @@ class Placed:
 
 
 class PagedStore:
-    """Per index of layers [num_blocks + 1, 2, block_size, kv_heads, head_dim]; the last block takes rows without a block.
+    """Per index of layers [num_blocks + 1, 2, block_size, kv_heads, head_dim]; rows without a block go to the last one.
 
     `launcher`: of Triton's kernels, or None. Nothing is read on the host; calls follow each other on one stream.
     """

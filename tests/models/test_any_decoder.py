@@ -297,7 +297,7 @@ def test_code_that_does_not_run_on_packed_rows(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(LlamaModel, "forward", forward)
     write_model(tmp_path, "Llama")
-    with pytest.raises(UnsupportedError, match="LlamaForCausalLM: it does not run on packed rows .*images wanted"):
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM: it does not run on packed rows .*images wanted"):
         load_model(tmp_path, "transformers")
 
 

@@ -136,7 +136,8 @@ RULES: dict[str, dict[str, Any]] = {
     "not rotated": {"rotated": False}, "scale": {"scale": 0.3}, "window in a block": {"window": 7},
     "window over blocks": {"window": 100}, "window of one": {"window": 1}, "soft cap": {"softcap": 2.0},
     "chunks": {"chunk": 7, "rotated": False}, "chunks over blocks": {"chunk": 100, "rotated": False},
-    "chunks of blocks": {"chunk": BLOCK, "rotated": False, "softcap": 2.0}, "sinks": {"sinks": np.linspace(-3, 4, 6, dtype=np.float32)},
+    "chunks of blocks": {"chunk": BLOCK, "rotated": False, "softcap": 2.0},
+    "sinks": {"sinks": np.linspace(-3, 4, 6, dtype=np.float32)},
     "all": {"window": 65, "softcap": 3.0, "sinks": np.full(6, 1.5, np.float32), "scale": 1.7, "rotated": False},
 }  # fmt: skip
 

@@ -30,8 +30,8 @@ _SMALL: list[tuple[int, str]] = [
     (KV_HEADS, "linear_num_key_heads mamba_n_groups n_groups mamba_ngroups swa_num_key_value_heads n_mamba_heads"),
     (WIDTH, "head_dim dim_head d_head kv_channels q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim swa_head_dim "
     "mamba_d_head mamba_head_dim mamba_headdim linear_key_head_dim linear_value_head_dim linear_head_dim "
-    "attention_chunk_size index_head_dim hidden_size_per_layer_input attention_head_size mamba_dt_rank time_step_rank router_hidden_size "
-    "gated_norm_rank laurel_rank o_lora_rank adapter_rank query_pre_attn_scalar d_rel"),
+    "attention_chunk_size index_head_dim hidden_size_per_layer_input attention_head_size mamba_dt_rank time_step_rank "
+    "router_hidden_size gated_norm_rank laurel_rank o_lora_rank adapter_rank query_pre_attn_scalar d_rel"),
     (8, "qk_rope_head_dim sliding_window attention_window_size window_size mamba_d_state state_size ssm_state_size "
     "rotary_dim hc_lowrank sliding_window_size chunk_size mamba_chunk_size"),
     (2, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_encoder_layers "

@@ -90,8 +90,8 @@ def load_decoder(
     path: str | Path, device: str, dtype: str, group: Group | None = None, *, wrapper: bool = False
 ) -> Decoder:
     """The model of a checkpoint after its trial; `dtype`: one of :data:`~specdec_hal.models.checkpoint.DTYPES`, or
-    "auto". `group`: of the ranks that share it. `wrapper`: whether the class of the whole model is loaded, if it sees or hears
-    too, of which only the decoder is kept.
+    "auto". `group`: of the ranks that share it. `wrapper`: load a model that sees or hears by the class of the whole,
+    and keep its decoder.
     """
     where, options = _where(path)
     if options and importlib.util.find_spec("gguf") is None:
@@ -313,7 +313,10 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
 
 
 def _read_config(where: Path, **options: str) -> Any:
-    """The configuration; code beside it is never run, nor asked about on a terminal. UnsupportedError if it needs it."""
+    """The configuration; code beside it is never run, nor asked about on a terminal.
+
+    UnsupportedError for one that needs it.
+    """
     try:
         return transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False, **options)
     except ValueError as error:
