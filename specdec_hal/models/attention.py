@@ -108,7 +108,7 @@ class HostAttention:
         self._chunk = chunk
         self._limit = round_up(self._stored(positions), self._block)
         self._rotary = np.zeros((0, head_dim), np.float32) if rotary is None else rotary
-        self._no_sinks = np.zeros(0, np.float32)
+        self._no_sinks, self._no_bias = np.zeros(0, np.float32), np.zeros((0, 0), np.float32)
         self._threads = threads
         self._buffer = buffer
         self.slots = [SlotCache(0, self._blocks(0)) for _ in range(slots)]
@@ -161,16 +161,18 @@ class HostAttention:
         window: int = 0,
         softcap: float = 0.0,
         sinks: Any = None,
+        bias: Any = None,
         rotary: Any = None,
     ) -> Any:
         """See Attention. `scale`: on scores, `window`: keys that a query sees, itself included (0: all of them).
 
         `softcap`: scores become softcap * tanh(score / softcap), unless it is 0. `sinks` float32 [heads]: one score per
-        head without a value, added to the softmax's sum. `rotary` takes the place of the object's.
+        head without a value, added to the softmax's sum. `bias` float32 [heads, positions], up to a multiple of 64: a
+        score of key j at position i changes by bias[j] - bias[i]. `rotary` takes the place of the object's.
         """
         spans, out = block
         sinks = self._no_sinks if sinks is None else sinks
-        rule = scale, window, softcap, sinks
+        rule = scale, window, softcap, sinks, self._no_bias if bias is None else bias
         self._attention(
             qkv,
             self._rotary if rotary is None else rotary,
@@ -245,13 +247,15 @@ class HostStore:
         for group in self._groups:
             group.block = group.attention.begin(segments, first, rows)
 
-    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+    def attend(
+        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
+    ) -> Any:
         """See Store."""
         group, index = self._of[layer.index]
         qkv = self._operators.qkv(layer, query, key, value)
         out = group.attention.attend(
             index, qkv, group.block, scale=layer.scale, window=0 if layer.chunked else layer.window,
-            softcap=layer.softcap, sinks=None if sinks is None else sinks.float(),
+            softcap=layer.softcap, sinks=None if sinks is None else sinks.float(), bias=bias,
         ).reshape((len(query), layer.heads, layer.head_dim))  # fmt: skip
         return (out if layer.value_dim == layer.head_dim else out[..., : layer.value_dim]).to(query.dtype)
 

@@ -104,7 +104,9 @@ class PagedStore:
         self._launcher.places(batch, ids, position, line, len(self.pool[0]) - 1, self._block_size, vocab_size)
         return Placed(batch, None, position, line)
 
-    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+    def attend(
+        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
+    ) -> Any:
         """See Store.attend."""
         assert self._step is not None
         step, narrower = self._step, layer.head_dim - layer.value_dim
@@ -120,7 +122,7 @@ class PagedStore:
                 due.q, due.k, due.cos[0], due.sin[0], query, pool, norms=due.norms, value=value, lines=step.line,
                 positions=due.positions, dims=due.dims,
             )  # fmt: skip
-        out = self.look(layer, step, query, sinks)
+        out = self.look(layer, step, query, sinks, bias)
         return out[..., : layer.value_dim] if narrower else out
 
     def write(self, layer: Layer, line: Any, key: Any, value: Any) -> None:
@@ -134,14 +136,16 @@ class PagedStore:
         value = torch.nn.functional.pad(value, (0, layer.head_dim - layer.value_dim))
         lines.index_copy_(0, line + self._block_size, value.to(self._dtype))
 
-    def look(self, layer: Layer, step: Placed, query: Any, sinks: Any | None = None) -> Any:
+    def look(self, layer: Layer, step: Placed, query: Any, sinks: Any | None = None, bias: Any | None = None) -> Any:
         """Attention of queries [T, heads, head_dim] to the cache: [T, heads, head_dim]."""
         pool, query = self.pool[layer.index], query.to(self._dtype)
         if self._launcher is not None:
-            return self._by_triton(layer, query, pool, step.batch, sinks)
-        return self._by_torch(layer, query, pool, step, sinks)
+            return self._by_triton(layer, query, pool, step.batch, sinks, bias)
+        return self._by_torch(layer, query, pool, step, sinks, bias)
 
-    def _by_triton(self, layer: Layer, query: Any, pool: Any, batch: DeviceBatch, sinks: Any | None) -> Any:
+    def _by_triton(
+        self, layer: Layer, query: Any, pool: Any, batch: DeviceBatch, sinks: Any | None, bias: Any | None
+    ) -> Any:
         from specdec_hal.models.triton_kernels.launcher import Heads
 
         query = query.contiguous()
@@ -150,11 +154,13 @@ class PagedStore:
         self._launcher.attention(
             query, out, pool, batch, Heads(layer.heads, layer.kv_heads, layer.head_dim),
             scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=sinks, causal=layer.causal,
-            anchored=layer.anchored, chunked=layer.chunked,
+            anchored=layer.anchored, chunked=layer.chunked, bias=bias,
         )  # fmt: skip
         return out
 
-    def _by_torch(self, layer: Layer, query: Any, pool: Any, step: Placed, sinks: Any | None) -> Any:
+    def _by_torch(
+        self, layer: Layer, query: Any, pool: Any, step: Placed, sinks: Any | None, bias: Any | None
+    ) -> Any:
         """Each slot's queries, padded to the most that one may have, with its whole context."""
         batch, size, group = step.batch, self._block_size, layer.heads // layer.kv_heads
         slots, rows = len(batch.cu_seqlens_q) - 1, len(query)
@@ -172,6 +178,10 @@ class PagedStore:
         at = torch.arange(keys.shape[1], device=query.device)
         first = batch.seq_lens_decoder[:slots, None, None].long()
         positions = first + torch.arange(most, device=query.device)[:, None]
+        if bias is not None:
+            of_keys, last = bias.unflatten(0, (layer.kv_heads, group)), bias.shape[1] - 1
+            own = of_keys[..., positions[..., 0].clamp(max=last)].permute(2, 0, 1, 3)
+            scores = scores + (of_keys[:, :, None, at.clamp(max=last)] - own[..., None])
         seen = at <= (positions if layer.causal else first + batch.cu_seqlens_q.diff()[:, None, None] - 1)
         if layer.window and layer.anchored:
             seen = seen & (at >= first - layer.window)

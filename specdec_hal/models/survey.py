@@ -30,8 +30,6 @@ def check_config(name: str, text: Any, more_types: Collection[str] = ()) -> None
     kinds = sorted({*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES - {*more_types})
     reasons = {
         f"it has layers of type {', '.join(kinds)}, which keep more than keys and values": kinds,
-        "its attention adds a bias by position (ALiBi)": getattr(text, "alibi", False)
-        or text.model_type in ("bloom", "mpt"),
     }
     for reason, found in reasons.items():
         if found:

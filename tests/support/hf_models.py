@@ -86,6 +86,17 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GraniteMoeHybrid attention": {**_SIZES, "layer_types": ["attention"] * 2, "num_local_experts": 0,
                          "shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_head": 16},
     "HunYuanMoEV1": {**_SIZES, "num_experts": 4, "moe_topk": 2},
+    "Bloom": {"hidden_size": 36, "n_layer": 2, "n_head": 3},
+    "Mpt": {"d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": POSITIONS},
+    "Falcon": {**_NEOX, "ffn_hidden_size": 48, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "Falcon ALiBi": {**_NEOX, "ffn_hidden_size": 48, "alibi": True, "multi_query": False, "parallel_attn": False,
+                     "bias": True},
+    "GPTJ": {**_GPT2, "rotary_dim": 4},
+    "CodeGen": {**_GPT2, "rotary_dim": 4, "n_ctx": POSITIONS},
+    "GPTNeo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+               "window_size": WINDOW, "max_position_embeddings": POSITIONS},
+    "XGLM": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "pad_token_id": 0,
+             "max_position_embeddings": POSITIONS},
     "ModernBertDecoder": {**_NEOX, "sliding_window": 2 * WINDOW, "num_hidden_layers": 3, "pad_token_id": 0},
 }  # fmt: skip
 
@@ -150,8 +161,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "^Qwen4ExpForCausalLM: it has layers of type qwen_sparse_attention",
     ),
     "T5": ({"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}, "encoder-decoder"),
-    "Bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, r"^BloomForCausalLM: .* \(ALiBi\)"),
-    "Falcon": ({"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}, _INTERFACE),
     "Doge": (_SIZES, r"^DogeForCausalLM: it masks its attention \(DogeAttention\) itself"),
     "Roberta": (
         {**_NEOX, "is_decoder": True}, r"^RobertaForCausalLM: its own positions do not begin at 0",
@@ -220,8 +229,11 @@ class Case:
         import torch
         import transformers
 
-        options = {"dtype": torch.float32, "attn_implementation": "eager"}
-        return getattr(transformers, f"AutoModelFor{self.auto}").from_pretrained(self.folder, **options).eval()
+        auto = getattr(transformers, f"AutoModelFor{self.auto}")
+        model = auto.from_pretrained(self.folder, dtype=torch.float32).eval()
+        if model.config.model_type != "falcon":  # whose eager attention adds ALiBi's biases twice
+            model.set_attn_implementation("eager")
+        return model
 
     def logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         import torch

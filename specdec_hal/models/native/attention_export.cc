@@ -63,18 +63,20 @@ class Attention final : public specdec::Job {
 };
 
 // qkv float32 [R, W], rotary float32 [P, D] or [0, D] for qkv that has been rotated, out float32 [R, H * D], sinks
-// float32 [H] or [0]. Spans int64 [N, 5]: row, length, position, address of a cache [layers, blocks, kv_heads, 2,
-// 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`: see Call. `set`: see
+// float32 [H] or [0], bias float32 [H, B] or [0, 0]. Spans int64 [N, 5]: row, length, position, address of a cache [layers, blocks, kv_heads, 2,
+// 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`, `bias`: see Call. `set`: see
 // sets.h.
 void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t layer, int64_t heads, int64_t kv_heads,
-               double scale, int64_t window, double softcap, TensorView sinks, int64_t threads, int64_t set,
-               TensorView out) {
+               double scale, int64_t window, double softcap, TensorView sinks, TensorView bias, int64_t threads,
+               int64_t set, TensorView out) {
   specdec::ffi::Operands operands("attention");
   const int64_t rows = operands.extent(qkv, 0), width = operands.extent(qkv, 1);
   const int64_t positions = operands.extent(rotary, 0), dim = operands.extent(rotary, 1);
   const int64_t count = operands.extent(spans, 0), sinking = operands.extent(sinks, 0);
   const float* const factors = operands.data<float>("rotary", rotary, {positions, dim});
   const float* const sunk = operands.data<float>("sinks", sinks, {sinking == 0 ? 0 : heads});
+  const int64_t biased = operands.extent(bias, 1);
+  const float* const added = operands.data<float>("bias", bias, {biased == 0 ? 0 : heads, biased});
   const Call call{operands.data<float>("qkv", qkv, {rows, width}),
                   positions == 0 ? nullptr : factors,
                   operands.data<float>("out", out, {rows, heads * dim}),
@@ -85,7 +87,9 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
                   static_cast<float>(scale),
                   window,
                   static_cast<float>(softcap),
-                  sinking == 0 ? nullptr : sunk};
+                  sinking == 0 ? nullptr : sunk,
+                  biased == 0 ? nullptr : added,
+                  biased};
   const int64_t* const given = operands.data<int64_t>("spans", spans, {count, 5});
   if (kv_heads < 1 || heads % kv_heads || (positions > 0 && dim % 2) || width < (heads + 2 * kv_heads) * dim) {
     TVM_FFI_THROW(ValueError) << "attention: argument 'heads': expected a multiple of kv_heads that fits rows of width "
@@ -102,7 +106,8 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
   int64_t done = 0, work = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t* const s = given + 5 * i;
-    const int64_t room = positions == 0 ? s[4] : std::min(s[4], positions);
+    int64_t room = positions == 0 ? s[4] : std::min(s[4], positions);
+    if (biased > 0) room = std::min(room, biased / kBlockKeys * kBlockKeys);
     if (s[0] < done || s[1] < 1 || s[0] + s[1] > rows || s[2] < 0 || s[2] + s[1] > room || s[3] == 0) {
       TVM_FFI_THROW(ValueError) << "attention: argument 'spans': expected rows " << done << ".." << rows
                                 << " in order and positions below " << room << ", got row " << s[0] << ", length "

@@ -153,6 +153,7 @@ struct Query {
   int64_t first, position;  // the first and last key that it sees
   float *q, *sum;
   float largest, total;
+  const float* bias;  // of its head, by key; null: none
 };
 
 // Keys `from` .. `to` - 1 of a block.
@@ -168,7 +169,7 @@ inline Keys seen(const Query& query, int64_t start) {
 
 // A block's scores, of which those of `keys` count, become weights relative to the largest score so far, and so do the
 // query's sums.
-inline void weights_of(float* scores, Keys keys, float softcap, Query* query, int64_t padded) {
+inline void weights_of(float* scores, Keys keys, int64_t start, float softcap, Query* query, int64_t padded) {
   Integers lane;
   for (int j = 0; j < kLanes; ++j) lane[j] = j;
   Vector top = all(-kInfinity);
@@ -177,6 +178,9 @@ inline void weights_of(float* scores, Keys keys, float softcap, Query* query, in
     const Integers hidden = (at >= static_cast<int32_t>(keys.to)) | (at < static_cast<int32_t>(keys.from));
     Vector x = load(scores + v * kLanes);
     if (softcap != 0.0f) x = capped(x, softcap);
+    if (query->bias != nullptr) {
+      x = x + (load(query->bias + start + v * kLanes) - all(query->bias[query->position]));
+    }
     x = hidden ? all(-kInfinity) : x;
     store(scores + v * kLanes, x);
     top = x > top ? x : top;
@@ -219,7 +223,7 @@ inline void attend_block(Query* queries, const float* keys, const float* values,
   for (int r = 0; r < R; ++r) q[r] = queries[r].q, sums[r] = queries[r].sum;
   score<R>(q, keys, dim, most, scores, ahead);
   for (int r = 0; r < R; ++r) {
-    if (see[r].to > 0) weights_of(scores[r], see[r], softcap, queries + r, padded);
+    if (see[r].to > 0) weights_of(scores[r], see[r], start, softcap, queries + r, padded);
   }
   // Each query adds its keys in ascending order: those before the common ones, the common ones, and the rest.
   for (int r = 0; r < R; ++r) {
@@ -244,7 +248,8 @@ void attend_queries(const Call& call, const Span& span, int64_t kv_head, int64_t
     float* const q = scratch + i * 2 * padded;
     const int64_t position = span.position + token;
     const int64_t before = call.window > 0 ? position + 1 - call.window : 0;
-    queries[i] = {before < 0 ? 0 : before, position, q, q + padded, -kInfinity, 0.0f};
+    const float* const bias = call.bias == nullptr ? nullptr : call.bias + head * call.biased;
+    queries[i] = {before < 0 ? 0 : before, position, q, q + padded, -kInfinity, 0.0f, bias};
     rotate(call.qkv + (span.row + token) * call.width + head * dim,
            call.rotary == nullptr ? nullptr : call.rotary + position * dim, dim, q);
     if (call.scale != 1.0f) {

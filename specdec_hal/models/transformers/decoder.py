@@ -12,7 +12,7 @@ import torch
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.states import DRAFTS, StateStore, backend_of
 from specdec_hal.models.survey import Survey, refused
-from specdec_hal.models.transformers import recurrent
+from specdec_hal.models.transformers import own_attention, recurrent
 from specdec_hal.models.transformers.interface import Calls, States, Store, bind, bind_calls
 from specdec_hal.models.transformers.survey import base_of, only, survey
 from specdec_hal.ops import Storage
@@ -33,6 +33,7 @@ class Decoder:
         self.base = base_of(model)
         recurrent.attach(model)
         self.survey: Survey = known or survey(model, self.base, config.max_position_embeddings)
+        own_attention.attach(model)
         self.config = replace(config, hidden_size=self.survey.hidden_size)  # of OPT: word_embed_proj_dim
         self._head, self._hidden = _head_of(model, self.base)
         self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
@@ -88,6 +89,7 @@ class Decoder:
         """Connect the attention layers to a store, for contexts of up to this many positions, and recurrent layers to
         `states`."""
         self._calls = bind_calls(self.survey.attentions, self.survey.layers, store)
+        own_attention.tabulate(self.model, positions)
         if states is not None:
             self.keep(states)
         for module, kinds in self._rotary:
@@ -239,7 +241,7 @@ class WithStates:
 class Zeros:
     """A store without contents: attention and recurrences give zeros."""
 
-    def attend(self, layer: Any, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+    def attend(self, layer: Any, query: Any, *others: Any) -> Any:
         """See Store.attend."""
         return query.new_zeros((*query.shape[:2], layer.value_dim))
 

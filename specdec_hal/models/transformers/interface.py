@@ -16,8 +16,8 @@ NAME = "specdec_hal"
 TRIAL = "specdec_hal_trial"
 """The name during a trial, whose masks show what a layer attends to."""
 
-LAYER, STORE = "_specdec_layer", "_specdec_store"
-"""Where an attention layer, or a recurrent one, keeps its own."""
+LAYER, STORE, BIAS = "_specdec_layer", "_specdec_store", "_specdec_bias"
+"""Where an attention layer, or a recurrent one, keeps its own, and one with ALiBi its biases."""
 GATES = "_specdec_gates"
 """Where a Mamba-2 layer keeps what computes its gates instead of PyTorch's operators."""
 
@@ -25,10 +25,12 @@ GATES = "_specdec_gates"
 class Store(Protocol):
     """The KV cache during a step."""
 
-    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+    def attend(
+        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
+    ) -> Any:
         """Store `key` [T, kv_heads, head_dim] and `value` [T, kv_heads, value_dim]; return the attention [T, heads,
         value_dim] of `query` [T, heads, head_dim]. `sinks` [heads]: one score per head without a value, added to the
-        softmax's sum.
+        softmax's sum. `bias` float32 [heads, positions]: a score of key j at position i changes by bias[j] - bias[i].
         """
 
 
@@ -118,7 +120,7 @@ def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, 
     """`query`, `key` and `value` are [1, heads, T, width], rotated already."""
     state = module.__dict__
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = state[STORE].attend(state[LAYER], query, key, value, arguments.get("s_aux"))
+    out = state[STORE].attend(state[LAYER], query, key, value, arguments.get("s_aux"), state.get(BIAS))
     return out[None], None
 
 
@@ -126,6 +128,11 @@ def _try(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **a
     assert trial.recorder is not None  # models have this name during a trial only
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     return trial.recorder.record(module, query, key, value, attention_mask, arguments)[None], None
+
+
+def attend(module: Any, query: Any, key: Any, value: Any, **arguments: Any) -> Any:
+    """As of the interface, for a layer that does not call it: [1, T, heads, value_dim]."""
+    return (_attend if trial.recorder is None else _try)(module, query, key, value, None, **arguments)[0]
 
 
 def _mask(*args: Any, mask_function: Any, **arguments: Any) -> Any:

@@ -28,7 +28,10 @@ from specdec_hal.models.from_host import gpu
 from specdec_hal.models.mtp import ModuleFiles, find_module
 from specdec_hal.models.paged import launchers
 from specdec_hal.models.survey import check_finite, compare, refused
-from specdec_hal.models.transformers import mimo  # noqa: F401  (registers it)
+from specdec_hal.models.transformers import (
+    mimo,  # noqa: F401  (registers it)
+    own_attention,
+)
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
 from specdec_hal.models.transformers.survey import NO_INTERFACE, base_of, check_class, survey
@@ -130,7 +133,8 @@ def load_decoder(
 
         gguf = GgufFile(Path(path), config)
         gguf.complete()
-    wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": NAME}
+    attention = own_attention.implementation(architecture) or NAME
+    wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": attention}
     division: Division | None = None
     try:
         with (
@@ -342,7 +346,9 @@ def _layers(config: Any) -> Sequence[Any]:
 def _key_width(layer: Any) -> int:
     """Elements of the keys of one position; the values have the same number."""
     query_heads = getattr(layer, "num_attention_heads", 0)  # none in models that are refused
-    heads = getattr(layer, "num_key_value_heads", None) or query_heads
+    heads = getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None) or query_heads
+    if getattr(layer, "multi_query", False) and not getattr(layer, "new_decoder_architecture", False):
+        heads = 1
     width = getattr(layer, "head_dim", None) or layer.hidden_size // max(query_heads, 1)
     if getattr(layer, "kv_lora_rank", None):  # keys of each head
         heads, width = query_heads, layer.qk_nope_head_dim + layer.qk_rope_head_dim
@@ -402,10 +408,15 @@ def _config(path: str | Path, model: Any) -> ModelConfig:
 def config_of(model: Any) -> ModelConfig:
     """A model's configuration without its special tokens."""
     text = model.config.get_text_config()
-    if absent := [name for name in ("max_position_embeddings", "hidden_size") if not hasattr(text, name)]:
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    positions = next((getattr(text, name) for name in names if getattr(text, name, None)), None)
+    if positions is None and text.model_type == "bloom":
+        positions = 2048  # of all trained ones; older files do not say so
+    absent = ["max_position_embeddings"] * (positions is None) + ["hidden_size"] * (not hasattr(text, "hidden_size"))
+    if absent:
         raise refused(model, f"its configuration has no {' and no '.join(absent)}")
     return ModelConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
-        max_position_embeddings=text.max_position_embeddings,
+        max_position_embeddings=positions,
     )

@@ -446,7 +446,9 @@ class _Watch(Silent):
         self._operators, self.direct = operators, True
         self._last: Rotation | None = None
 
-    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+    def attend(
+        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
+    ) -> Any:
         """See Store.attend."""
         last, self._operators.pending = self._operators.pending, None
         if last is not None:
@@ -614,7 +616,7 @@ def _install_rotary(model: Any, operators: Operators, seen: deque[tuple[_Norm, A
     """Replace the function in the globals of layers that call it by name."""
     found: dict[Any, _Rotary] = {}
     for module in model.modules():
-        forward = type(module).forward
+        forward = getattr(vars(module).get("forward"), "__func__", type(module).forward)  # ours, or the class's
         while hasattr(forward, "__wrapped__"):  # warnings about other versions' arguments
             forward = forward.__wrapped__
         if not isinstance(forward, FunctionType) or _ROTATE not in forward.__code__.co_names:

@@ -23,7 +23,7 @@ from specdec_hal.models.survey import (
     compare,
     refused,
 )
-from specdec_hal.models.transformers import interface, recurrent
+from specdec_hal.models.transformers import interface, own_attention, recurrent
 from specdec_hal.models.transformers.interface import NAME, TRIAL
 from specdec_hal.plugin.model import DeviceBatch
 
@@ -42,7 +42,8 @@ def check_class(config: Any, architecture: Any) -> None:
     if state and (types - LAYER_TYPES - _MASKS or not types) and getattr(architecture, "_is_stateful", False):
         raise refused(name, f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts")
     check_config(name, text, more)
-    if not (architecture.is_backend_compatible() or architecture._can_set_attn_implementation()):
+    through = architecture.is_backend_compatible() or architecture._can_set_attn_implementation()
+    if not through and not own_attention.is_known(architecture):
         raise refused(name, NO_INTERFACE)
 
 
@@ -67,7 +68,7 @@ class _Recorder(LayerRecorder):
         here = Layer(**{**vars(layer), "index": 0})
         store = PagedStore([here], 1, len(query), dtype=query.dtype, device=query.device)
         store.begin(text_batch(query.device, [(0, len(query))], len(query)))
-        return store.attend(here, query, key, value, arguments.get("s_aux"))
+        return store.attend(here, query, key, value, arguments.get("s_aux"), vars(module).get(interface.BIAS))
 
     def convolution(self, module: Any, x: Any, weight: Any, activation: Any, arguments: dict[str, Any]) -> None:
         """See Recorder."""
@@ -195,16 +196,23 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
     ids = torch.arange(1, 2 * TRIED, device=device)[None] * 7919 % vocabulary
     first, second = ids[:, :TRIED], ids[:, TRIED:]
     tapped: list[Any] = []
+    # With a given mask, `transformers` does not detect packed texts.
+    text = {
+        "input_ids": first, "attention_mask": torch.ones_like(first), "use_cache": False,
+        "position_ids": torch.arange(TRIED, device=device)[None],
+    }  # fmt: skip
+    theirs = base(**text)[0] if own_attention.is_known(type(model)) else None
+    own_attention.attach(model)
+    own_attention.tabulate(model, TRIED)
     interface.trial.recorder = recorder = _Recorder(model, min(positions, 1 << 17))
     try:
         set_attention(model, TRIAL)
-        # With a given mask, `transformers` does not detect packed texts.
-        at = torch.arange(TRIED, device=device)[None]
-        ones = torch.ones_like(first)
-        hidden = base(input_ids=first, attention_mask=ones, position_ids=at, use_cache=False)[0]
+        hidden = base(**text)[0]
     finally:
         interface.trial.recorder = None
         set_attention(model, NAME)
+    if theirs is not None:
+        compare(model, theirs, hidden, "its attention computes something else than ours")
     if not recorder.found:
         raise refused(model, "none of its layers called its attention")
     attentions, layers = zip(*recorder.found, strict=True)

@@ -61,7 +61,7 @@ def _row_sum(x, COLUMNS: tl.constexpr):
     return tl.max(sums, 1)
 
 
-@triton.jit(do_not_specialize=["capacity", "slots", "slot_tiles", "splits", "table_width", "num_blocks"])
+@triton.jit(do_not_specialize=["capacity", "slots", "slot_tiles", "splits", "table_width", "num_blocks", "biased"])
 def paged_attention(
     q,
     out,
@@ -80,6 +80,8 @@ def paged_attention(
     num_blocks,
     scale,
     sinks,
+    bias,
+    biased,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -106,7 +108,8 @@ def paged_attention(
     """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`.
 
     `scale` includes log2(e), and so does `SOFTCAP`: scores become SOFTCAP * tanh(score / SOFTCAP), unless it is 0. With
-    `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention.
+    `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention;
+    so `bias` float32 [HEADS, biased].
     `CAUSAL`: to its own position; else to the last of its slot. `ANCHORED`, `CHUNKED`: see Launcher.attention.
     Each program folds `EACH` chunks (1, 4, or 0 for all), whose state is in `values` float32 [tiles, KV_HEADS, splits,
     BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [tiles, KV_HEADS], 0
@@ -159,6 +162,8 @@ def paged_attention(
     q_inside = live[:, None] & (d < HEAD_DIM)[None, :]
     queries = tl.load(q + q_at, mask=q_inside, other=0.0)
 
+    if bias is not None:
+        own = tl.load(bias + head * biased + position, mask=live, other=0.0)
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -196,6 +201,9 @@ def paged_attention(
                         tl.abs(scores) * (-2 * LOG2E / SOFTCAP)
                     )  # tanh by an exponential that cannot overflow
                     scores = tl.where(scores < 0, -SOFTCAP, SOFTCAP) * ((1 - fall) / (1 + fall))
+                if bias is not None:
+                    ahead = tl.load(bias + head[:, None] * biased + key[None, :], mask=live[:, None] & there, other=0.0)
+                    scores += (ahead - own[:, None]) * LOG2E
                 visible = there[None, :] & (key[None, :] <= last[:, None])
                 if WINDOW > 0:
                     if ANCHORED:

@@ -339,6 +339,7 @@ class Launcher:
         causal: bool = True,
         anchored: bool = False,
         chunked: bool = False,
+        bias: Any | None = None,
     ) -> None:
         """`out` = attention of `q` [rows, heads * head_dim] to the slots' positions in `pool`, up to a row's own.
 
@@ -346,7 +347,8 @@ class Launcher:
         scores become softcap * tanh(score / softcap), unless it is 0. `sinks` [heads]: a score each without a value,
         in the softmax's sum. Not `causal`: up to the last of the slot's rows, in a window to `window` - 1 after it.
         `anchored`: the window is that of the slot's first row, `window` positions before it and all rows. `chunked`: a
-        token sees the positions from the last multiple of `window` on.
+        token sees the positions from the last multiple of `window` on. `bias`
+        float32 [heads, positions]: a score of key j at position i changes by bias[j] - bias[i].
         """
         rows, slots, group = len(q), len(batch.cu_seqlens_q) - 1, heads.heads // heads.kv_heads
         tokens, chunks = min(batch.max_query_len, rows), int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk))
@@ -384,6 +386,8 @@ class Launcher:
                 len(pool),
                 (heads.head_dim**-0.5 if scale is None else scale) * log2(e),
                 sinks,
+                bias,
+                0 if bias is None else bias.shape[1],
                 HEADS=heads.heads,
                 KV_HEADS=heads.kv_heads,
                 HEAD_DIM=heads.head_dim,
