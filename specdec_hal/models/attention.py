@@ -247,9 +247,7 @@ class HostStore:
         for group in self._groups:
             group.block = group.attention.begin(segments, first, rows)
 
-    def attend(
-        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
-    ) -> Any:
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """See Store."""
         group, index = self._of[layer.index]
         qkv = self._operators.qkv(layer, query, key, value)

@@ -104,9 +104,7 @@ class PagedStore:
         self._launcher.places(batch, ids, position, line, len(self.pool[0]) - 1, self._block_size, vocab_size)
         return Placed(batch, None, position, line)
 
-    def attend(
-        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
-    ) -> Any:
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """See Store.attend."""
         assert self._step is not None
         step, narrower = self._step, layer.head_dim - layer.value_dim
@@ -158,9 +156,7 @@ class PagedStore:
         )  # fmt: skip
         return out
 
-    def _by_torch(
-        self, layer: Layer, query: Any, pool: Any, step: Placed, sinks: Any | None, bias: Any | None
-    ) -> Any:
+    def _by_torch(self, layer: Layer, query: Any, pool: Any, step: Placed, sinks: Any | None, bias: Any | None) -> Any:
         """Each slot's queries, padded to the most that one may have, with its whole context."""
         batch, size, group = step.batch, self._block_size, layer.heads // layer.kv_heads
         slots, rows = len(batch.cu_seqlens_q) - 1, len(query)

@@ -47,15 +47,12 @@ SERVED = {
     "Phi": ("PhiForCausalLM", LLAMA), "GPTNeoX": ("GPTNeoXForCausalLM", NEOX), "GPT2": ("GPT2LMHeadModel", GPT2),
     "OPT": ("OPTForCausalLM", {**NEOX, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.5}),
     "Mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 8}),
-    "Qwen3_5Text": ("Qwen3_5ForCausalLM", {**LLAMA, **DELTA}),
+    "Qwen3_5Text": ("Qwen3_5ForCausalLM", {**LLAMA, **DELTA}), "GPTNeo": ("GPTNeoForCausalLM", NEO),
+    "Falcon": ("FalconForCausalLM", FALCON), "Falcon, ALiBi": ("FalconForCausalLM", {**FALCON, "alibi": True}),
+    "Mpt": ("MptForCausalLM", MPT), "Bloom": ("BloomForCausalLM", GPT2),
 }  # fmt: skip
-INTERFACE, ALIBI = "does not go through the attention interface", "adds a bias by position"
 ALONE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "GPTNeo": ("GPTNeoForCausalLM", NEO, INTERFACE),
-    "Falcon": ("FalconForCausalLM", FALCON, INTERFACE),
-    "Falcon, ALiBi": ("FalconForCausalLM", {**FALCON, "alibi": True}, ALIBI),
-    "Mpt": ("MptForCausalLM", MPT, ALIBI),
-    "Bloom": ("BloomForCausalLM", GPT2, ALIBI),
+    "DiffLlama": ("DiffLlamaForCausalLM", LLAMA, "calls its attention twice"),
 }
 BY_VERSION: dict[str, tuple[str, dict[str, Any], str]] = {
     "Bart": ("BartForCausalLM", BART, "cannot drop rejected drafts"),
@@ -120,7 +117,7 @@ def test_models_over_the_engines_cache(adapter: Any, transformers: Any, kind: st
         assert found[0] == (len(prompts), sum(map(len, prompts)))
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Mistral", "OPT", "Qwen3_5Text"])
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Mistral", "OPT", "Qwen3_5Text", "Bloom"])
 def test_models_over_a_pool_of_blocks(
     adapter: Any, transformers: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,8 +106,8 @@ def test_tokens_over_a_small_pool(case: Models) -> None:
     assert counted["preemptions"] > 0
 
 
-# Norms of heads and a gated MLP, experts and sinks, another rotary embedding and norm, learned positions.
-@pytest.mark.parametrize("kind", ["Qwen3", "GptOss", "Cohere", "GPT2"])
+# Norms of heads and a gated MLP, experts and sinks, another rotary embedding and norm, learned positions, ALiBi.
+@pytest.mark.parametrize("kind", ["Qwen3", "GptOss", "Cohere", "GPT2", "Bloom", "Falcon"])
 def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model for GPUs with our kernels, which leave no product to the library."""
     import torch
@@ -117,7 +117,7 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
     monkeypatch.setattr(device, "SIZES", (1, 3))
-    layers = "n_layer" if kind == "GPT2" else "num_hidden_layers"
+    layers = "n_layer" if kind in ("GPT2", "Bloom") else "num_hidden_layers"
     case = Models(write_model(tmp_path, kind, **{layers: 1}))  # Triton's interpreter takes seconds for each
     decoder = load_decoder(case.folder, triton_device, "float32")
     make = partial(Launcher, torch.device(triton_device))
@@ -149,6 +149,8 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
         "GPT2",
         "DeepseekV3",
         "GptOss",
+        "Falcon",
+        "Bloom",
         "Qwen3_5Text",
         "NemotronH",
         "FalconH1",
@@ -182,8 +184,15 @@ def first_logits(folder: Path, rows: int = 8) -> Any:
     """Those of the text 3, 4, ..."""
     model = load_model(folder, "transformers")
     model.allocate(1, rows)
-    batch = ForwardBatch(np.arange(3, 3 + rows), [Segment(0, 0, rows, 0)])
+    batch = ForwardBatch(np.arange(3, 3 + rows) % VOCABULARY, [Segment(0, 0, rows, 0)])
     return model.compute_logits(model.forward(batch)[FINAL_NORM]).numpy()
+
+
+def test_biases_that_the_library_rounds(tmp_path: Path) -> None:
+    """Falcon's to bfloat16: from position 257 on two keys may have the same."""
+    case = Models(write_model(tmp_path, "Falcon ALiBi", num_attention_heads=8, max_position_embeddings=640))
+    want = case.logits(np.arange(3, 603) % VOCABULARY)
+    np.testing.assert_allclose(first_logits(case.folder, 600), want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("original", [20, 64])

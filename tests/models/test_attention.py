@@ -49,6 +49,7 @@ class Model:
     softcap: float = 0.0
     sinks: Array | None = None
     chunk: int = 0
+    bias: Array | None = None
 
     def __post_init__(self) -> None:
         angle = np.arange(POSITIONS)[:, None] * 100.0 ** (-np.arange(self.head_dim // 2) / (self.head_dim // 2))
@@ -79,7 +80,8 @@ class Model:
             self.host.reserve(slot, position + len(rows))
             total += len(rows)
         qkv = np.concatenate([*(rows for *_, rows in parts), np.full((padding, self.width), np.nan, np.float32)])
-        rule = {"scale": self.scale, "window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+        rule: dict[str, Any] = {"scale": self.scale, "window": self.window, "softcap": self.softcap}
+        rule |= {"sinks": self.sinks, "bias": self.bias}
         out = self.host.attend(1, qkv, self.host.begin(segments, 0, total + padding), **rule)
         assert not out[total:].any(), "rows after the last segment give 0"
         return [out[s.start : s.start + s.length] for s in segments]
@@ -111,6 +113,8 @@ def exact(model: Model, rows: Array) -> npt.NDArray[np.float64]:
     scores = np.einsum("qhd,khd->hqk", q, k) * model.scale
     if model.softcap:
         scores = model.softcap * np.tanh(scores / model.softcap)
+    if model.bias is not None:
+        scores = scores + model.bias[:, None, : len(rows)].astype(np.float64)
     ones = np.ones((len(rows), len(rows)), bool)
     scores[:, np.triu(ones, 1) | (np.tril(ones, -model.window) if model.window else ~ones)] = -np.inf
     if model.chunk:
@@ -138,6 +142,7 @@ RULES: dict[str, dict[str, Any]] = {
     "chunks": {"chunk": 7, "rotated": False}, "chunks over blocks": {"chunk": 100, "rotated": False},
     "chunks of blocks": {"chunk": BLOCK, "rotated": False, "softcap": 2.0},
     "sinks": {"sinks": np.linspace(-3, 4, 6, dtype=np.float32)},
+    "bias": {"bias": np.float32([[0.01], [0.02], [0.1], [0.2], [0.5], [0.7]]) * np.arange(POSITIONS, dtype=np.float32)},
     "all": {"window": 65, "softcap": 3.0, "sinks": np.full(6, 1.5, np.float32), "scale": 1.7, "rotated": False},
 }  # fmt: skip
 
@@ -261,8 +266,8 @@ def refuse(message: str, *, spans: Sequence[Sequence[int]] = (), **changes: Any)
         NATIVE["attention"](
             np.zeros((given["rows"], given["width"]), np.float32), np.ones((BLOCK, given["dim"]), np.float32), table, 0,
             given["heads"], given["kv_heads"], 1.0, given.get("window", 0), given.get("softcap", 0.0),
-            np.zeros(given.get("sinks", 0), np.float32), 1, given["set"],
-            np.zeros((given["rows"], given["heads"] * given["dim"]), given.get("dtype", np.float32)),
+            np.zeros(given.get("sinks", 0), np.float32), np.zeros(given.get("bias", (0, 0)), np.float32),
+            1, given["set"], np.zeros((given["rows"], given["heads"] * given["dim"]), given.get("dtype", np.float32)),
         )  # fmt: skip
 
 
@@ -283,4 +288,6 @@ def test_arguments_are_checked() -> None:
     refuse("'window': expected a window and a softcap >= 0, got -1 and 0", window=-1)
     refuse("'window': expected .*, got 0 and nan", softcap=float("nan"))
     refuse("'sinks': expected .*2", sinks=3)
+    refuse("'bias': expected .*2", bias=(3, BLOCK))
+    refuse("'spans': expected .* positions below 0", bias=(2, BLOCK - 1), spans=[(0, 1, 0)])
     refuse("'set': expected 0", set=len(SETS))

@@ -312,7 +312,7 @@ def test_rotations_of_some_dimensions(make_launcher: MakeLauncher, dims: int, no
 
 def attended(
     q: Doubles, keys: Doubles, values: Doubles, positions: list[int], group: int, scale: float | None = None,
-    window: int = 0, softcap: float = 0.0, sinks: Any = None,
+    window: int = 0, softcap: float = 0.0, sinks: Any = None, bias: Any = None,
 ) -> Doubles:  # fmt: skip
     """Causal attention of q [n, heads, d] at `positions` to keys and values [context, kv_heads, d]."""
     out = np.empty_like(q)
@@ -322,6 +322,7 @@ def attended(
             k, v = keys[seen, head // group], values[seen, head // group]
             scores = k @ q[i, head] * (q.shape[2] ** -0.5 if scale is None else scale)
             scores = softcap * np.tanh(scores / softcap) if softcap else scores
+            scores += 0 if bias is None else doubles(bias)[head, seen] - doubles(bias)[head, position]
             weights = np.exp(scores)
             out[i, head] = weights @ v / (weights.sum() + (0 if sinks is None else np.exp(float(sinks[head]))))
     return out
@@ -391,13 +392,14 @@ def test_attention(
 
 @pytest.mark.parametrize("each", [0, 1])
 def test_attention_of_other_models(make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, each: int) -> None:
-    """A scale, a window over several chunks, a soft cap and sinks."""
+    """A scale, a window over several chunks, a soft cap, sinks and biases by key."""
     from specdec_hal.models.triton_kernels import launcher as launches
 
     monkeypatch.setattr(launches, "chunks_each", lambda *_: each)
     launcher = make_launcher()
     launcher.tiles = replace(launcher.tiles, chunk=32, keys=16)
     rule = {"scale": 0.4, "window": 37, "softcap": 1.5, "sinks": random(launcher, 4, seed=9) * 2}
+    rule["bias"] = random(launcher, 4, 192, seed=8) * 2
     parts = [(130, 1), (0, 0), (40, 20), (3, 2)]
     got, want = run_attention(launcher, parts, launches.Heads(4, 2, 16), 16, 160, padding=2, **rule)
     np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
@@ -473,8 +475,11 @@ def test_a_layer_that_sees_other_keys_is_that_of_pytorch(
         max_seq_len=24,
         max_query_len=5,
     )
-    ours, theirs = (store.look(layer, store.place(batch), random(launcher, 11, 4, 16, seed=1)) for store in stores)
+    bias = random(launcher, 4, 64, seed=2) if window == 3 else None
+    ours, theirs = (
+        store.look(layer, store.place(batch), random(launcher, 11, 4, 16, seed=1), None, bias) for store in stores
+    )
     np.testing.assert_allclose(doubles(ours)[:10], doubles(theirs)[:10], atol=1e-5)
     other = replace(layer, causal=not causal)
-    changed = stores[1].look(other, stores[1].place(batch), random(launcher, 11, 4, 16, seed=1))
+    changed = stores[1].look(other, stores[1].place(batch), random(launcher, 11, 4, 16, seed=1), None, bias)
     assert not np.allclose(doubles(changed)[:4], doubles(theirs)[:4], atol=1e-2)

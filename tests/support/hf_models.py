@@ -92,7 +92,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Falcon ALiBi": {**_NEOX, "ffn_hidden_size": 48, "alibi": True, "multi_query": False, "parallel_attn": False,
                      "bias": True},
     "GPTJ": {**_GPT2, "rotary_dim": 4},
-    "CodeGen": {**_GPT2, "rotary_dim": 4, "n_ctx": POSITIONS},
+    "CodeGen": {**_GPT2, "n_embd": 64, "rotary_dim": 8, "n_ctx": POSITIONS},
     "GPTNeo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
                "window_size": WINDOW, "max_position_embeddings": POSITIONS},
     "XGLM": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "pad_token_id": 0,

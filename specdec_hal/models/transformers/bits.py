@@ -26,9 +26,7 @@ class Silent:
     def __init__(self) -> None:
         self.gates: list[Any] = []
 
-    def attend(
-        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
-    ) -> Any:
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """See Store.attend."""
         return query[..., : layer.value_dim].contiguous()
 

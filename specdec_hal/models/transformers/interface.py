@@ -25,9 +25,7 @@ GATES = "_specdec_gates"
 class Store(Protocol):
     """The KV cache during a step."""
 
-    def attend(
-        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
-    ) -> Any:
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """Store `key` [T, kv_heads, head_dim] and `value` [T, kv_heads, value_dim]; return the attention [T, heads,
         value_dim] of `query` [T, heads, head_dim]. `sinks` [heads]: one score per head without a value, added to the
         softmax's sum. `bias` float32 [heads, positions]: a score of key j at position i changes by bias[j] - bias[i].

@@ -70,9 +70,14 @@ _OURS: dict[str, tuple[str, Callable[..., Any]]] = {
 """By class: the method that is replaced, and ours."""
 
 
+def through_interface(architecture: Any) -> bool:
+    """Whether layers of a class of models call the attention interface; in newer versions of the library more do."""
+    return bool(architecture.is_backend_compatible() or architecture._can_set_attn_implementation())
+
+
 def is_known(architecture: Any) -> bool:
     """Whether the attention of a class of models is replaced here."""
-    return any(name in _names(architecture) for name in _OURS)
+    return not through_interface(architecture) and any(name in _names(architecture) for name in _OURS)
 
 
 def implementation(architecture: Any) -> str:
@@ -83,20 +88,17 @@ def implementation(architecture: Any) -> str:
     return "" if not is_known(architecture) else "sdpa" if architecture._supports_sdpa else "eager"
 
 
-def attach(model: Any) -> bool:
-    """Let the layers of a model call our attention function; whether there are such layers."""
-    found = False
-    for module in model.modules():
+def attach(model: Any) -> None:
+    """Let the layers of a model call our attention function."""
+    for module in model.modules() if is_known(type(model)) else ():
         kind = type(module).__name__
         if kind in _OURS:
             name, method = _OURS[kind]
             setattr(module, name, MethodType(method, module))
-            found = True
         elif kind == "FalconLinear":
             module.__class__ = torch.nn.Linear  # what it computes, by the name that is looked for
         elif kind == "MptModel" and not module._forward_pre_hooks:
             module.register_forward_pre_hook(_without_mask, with_kwargs=True)
-    return found
 
 
 def _without_mask(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -107,7 +109,8 @@ def _without_mask(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def tabulate(model: Any, positions: int) -> None:
     """Give attention layers with ALiBi their biases, float32 [heads, `positions` or more], by key."""
-    layers = [module for module in model.modules() if type(module).__name__ in _OURS]
+    known = model.modules() if is_known(type(model)) else ()
+    layers = [module for module in known if type(module).__name__ in _OURS]
     table = _alibi(layers[0], round_up(positions, _KEYS)) if layers else None
     if table is not None:
         for module in layers:

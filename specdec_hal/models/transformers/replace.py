@@ -446,9 +446,7 @@ class _Watch(Silent):
         self._operators, self.direct = operators, True
         self._last: Rotation | None = None
 
-    def attend(
-        self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None
-    ) -> Any:
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """See Store.attend."""
         last, self._operators.pending = self._operators.pending, None
         if last is not None:

@@ -42,8 +42,7 @@ def check_class(config: Any, architecture: Any) -> None:
     if state and (types - LAYER_TYPES - _MASKS or not types) and getattr(architecture, "_is_stateful", False):
         raise refused(name, f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts")
     check_config(name, text, more)
-    through = architecture.is_backend_compatible() or architecture._can_set_attn_implementation()
-    if not through and not own_attention.is_known(architecture):
+    if not (own_attention.through_interface(architecture) or own_attention.is_known(architecture)):
         raise refused(name, NO_INTERFACE)
 
 
