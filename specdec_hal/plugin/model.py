@@ -38,7 +38,8 @@ class ModelCapabilities:
     can be captured in a device graph. `device_lengths`: ids, positions and lengths may be device tensors, which the
     host does not read. `recurrent`: layers keep a state besides keys and values (:class:`RecurrentModel`).
     `stable_row_counts`: numbers of tokens per step that give a token's logits the same bits; None: any number; empty
-    (the default): no guarantee. `hidden_dtype`: of hidden states; logits are float32 always.
+    (the default): no guarantee. `hidden_dtype`: of hidden states; logits are float32 always. `rope_switch`: texts of
+    more tokens have other rotary frequencies (:class:`LongRopeModel`); None: all have the same.
     """
 
     hidden_layers: Collection[int] = (FINAL_NORM,)
@@ -48,6 +49,7 @@ class ModelCapabilities:
     recurrent: bool = False
     stable_row_counts: Collection[int] | None = ()
     hidden_dtype: str = "float32"
+    rope_switch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,19 @@ class RecurrentModel(TargetModel, Protocol):
 
     def resume_prefix(self, entry: int, slot: int, position: int) -> None:
         """Copy the states of `entry` to a slot whose next step starts at `position`."""
+
+
+class LongRopeModel(TargetModel, Protocol):
+    """A target model whose capabilities have `rope_switch`. Until :meth:`set_long`, all slots have the frequencies of
+    the longest context that the cache was made for.
+    """
+
+    def set_long(self, slot: int, long: bool) -> None:
+        """Before a slot's first step: whether its text gets the frequencies of texts of more than `rope_switch` tokens.
+
+        The slot keeps them until the next call; its text is computed from position 0, or after blocks that were
+        computed with the same.
+        """
 
 
 class LendingModel(TargetModel, Protocol):

@@ -403,6 +403,8 @@ class Registry:
         if model.capabilities.device_lengths:
             methods = ("bytes_per_block", "allocate_blocks", "forward_device", "compute_logits_device")
             check_members(what, model, methods=methods, values=("cache_bytes",), defaults=_DEFAULTS)
+        if model.capabilities.rope_switch is not None:
+            check_members(what, model, methods=("set_long",), values=())
         if model.capabilities.recurrent:
             check_members(what, model, methods=("bytes_per_slot", "allocate_states"), values=("state_bytes",))
             if model.capabilities.device_lengths:

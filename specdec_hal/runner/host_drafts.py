@@ -22,7 +22,7 @@ def slot_views(running: Mapping[int, Sequence], report: StepReport, limits: list
         if sequence.prefilling or not sequence.token_ids:
             continue
         request = sequence.request
-        left = sequence.max_new_tokens - len(sequence.token_ids) - 1
+        left = sequence.stay - len(sequence.token_ids) - 1
         most = max(min(limits[slot], left), 0)
         prompt, tokens, accepted = request.prompt_token_ids, sequence.token_ids, report.tokens(slot)
         views.append(SlotView(slot, request.request_id, prompt, tokens, accepted, most))

@@ -17,7 +17,7 @@ from specdec_hal.errors import EngineDeadError, JournalError, PluginError, Reque
 from specdec_hal.models import Tokenizer
 from specdec_hal.output.processor import TextProcessor
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.model import RecurrentModel, TargetModel
+from specdec_hal.plugin.model import LongRopeModel, RecurrentModel, TargetModel
 from specdec_hal.plugin.registry import Registry
 from specdec_hal.request import (
     Drafts,
@@ -100,6 +100,7 @@ class ModelRunner:
         if (ratio := settings.mixed_step_ratio) is not None:
             self.prefill_budget = PrefillBudget(ratio, parts.compiler.padded, parts.state.symbols["S"])
             self.scheduler.prompt_limit = self.prefill_budget.limit
+        self.scheduler.rope_switch = parts.model.capabilities.rope_switch
         self._gap_from: float | None = None
         """When the last call of :meth:`step` ended, if requests ran."""
         self._read_at: float | None = None
@@ -393,6 +394,9 @@ class ModelRunner:
         record = TimedStep(activity=self._activity, method=self.method)
         recurrent = cast(RecurrentModel, self.model)
         try:
+            if self.scheduler.rope_switch is not None:
+                for slot, sequence in schedule.filled.items():
+                    cast(LongRopeModel, self.model).set_long(slot, sequence.long)
             for slot, (entry, position) in schedule.resumed.items():
                 recurrent.resume_prefix(entry, slot, position)
             step = self._enqueue(schedule, record)
@@ -530,6 +534,10 @@ class ModelRunner:
         for slot in ended:
             self._retire(self.scheduler.running[slot], "stop")
         self._count(step, report, slots, decoding, verified, [one for one in taken if not fresh[one.slot]])
+        for one in taken:
+            if one.sequence.leaves and one.sequence.finish_reason is None:
+                self.scheduler.preempt(one.sequence)
+                self.sink.resumes(one.sequence, failed=False)
 
     def _gained(self, slot: int, work: Work, report: StepReport, goes_on: bool) -> _Taken | None:
         """What a slot got, up to its request's end; None inside a prompt."""

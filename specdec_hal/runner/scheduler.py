@@ -116,6 +116,8 @@ class Scheduler:
         self.budget = size["T_cap"]
         self.prompt_limit: Callable[[int], int | None] = lambda decoding: None
         """From the number of decoding slots, the most prompt tokens of a step; None: what the budget leaves."""
+        self.rope_switch: int | None = None
+        """The model's: a request whose text gets longer is preempted once, and resumes with other frequencies."""
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0
@@ -312,7 +314,7 @@ class Scheduler:
         first = self.waiting[0] if only is None else next((s for s in self.waiting if s in only), None)
         if first is None or first.in_flight:
             return None
-        first.resume()
+        first.resume(self.rope_switch)
         if self.pool is None:
             return first
         pool, found = self.pool, self._find(first)
@@ -350,7 +352,7 @@ class Scheduler:
 
     def _reach(self, sequence: Sequence, positions: int) -> int:
         """Upper bound on a request's cache after a step with inputs up to `positions`."""
-        most = sequence.prompt_len + sequence.max_new_tokens + self.headroom
+        most = sequence.prompt_len + sequence.stay + self.headroom
         reach = positions + self.draft_positions
         return reach if reach < most else most
 
@@ -485,6 +487,8 @@ class Scheduler:
         """The keys of a request's full blocks, at least of those up to `positions`."""
         assert self.pool is not None and self._prefixes is not None
         keys, salt, size = sequence.block_keys, sequence.request.params.cache_salt, self.pool.block_size
+        if sequence.long:
+            salt = f"{salt or ''}\0long"  # blocks of texts with other frequencies
         ahead = self._prefixes.lookahead or 0
         block_keys(keys, sequence.context, min(positions + ahead, sequence.length), size, ahead, salt)
         return keys

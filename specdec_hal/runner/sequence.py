@@ -104,6 +104,10 @@ class Sequence:
         """Tokens of its context that chunks have been scheduled for since it took its slot."""
         self.target = 0
         """Tokens of its context when it took its slot: where prefill ends and decoding begins."""
+        self.long = False
+        """Whether its context has the frequencies of texts beyond the model's `rope_switch`."""
+        self.stay = max_new_tokens
+        """Tokens that it generates at most before it leaves its slot: it ends, or resumes as a long text."""
         self.arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self.in_flight = 0
         """Its launched but unread steps, out of a slot."""
@@ -119,7 +123,7 @@ class Sequence:
         length = table.length[slot] = self.length
         table.tokens[slot, : self.prompt_len] = self.prompt
         table.tokens[slot, self.prompt_len : length] = self._token_ids
-        table.end[slot] = self.prompt_len + self.max_new_tokens
+        table.end[slot] = self.prompt_len + self.stay
         table.used[slot] = table.prefilling[slot] = True
         table.alone[slot], table.stops[slot] = self.alone, bool(self.stop_sequences)
         table.shares_at[slot], table.counts[:, slot], table.reported[slot] = INT32_MAX, 0, self._reported
@@ -285,6 +289,18 @@ class Sequence:
         self.left_once = True
         return leave
 
-    def resume(self) -> None:
-        """It takes a slot next: all its tokens go through prefill."""
+    def resume(self, rope_switch: int | None = None) -> None:
+        """It takes a slot next: all its tokens go through prefill. `rope_switch`: the model's."""
         self.cached, self.target = 0, self.length
+        if rope_switch is None:
+            return
+        if self.length > rope_switch and not self.long:
+            self.long, self.block_keys = True, []
+        # The last token of a short text is that after `rope_switch` others.
+        least = self.max_new_tokens if self.long else rope_switch + 1 - self.prompt_len
+        self.stay = min(self.max_new_tokens, least)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has to leave its slot, to resume as a long text."""
+        return self.slot is not None and self.stay <= self.generated < self.max_new_tokens

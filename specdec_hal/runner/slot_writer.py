@@ -92,7 +92,7 @@ class SlotWriter:
 
     def _install(self, slot: int, owner: running.Sequence) -> None:
         """Set the device's state for a request with a new slot: context and limits of thinking."""
-        self.fill_request(slot, owner.prompt_len, owner.request.params, owner.max_new_tokens)
+        self.fill_request(slot, owner.prompt_len, owner.request.params, owner.stay)
         self.state.write("token_ids_all", (slot, slice(owner.prompt_len)), owner.prompt)
         self._write_generated(slot, owner)
         if self.state.symbols["H"]:  # else no answer is constrained: two launches less

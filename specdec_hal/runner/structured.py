@@ -242,7 +242,7 @@ class StructuredRequests:
         most = self._state.symbols["S"] - 1
         if params.num_speculative_tokens is not None:
             most = min(most, params.num_speculative_tokens)
-        left = sequence.max_new_tokens - len(sequence.token_ids) - 1
+        left = sequence.stay - len(sequence.token_ids) - 1
         return grammar.plan(drafts, max(min(most, left), 0), forced=True)
 
     def _write(self, drafts: dict[int, list[int]]) -> None:

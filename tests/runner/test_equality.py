@@ -88,6 +88,7 @@ NOTHING_LEFT = "leave no token; change one of them"
     failing=st.sets(st.integers(0, 30), max_size=2),
     method=st.sampled_from(["ngram", "mtp", "hybrid", "auto"]),
     mtp_drafts=st.integers(1, 6),
+    switch=st.none() | st.integers(1, CONTEXT),
     think_end_text=st.sampled_from(
         [[], [THINK_END], [4, THINK_END, 2], [2, THINK_END, 2, 2], [THINK_END, THINK_END, 5, 6]]
     ),
@@ -104,9 +105,11 @@ NOTHING_LEFT = "leave no token; change one of them"
 def test_every_request_decodes_as_if_alone_and_plain(
     requests: list[tuple[list[int], SamplingParams, int]], slots: int, k: int, chunk: int, prefill_first: bool,
     device: bool, overlap: bool, budget: int | None, blocks: tuple[int, int], cancelled: set[int], failing: set[int],
-    method: str, mtp_drafts: int, think_end_text: list[int], ngram: dict[str, object],
+    method: str, mtp_drafts: int, switch: int | None, think_end_text: list[int], ngram: dict[str, object],
 ) -> None:  # fmt: skip
-    model = DeviceHistoryModel() if device else HistoryModel()
+    model = DeviceHistoryModel(switch) if device else HistoryModel(switch)
+    if switch is not None:
+        method = "ngram"
     size, spare = blocks
     longest = max(min(len(prompt) + params.max_new_tokens, CONTEXT) for prompt, params, _ in requests)
     runner = make_runner(
@@ -149,10 +152,11 @@ def test_every_request_decodes_as_if_alone_and_plain(
         assert runner.summary()["failed_proposals"] == 0
     for number, (prompt, params, _) in enumerate(requests):
         output = outputs[str(number)]
-        expected = plain_decoding(prompt, params, think_end_text)
+        expected = plain_decoding(prompt, params, think_end_text, switch)
+        scored = scored_prompt(prompt, params.prompt_logprobs, switch)
         if output.finish_reason == "cancelled":
             assert list(output.token_ids) == expected.tokens[: len(output.token_ids)]
-            assert output.prompt_logprobs in ((), scored_prompt(prompt, params.prompt_logprobs))
+            assert output.prompt_logprobs in ((), scored)
             continue
         if output.finish_reason == "error" and len(failing) > 1 and "MemoryError" in output.error:
             continue
@@ -162,7 +166,7 @@ def test_every_request_decodes_as_if_alone_and_plain(
             assert NOTHING_LEFT in output.error or (params.thinking is not None and output.error == NO_TOKEN)
         else:
             assert output.error == ""
-        assert output.prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
+        assert output.prompt_logprobs == scored
         if params.num_speculative_tokens == 0:
             assert output.drafted == 0
 

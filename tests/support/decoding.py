@@ -14,7 +14,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config.schema import StructuredOutput
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, TokenLogprobs
 from tests.runner.conftest import make_runner
-from tests.support.history_model import CONTEXT, END, VOCABULARY, logits_after
+from tests.support.history_model import CONTEXT, END, LONG, VOCABULARY, logits_after
 from tests.support.oracle_phases import ThinkingRequest, awaits_answer
 
 THINK_END, LINE_BREAK, ANSWER_STARTS = 3, 2, [5, 6]
@@ -29,7 +29,14 @@ class Expected:
     finish_reason: str
 
 
-def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Sequence[int] = ()) -> Expected:
+def kept(text: list[int], switch: int | None) -> list[int]:
+    """What a model with that `rope_switch` has in its cache."""
+    return [token + LONG for token in text] if switch is not None and len(text) > switch else text
+
+
+def plain_decoding(
+    prompt: list[int], params: SamplingParams, think_end_text: Sequence[int] = (), switch: int | None = None
+) -> Expected:
     """One token after the other, with nothing but `sample_target` of the project."""
     thinking = ThinkingRequest(list(think_end_text), THINK_END, [END], *params.thinking_limits)
     backend = ReferenceBackend()
@@ -37,7 +44,7 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
     limit = min(params.max_new_tokens, CONTEXT - len(prompt))
     f32 = lambda value: np.array([value], np.float32)  # noqa: E731
     while True:
-        logits = logits_after(prompt + generated).copy()
+        logits = logits_after(kept(prompt + generated, switch)).copy()
         for token, bias in params.logit_bias.items():
             logits[token] += np.float32(bias)
         for token in set(prompt + generated):
@@ -122,12 +129,12 @@ def allowed_tokens(
     return {ord(letter) - ord("a") for letter in found.letters} | ({END} if found.end else set())
 
 
-def scored_prompt(prompt: list[int], top: int | None) -> tuple[TokenLogprobs | None, ...]:
+def scored_prompt(prompt: list[int], top: int | None, switch: int | None = None) -> tuple[TokenLogprobs | None, ...]:
     """Each token by the logits after those before it, with nothing but `token_logprobs` of the project."""
     if top is None:
         return ()
     count, n = len(prompt) - 1, top + 1
-    logits = np.stack([logits_after(prompt[: at + 1]) for at in range(len(prompt))])
+    logits = np.stack([logits_after(kept(prompt, switch)[: at + 1]) for at in range(len(prompt))])
     ids, scores, ranks = np.zeros((count, n), np.int64), np.zeros((count, n), np.float32), np.zeros(count, np.int64)
     end = np.array([0, count], np.int32)
     ReferenceBackend().token_logprobs(

@@ -26,6 +26,14 @@ _LATENT = {
     "v_head_dim": 16, "head_dim": 8,
 }  # fmt: skip
 WINDOW = 8
+SWITCH = 25  # of three prompts of 18, 21 and 2 tokens, two get longer
+_LONG = {
+    "max_position_embeddings": POSITIONS, "original_max_position_embeddings": SWITCH,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": SWITCH,
+        "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 3.0, 2.0, 8.0],
+    },
+}  # fmt: skip
 _DELTA = {
     **_SIZES, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "num_hidden_layers": 3,
@@ -45,6 +53,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "Phi": _NEOX,
     "Phi3": {**_SIZES, "pad_token_id": 0},
+    "Phi3 LongRoPE": {**_NEOX, **_LONG, "pad_token_id": 0},
+    "Phimoe LongRoPE": {
+        **_NEOX, **_LONG, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "rope_parameters": {**_LONG["rope_parameters"], "short_mscale": 1.0, "long_mscale": 1.3},
+    },
     "GPT2": _GPT2,
     "GPTNeoX": _NEOX,
     "GptOss": {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
@@ -252,9 +265,13 @@ class Case:
         import torch
 
         texts = []
+        rope = getattr(self.reference.config, "rope_parameters", None) or {}
+        cached = rope.get("rope_type") != "longrope"  # beyond the switch 5.17 drops the cache, and feeds one token
         for prompt in self.prompts:
             ids, options = torch.tensor([prompt]), {"do_sample": False, "pad_token_id": 0}
             mask = torch.ones_like(ids)
-            out = self.reference.generate(ids, attention_mask=mask, max_new_tokens=self.new_tokens, **options)
+            out = self.reference.generate(
+                ids, attention_mask=mask, max_new_tokens=self.new_tokens, use_cache=cached, **options
+            )
             texts.append(out[0, len(prompt) :].tolist())
         return texts

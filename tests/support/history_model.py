@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, Mode
 VOCABULARY = 24
 CONTEXT = 64
 END = 0
+LONG = 100
+"""Added to the tokens in the cache of a text beyond the switch."""
 TABLES = np.random.default_rng(5)
 BY_LAST_TWO = TABLES.normal(0, 2.5, (13, VOCABULARY)).astype(np.float32)
 BY_HISTORY = TABLES.normal(0, 0.1, (997, VOCABULARY)).astype(np.float32)
@@ -43,7 +46,9 @@ class HistoryModel:
 
     capabilities = ModelCapabilities(stable_row_counts=None, mtp_modules=1)
 
-    def __init__(self) -> None:
+    def __init__(self, switch: int | None = None) -> None:
+        self.capabilities = replace(self.capabilities, rope_switch=switch)
+        self.long = np.zeros(64, np.bool_)
         self.cache: np.ndarray[Any, np.dtype[np.int64]] = np.empty((0, 0), np.int64)
         self.failures: list[Exception] = []
         self.poisoned: set[int] = set()
@@ -51,6 +56,9 @@ class HistoryModel:
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         self.cache = np.full((max_num_seqs, max_model_len), -1, np.int64)
+
+    def set_long(self, slot: int, long: bool) -> None:
+        self.long[slot] = long
 
     def forward(self, batch: ForwardBatch) -> dict[int, Any]:
         if self.failures:
@@ -60,7 +68,7 @@ class HistoryModel:
             stop = segment.position + segment.length
             tokens = batch.token_ids[segment.start : segment.start + segment.length]
             assert ((tokens >= 0) & (tokens < VOCABULARY)).all()
-            self.cache[segment.slot, segment.position : stop] = tokens
+            self.cache[segment.slot, segment.position : stop] = tokens + LONG * self.long[segment.slot]
             for i in range(segment.length):
                 history = self.cache[segment.slot, : segment.position + i + 1].tolist()
                 assert -1 not in history, "attends to a position that was never written"
@@ -133,7 +141,7 @@ class DeviceHistoryModel(HistoryModel):
             token = int(batch.token_ids[t, 0])
             if not 0 <= token < VOCABULARY:
                 continue  # drafts of a slot that has stopped
-            self.cache[block[position // self.block_size], position % self.block_size] = token
+            self.cache[block[position // self.block_size], position % self.block_size] = token + LONG * self.long[slot]
         for t in range(tokens):
             slot = int(batch.batch_id_per_token[t])
             position = int(batch.seq_lens_decoder[slot]) + t - int(offsets[slot])

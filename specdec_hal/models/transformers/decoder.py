@@ -14,6 +14,7 @@ from specdec_hal.models.states import DRAFTS, StateStore, backend_of
 from specdec_hal.models.survey import Survey, refused
 from specdec_hal.models.transformers import own_attention, recurrent
 from specdec_hal.models.transformers.interface import Calls, States, Store, bind, bind_calls
+from specdec_hal.models.transformers.long_rope import LongRope
 from specdec_hal.models.transformers.survey import base_of, only, survey
 from specdec_hal.ops import Storage
 from specdec_hal.plugin.backend import Backend
@@ -37,12 +38,30 @@ class Decoder:
         self.config = replace(config, hidden_size=self.survey.hidden_size)  # of OPT: word_embed_proj_dim
         self._head, self._hidden = _head_of(model, self.base)
         self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
+        self._long = [self._by_row(module, kinds) for module, kinds in self._rotary if "longrope" in str(kinds)]
         self._wanted: Collection[int] = ()
         self._calls: list[Calls] = []
         self._head_alone = False  # whether the logits are the head's product alone
         self._taps: dict[int, Any] = {}
         self._hooked: set[int] = set()
         self._check()
+
+    def _by_row(self, module: Any, kinds: Any) -> LongRope:
+        if isinstance(kinds, dict):
+            raise refused(self.model, "LongRoPE that differs between layers is not supported")
+        module.forward = made = LongRope(module)
+        return made
+
+    @property
+    def rope_switch(self) -> int | None:
+        """See ModelCapabilities.rope_switch."""
+        switch = min((one.switch for one in self._long), default=None)
+        return None if switch is None or switch >= self.config.max_position_embeddings else switch
+
+    def set_long(self, rows: Any) -> None:
+        """Which rows of the next pass belong to texts of more than `rope_switch` tokens: bool [T]."""
+        for one in self._long:
+            one.rows = rows
 
     def modify(self, change: Callable[[Any], _Result]) -> _Result:
         """Let `change` replace modules of the model, also for the head."""
@@ -93,7 +112,9 @@ class Decoder:
         if states is not None:
             self.keep(states)
         for module, kinds in self._rotary:
-            module.rope_type = _fixed_rotary(module, kinds, positions)
+            module.rope_type = _fixed_rotary(kinds)
+        for one in self._long:
+            one.rows, one.whole = None, positions > one.switch
 
     def allocate_states(self, slots: int, drafts: int, backend: Backend | None, **options: Any) -> StateStore:
         """States of the recurrent layers, which are connected to them. `backend` None: the device's. `options`: of
@@ -310,23 +331,9 @@ def _shallow(module: Any) -> Any:
     return made
 
 
-def _fixed_rotary(module: Any, kinds: Any, positions: int) -> Any:
-    """Fix frequencies that depend on a step's longest position, for contexts of up to `positions`.
-
-    "dynamic" is unscaled within the trained positions, which a runner does not exceed; for "longrope" the engine's
-    longest context chooses between two sets, as in vLLM.
-    """
+def _fixed_rotary(kinds: Any) -> Any:
+    """Let frequencies not depend on a step's longest position: "dynamic" is unscaled within the trained positions,
+    which a runner does not exceed, and rows choose those of "longrope"."""
     if isinstance(kinds, dict):
-        return {name: _fixed(module, kind, positions, name) for name, kind in kinds.items()}
-    return _fixed(module, kinds, positions, None)
-
-
-def _fixed(module: Any, kind: str, positions: int, layer_type: str | None) -> str:
-    if kind == "longrope":
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        name = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
-        old = getattr(module, name)
-        frequencies, _ = ROPE_INIT_FUNCTIONS[kind](module.config, old.device, seq_len=positions, layer_type=layer_type)
-        setattr(module, name, frequencies)
-    return "default" if kind == "longrope" or "dynamic" in kind else kind
+        return {name: _fixed_rotary(kind) for name, kind in kinds.items()}
+    return "default" if kinds == "longrope" or "dynamic" in kinds else kinds

@@ -42,6 +42,8 @@ from specdec_hal.text import describe
 _log = logging.getLogger("specdec_hal")
 # Row counts to try: tiles of products and numbers of programs differ.
 SIZES = (1, 2, 9, 40, 200)
+_SLOTS = 1 << 16
+"""More than a runner has."""
 
 
 class DeviceTransformers(WithStates, FromHost):
@@ -164,6 +166,7 @@ class DeviceTransformers(WithStates, FromHost):
             device_lengths=True,
             recurrent=bool(self._decoder.survey.recurrences),
             stable_row_counts=None if self.batch_invariant else (),
+            rope_switch=self._decoder.rope_switch,
             hidden_dtype=str(self.dtype).removeprefix("torch."),
         )
 
@@ -198,6 +201,11 @@ class DeviceTransformers(WithStates, FromHost):
             with torch.inference_mode():
                 tabulate(self._decoder.base, positions)
         self._blocks = num_blocks, block_size, positions
+        self._long = torch.full((_SLOTS,), positions > (self._decoder.rope_switch or positions), device=self.device)
+
+    def set_long(self, slot: int, long: bool) -> None:
+        """See LongRopeModel.set_long. A launch on the current stream."""
+        self._long[slot] = long
 
     def pool_layers(self) -> list[Any]:
         """The KV pool: see :class:`~.paged.PagedStore`."""
@@ -214,6 +222,8 @@ class DeviceTransformers(WithStates, FromHost):
         here = on_torch(batch)
         with torch.inference_mode(), self._mode:
             ids, positions = self._store.begin(here, self.config.vocab_size)
+            if self._decoder.rope_switch is not None:
+                self._decoder.set_long(self._long[here.batch_id_per_token.long().clamp(min=0)])
             if self._states is not None:
                 self._states.begin(here.cu_seqlens_q, here.seq_lens_decoder)
             with self._using(len(ids), here.cu_seqlens_q[-1:]):

@@ -89,6 +89,7 @@ class HostTransformers(WithStates, HostModel):
             mtp_modules=int(self._module is not None),
             recurrent=bool(self._decoder.survey.recurrences),
             stable_row_counts=None if self.batch_invariant else (),
+            rope_switch=self._decoder.rope_switch,
         )
 
     def _inference(self) -> AbstractContextManager[Any]:
@@ -107,6 +108,7 @@ class HostTransformers(WithStates, HostModel):
     def _new_store(self, slots: int, positions: int) -> Any:
         store = HostStore(self._decoder.survey.layers, slots, positions, torch.get_num_threads(), self._operators)
         self._decoder.serve(store, positions)
+        self._long = np.full(slots, positions > (self._decoder.rope_switch or positions))
         if self._fused:
             with torch.inference_mode():
                 self._operators.rotary = rotary_table(self._decoder.base, positions)
@@ -118,8 +120,17 @@ class HostTransformers(WithStates, HostModel):
             self._check_states(batch.segments, self._limits.max_num_seqs)
         return ids, layers
 
+    def set_long(self, slot: int, long: bool) -> None:
+        """See LongRopeModel.set_long."""
+        self._long[slot] = long
+
     def _begin(self, segments: Sequence[Segment], first: int, rows: int) -> None:
         super()._begin(segments, first, rows)
+        if self._decoder.rope_switch is not None:
+            long = np.zeros(rows, np.bool_)
+            for one in segments:
+                long[one.start - first : one.start - first + one.length] = self._long[one.slot]
+            self._decoder.set_long(torch.from_numpy(long))
         if self._states is not None:
             self._states.begin_segments(segments, first, rows)
 

@@ -17,7 +17,7 @@ from specdec_hal.models.attention import Layer
 from specdec_hal.models.linear import Weight, Weights
 from specdec_hal.models.rope import Rotation
 from specdec_hal.models.transformers.interface import STORE
-from specdec_hal.models.transformers.replace import Linear, Parts, angles
+from specdec_hal.models.transformers.replace import Linear, Parts, angles, by_position
 
 EXPERTS = "specdec_hal"
 """The name of our experts function."""
@@ -122,7 +122,7 @@ def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
     """
     base, survey, layers = decoder.base, decoder.survey, [part for part in parts if part is not None]
     standard = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
-    if not standard or len(layers) < len(parts) or not isinstance(base.rotary_emb.rope_type, str):
+    if not standard or len(layers) < len(parts) or not by_position(base.rotary_emb):
         return None
     if any(layer.value_dim != layer.head_dim or layer.chunked for layer in survey.layers):
         return None

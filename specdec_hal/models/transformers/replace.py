@@ -534,7 +534,12 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
 def is_standard(base: Any, parts: list[Parts | None]) -> bool:
     """Whether a model is only layers of such parts and one rotary embedding, between its embedding and its norm."""
     standard = {name for name, _ in base.named_children()} == {"embed_tokens", "layers", "norm", "rotary_emb"}
-    return standard and None not in parts and isinstance(base.rotary_emb.rope_type, str)
+    return standard and None not in parts and by_position(base.rotary_emb)
+
+
+def by_position(rotary: Any) -> bool:
+    """Whether all layers have the same angles, which depend on positions alone: not those of LongRoPE."""
+    return isinstance(rotary.rope_type, str) and "forward" not in vars(rotary)
 
 
 def tabulate(base: Any, positions: int) -> None:
