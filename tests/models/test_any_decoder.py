@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import unittest.mock
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -357,15 +359,54 @@ def with_quantisation(folder: Path, method: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("method", "error", "reason"),
     [
-        ({"quant_method": "?"}, UnsupportedError, "^LlamaForCausalLM: transformers does not know its quantisation"),
-        ({"quant_method": "torchao", "quant_type": {}}, UnsupportedError, "tensors of torchao cannot be used"),
-        ({"quant_method": "hqq"}, BackendUnavailableError, "ImportError: .*HQQ.*; install the packages"),
+        ({"quant_method": "?"}, UnsupportedError, "^LlamaForCausalLM: transformers does not know its {}"),
+        ({"quant_method": "torchao", "quant_type": {}}, UnsupportedError, "{}: tensors of torchao cannot be used"),
+        ({"quant_method": "hqq"}, BackendUnavailableError, "{} needs, got ImportError: .*HQQ.*; install the"),
+        ({"quant_method": "gptq", "bits": 4}, BackendUnavailableError, "{} needs, got ImportError: .*; install the"),
+        ({"quant_method": "awq", "bits": 4}, BackendUnavailableError, "{} needs, got ImportError: .*; install the"),
     ],
 )
 def test_refused_quantisations(method: dict[str, Any], error: Any, reason: str, tmp_path: Path) -> None:
     """By name, with the package that a method wants."""
-    with pytest.raises(error, match=reason):
+    named = re.escape(f"quantization_config.quant_method '{method.get('quant_method')}'")
+    with pytest.raises(error, match=reason.format(named)):
         load_model(with_quantisation(write_model(tmp_path, "Llama"), method), "transformers")
+
+
+def test_a_quantisation_that_fails_in_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused by name, whichever part of loading meets it."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    from specdec_hal.models.transformers import host, load
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise TypeError("unpacked")
+
+    folder, reason = write_model(tmp_path, "Llama"), r"quant_method 'awq' does not run here \(TypeError: unpacked\)"
+    monkeypatch.setattr(load, "_quantised", lambda config: "quantization_config.quant_method 'awq'")
+    for part, name in ((host, "install"), (LlamaMLP, "forward")):
+        monkeypatch.setattr(part, name, fail)
+        with pytest.raises(UnsupportedError, match=f"^LlamaForCausalLM: quantization_config.{reason}"):
+            load_model(folder, "transformers")
+
+
+def test_layers_of_quantisations_stay_as_they_are(tmp_path: Path) -> None:
+    """Those of bitsandbytes are packed again after a state_dict, with other values; others have a `forward`."""
+    import torch
+
+    from specdec_hal.models.transformers.load import _unwrap, load_decoder
+    from specdec_hal.models.transformers.replace import is_linear
+    from specdec_hal.models.transformers.survey import kind_of
+
+    model = load_decoder(write_model(tmp_path, "Llama"), "cpu", "float32").model
+    one, two, three = (model.model.layers[0].mlp.get_submodule(f"{name}_proj") for name in ("gate", "up", "down"))
+    three.register_state_dict_pre_hook(lambda *args: pytest.fail("packed again"))
+    assert kind_of(model.model.layers[0])
+    one.quantization_scheme = SimpleNamespace(input_activations=None, output_activations=None)
+    two.quantization_scheme = SimpleNamespace(input_activations="int8", output_activations=None)
+    one.forward, two.forward = one.forward, two.forward  # of compressed-tensors
+    _unwrap(model)
+    assert [is_linear(layer, torch.float32) for layer in (one, two, three)] == [True, False, True]
 
 
 def test_a_missing_weight(tmp_path: Path) -> None:

@@ -72,19 +72,20 @@ def load(
     module = find_module(Path(path), decoder.model.config)
     if getattr(decoder.model.config.get_text_config(), "prefix_lm", False):
         _log.warning("%s: prefix_lm is not applied: a token of a prompt attends to those before it only", path)
-    if on_host:
-        from specdec_hal.models.transformers.host import HostTransformers
+    with _runs(type(decoder.model).__name__, _at_all(_quantised(decoder.model.config))):
+        if on_host:
+            from specdec_hal.models.transformers.host import HostTransformers
 
-        made: Any = HostTransformers(
-            decoder, batch_invariant=batch_invariant, threads=threads, module=module, group=group
-        )
-    else:
-        from specdec_hal.models.transformers.device import DeviceTransformers
+            made: Any = HostTransformers(
+                decoder, batch_invariant=batch_invariant, threads=threads, module=module, group=group
+            )
+        else:
+            from specdec_hal.models.transformers.device import DeviceTransformers
 
-        made = DeviceTransformers(
-            decoder, make_launcher=launchers(torch.device(device), pdl_rows), batch_invariant=batch_invariant,
-            module=module, group=group,
-        )  # fmt: skip
+            made = DeviceTransformers(
+                decoder, make_launcher=launchers(torch.device(device), pdl_rows), batch_invariant=batch_invariant,
+                module=module, group=group,
+            )  # fmt: skip
     _log.info("%s: %s", type(decoder.model).__name__, made.describe())
     return made
 
@@ -119,12 +120,13 @@ def load_decoder(
             "decoder for it (AutoModelForCausalLM); choose another model"
         )
     check_class(config, architecture)
+    name, quantised = architecture.__name__, _quantised(whole)
     if unknown:
-        raise refused(architecture.__name__, f"transformers does not know its quantisation, {short(method)}")
+        raise refused(name, f"transformers does not know its {quantised}, {short(method)}")
     if method and config is not whole:
-        raise refused(architecture.__name__, "it is quantised, and a part of another model")
+        raise refused(name, f"it is quantised ({quantised}), and a part of another model")
     if method.get("quant_method") == "torchao":
-        raise refused(architecture.__name__, "tensors of torchao cannot be used in PyTorch's inference mode")
+        raise refused(name, f"{quantised}: tensors of torchao cannot be used in PyTorch's inference mode")
     if method.get("quant_method") == "compressed-tensors":
         config.quantization_config = {**method, "dequantize": True}  # else a hook would do it, in the first whole pass
     gguf = None
@@ -161,6 +163,8 @@ def load_decoder(
                 key_mapping=None if config is whole else _OF_TEXT, output_loading_info=True, **wanted,
             )  # fmt: skip
             model.__class__ = architecture
+            if method.get("quant_method") == "compressed-tensors":
+                _unwrap(model)
             if gguf is not None:
                 gguf.finish(model)
     except SpecDecError:
@@ -168,7 +172,7 @@ def load_decoder(
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (NAME,):  # of a table of its own
             raise refused(architecture.__name__, NO_INTERFACE) from error
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, error, quantised) from error
     missing = sorted(info["missing_keys"])
     if missing and config is not whole and _wrapper_class(whole) is not None:
         return load_decoder(path, device, dtype, group, wrapper=True)  # which has the library's names of its weights
@@ -185,12 +189,8 @@ def load_decoder(
     check_finite(Path(path), dict(model.named_parameters()))
     if group is not None:
         return _part(model, found, device, division or Division(model, group))
-    try:
+    with _runs(name, _at_all(quantised) or "it does not run on packed rows"):
         return Decoder(model, found)
-    except (SpecDecError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # from the model's own code
-        raise refused(model, f"it does not run on packed rows ({describe(error)})") from error
 
 
 def _keep_decoder(model: Any) -> None:
@@ -200,6 +200,44 @@ def _keep_decoder(model: Any) -> None:
         for name, child in parent.named_children():
             if isinstance(child, PreTrainedModel) and kept.isdisjoint(child.modules()):
                 parent._modules[name] = torch.nn.Identity()
+
+
+def _quantised(config: Any) -> str:
+    """How messages name a configuration's quantisation; "" without one."""
+    method: Any = getattr(config, "quantization_config", None) or {}
+    found = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
+    return f"quantization_config.quant_method '{getattr(found, 'value', found)}'" if found else ""
+
+
+def _at_all(quantised: str) -> str:
+    """What is wrong where the code of a quantisation fails; "" without one."""
+    return quantised and f"{quantised} does not run here"
+
+
+@contextmanager
+def _runs(name: str, fault: str) -> Iterator[None]:
+    """Within it an error of the model's own code becomes an UnsupportedError that names the `fault`; "": it stays."""
+    try:
+        yield
+    except (SpecDecError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not fault:
+            raise
+        raise refused(name, f"{fault} ({describe(error)})") from error
+
+
+def _unwrap(model: Any) -> None:
+    """Leave nothing of compressed-tensors in layers with widened weights: neither caches in place of their tensors, nor
+    a `forward` that quantises no activations."""
+    for module in model.modules():
+        if type(module._parameters) is not dict:
+            from compressed_tensors.offload.module import remove_module_offload
+
+            remove_module_offload(module, onload_tensors=True)
+        scheme = getattr(module, "quantization_scheme", None)
+        if scheme is not None and scheme.input_activations is None and scheme.output_activations is None:
+            vars(module).pop("forward", None)
 
 
 class _Light(TorchFunctionMode):  # type: ignore[misc]
@@ -384,14 +422,16 @@ def _wrapper_class(config: Any) -> Any | None:
     return transformers.AutoModelForMultimodalLM._model_mapping.get(type(config), None)
 
 
-def _unreadable(path: str | Path, error: Exception) -> CheckpointError | BackendUnavailableError:
+def _unreadable(path: str | Path, error: Exception, quantised: str = "") -> CheckpointError | BackendUnavailableError:
     if isinstance(error, ImportError):  # such as a quantisation's
         return BackendUnavailableError(
-            f"{path}: expected what its format needs, got {describe(error)}; install the packages that are named"
+            f"{path}: expected what its {quantised or 'format'} needs, got {describe(error)}; install the packages "
+            "that are named"
         )
     return CheckpointError(
-        f"{path}: expected a checkpoint that transformers {transformers.__version__} loads, got "
-        f"{describe(error)}; download it again, or use another version of transformers"
+        f"{path}: expected a checkpoint{quantised and ' with '}{quantised} that transformers "
+        f"{transformers.__version__} loads, got {describe(error)}; download it again, or use another version of "
+        "transformers"
     )
 
 

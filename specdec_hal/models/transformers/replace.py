@@ -152,9 +152,9 @@ def same_inputs(model: Any, dtype: Any, run: Callable[[], Any]) -> list[list[Any
 
 def is_linear(module: Any, dtype: Any) -> bool:
     """Whether a module is a linear layer over a plain tensor of that dtype: quantised ones are classes of their own, or
-    have tensors that are."""
+    have tensors that are, or a `forward` of their own."""
     standard = type(module) in (torch.nn.Linear, Conv1D) and type(module.weight.data) is torch.Tensor
-    return standard and module.weight.dtype is dtype
+    return standard and module.weight.dtype is dtype and "forward" not in vars(module)
 
 
 def is_experts(module: Any) -> bool:

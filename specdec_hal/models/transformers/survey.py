@@ -268,7 +268,8 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
 
 def kind_of(block: Any) -> Any:
     """A key that is equal for decoder layers of the same modules and weights."""
-    return repr(block), tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
+    tensors = (*block.named_parameters(), *block.named_buffers())  # not `state_dict`, for which bitsandbytes repacks
+    return repr(block), tuple((name, tuple(tensor.shape)) for name, tensor in tensors)
 
 
 @contextmanager
