@@ -19,7 +19,7 @@ HARMLESS = {
     "dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits",
     "return_dict", "is_causal", "cache_position", "logits_to_keep", "attention_type",
 }  # fmt: skip
-HONOURED = {"scaling", "sliding_window", "softcap", "s_aux", "sink"}
+HONOURED = {"scaling", "sliding_window", "softcap", "s_aux", "sink", "indices"}
 TRIED, CHUNK = 7, 4  # tokens of the trial's text; the first CHUNK are packed with another text
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 

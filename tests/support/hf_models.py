@@ -155,7 +155,18 @@ RECURRENT: dict[str, dict[str, Any]] = {
                    "moe_intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 """Those with recurrent layers."""
-ARCHITECTURES |= RECURRENT
+_CHOSEN = {
+    **_LATENT, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+    "num_experts_per_tok": 2, "index_head_dim": 16, "index_topk": 6,
+    "index_n_heads": 16,  # with few, several keys have the score 0, and the library's choice depends on its cache
+}  # fmt: skip
+SPARSE: dict[str, dict[str, Any]] = {
+    "DeepseekV32": {**_CHOSEN, "first_k_dense_replace": 1},
+    "GlmMoeDsa": {**_CHOSEN, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"], "pad_token_id": 0,
+                  "mlp_layer_types": ["dense", "dense", "sparse"]},
+}  # fmt: skip
+"""Those whose indexers choose keys."""
+ARCHITECTURES |= RECURRENT | SPARSE
 
 _STATE = (
     r"it keeps a state besides keys and values \(the selective scan of Mamba-1\), which cannot forget rejected drafts"

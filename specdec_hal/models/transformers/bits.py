@@ -30,6 +30,14 @@ class Silent:
         """See Store.attend."""
         return query[..., : layer.value_dim].contiguous()
 
+    def choose(self, layer: Layer, choose: Any) -> Any:
+        """See Store.choose."""
+        return ()
+
+    def attend_chosen(self, layer: Layer, query: Any, key: Any, value: Any, chosen: Any) -> Any:
+        """See Store.attend_chosen."""
+        return self.attend(layer, query, key, value, None)
+
     def attend_joined(self, layer: Layer, qkv: Any) -> Any:
         """See HostStore.attend_joined."""
         return qkv[:, : layer.heads * layer.head_dim].contiguous()

@@ -12,7 +12,7 @@ import torch
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.states import DRAFTS, StateStore, backend_of
 from specdec_hal.models.survey import Survey, refused
-from specdec_hal.models.transformers import own_attention, recurrent
+from specdec_hal.models.transformers import own_attention, recurrent, sparse
 from specdec_hal.models.transformers.interface import Calls, States, Store, bind, bind_calls
 from specdec_hal.models.transformers.long_rope import LongRope
 from specdec_hal.models.transformers.survey import base_of, only, survey
@@ -35,6 +35,9 @@ class Decoder:
         recurrent.attach(model)
         self.survey: Survey = known or survey(model, self.base, config.max_position_embeddings)
         own_attention.attach(model)
+        sparse.attach(model)
+        self.sparse = sparse.is_known(type(model))
+        """Whether its store is a SparseStore."""
         self.config = replace(config, hidden_size=self.survey.hidden_size)  # of OPT: word_embed_proj_dim
         self._head, self._hidden = _head_of(model, self.base)
         self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
@@ -265,6 +268,14 @@ class Zeros:
     def attend(self, layer: Any, query: Any, *others: Any) -> Any:
         """See Store.attend."""
         return query.new_zeros((*query.shape[:2], layer.value_dim))
+
+    def choose(self, layer: Any, choose: Any) -> Any:
+        """See Store.choose."""
+        return ()
+
+    def attend_chosen(self, layer: Any, query: Any, *others: Any) -> Any:
+        """See Store.attend_chosen."""
+        return self.attend(layer, query)
 
     def convolve(self, layer: Any, x: Any, *others: Any) -> Any:
         """See States.convolve."""

@@ -33,6 +33,7 @@ from specdec_hal.models.transformers.replace import (
     rehearsing,
     tabulate,
 )
+from specdec_hal.models.transformers.sparse import SparseStore
 from specdec_hal.models.transformers.survey import only
 from specdec_hal.models.transformers.tensor_parallel import Gathered
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
@@ -76,7 +77,7 @@ class DeviceTransformers(WithStates, FromHost):
         parts = list(decoder.model.modules())
         for part in filter(is_experts, parts if replace else ()):
             part.config._experts_implementation = "batched_mm"
-        self._static = not any(map(holds_experts, parts)) and (group is None or group.capturable)
+        self._static = not decoder.sparse and not any(map(holds_experts, parts)) and (group is None or group.capturable)
         self._mode: AbstractContextManager[Any] = nullcontext()
         self._kinds = of_each_kind(decoder)
         self._recording = False
@@ -137,7 +138,7 @@ class DeviceTransformers(WithStates, FromHost):
         self._standard = is_standard(decoder.base, parts)
         self._find_head()
         if stable:
-            self.batch_invariant = measure(decoder)
+            self.batch_invariant = not decoder.sparse and measure(decoder)
             self._mode = Invariant(launcher)
 
     @contextmanager
@@ -192,7 +193,8 @@ class DeviceTransformers(WithStates, FromHost):
         check_positive(self.framework, num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
         self._slots = None
         self._store = None  # freed first: both may not fit
-        self._store = PagedStore(
+        kind = SparseStore if self._decoder.sparse else PagedStore
+        self._store = kind(
             self._decoder.survey.layers, num_blocks, block_size, dtype=self.dtype, device=self.device,
             launcher=self._launcher,
         )  # fmt: skip

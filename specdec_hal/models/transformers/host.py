@@ -23,6 +23,7 @@ from specdec_hal.models.transformers.decoder import Decoder, WithStates
 from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP
 from specdec_hal.models.transformers.packed import Packed, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
+from specdec_hal.models.transformers.sparse import SlotStore
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 from specdec_hal.tensors.group import Group
 
@@ -106,7 +107,12 @@ class HostTransformers(WithStates, HostModel):
         return torch.cat(parts)
 
     def _new_store(self, slots: int, positions: int) -> Any:
-        store = HostStore(self._decoder.survey.layers, slots, positions, torch.get_num_threads(), self._operators)
+        layers = self._decoder.survey.layers
+        store: Any
+        if self._decoder.sparse:
+            store = SlotStore(layers, slots, positions, self._decoder.dtype)
+        else:
+            store = HostStore(layers, slots, positions, torch.get_num_threads(), self._operators)
         self._decoder.serve(store, positions)
         self._long = np.full(slots, positions > (self._decoder.rope_switch or positions))
         if self._fused:
@@ -156,6 +162,8 @@ class HostTransformers(WithStates, HostModel):
 
     def _measure(self) -> None:
         """Choose sizes of passes, unless a part of the model runs experts over rows that it sorts by value."""
+        if self._decoder.sparse:
+            return
         packed = self._decoder.dtype is torch.float32
         if any(holds_experts(part) or (is_experts(part) and not packed) for part in self._decoder.model.modules()):
             return

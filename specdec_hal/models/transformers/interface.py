@@ -23,7 +23,7 @@ GATES = "_specdec_gates"
 
 
 class Store(Protocol):
-    """The KV cache during a step."""
+    """The KV cache during a step. That of a model with indexers is a :class:`~.sparse.SparseStore`."""
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """Store `key` [T, kv_heads, head_dim] and `value` [T, kv_heads, value_dim]; return the attention [T, heads,
@@ -53,6 +53,9 @@ class Recorder(Protocol):
 
     def mask(self, mask_function: Any) -> Any:
         """Represents a mask in the arguments of `record`."""
+
+    def index(self, module: Any, width: int, rows: int, choose: Any) -> Any:
+        """An indexer with keys of that width chooses keys for the rows: see :mod:`.sparse`."""
 
     def convolution(self, module: Any, x: Any, weight: Any, activation: Any, arguments: dict[str, Any]) -> None:
         """A recurrent layer convolves `x` [1, channels, T] by `weight` [channels, taps]."""
@@ -118,6 +121,8 @@ def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, 
     """`query`, `key` and `value` are [1, heads, T, width], rotated already."""
     state = module.__dict__
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    if arguments.get("indices") is not None:
+        return state[STORE].attend_chosen(state[LAYER], query, key, value, arguments["indices"])[None], None
     out = state[STORE].attend(state[LAYER], query, key, value, arguments.get("s_aux"), state.get(BIAS))
     return out[None], None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import logging
 import os
@@ -31,6 +32,7 @@ from specdec_hal.models.survey import check_finite, compare, refused
 from specdec_hal.models.transformers import (
     mimo,  # noqa: F401  (registers it)
     own_attention,
+    sparse,
 )
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
@@ -69,7 +71,7 @@ def load(
     if not on_host:
         device = gpu(device)
     decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"), group)
-    module = find_module(Path(path), decoder.model.config)
+    module = None if decoder.sparse else find_module(Path(path), decoder.model.config)
     if getattr(decoder.model.config.get_text_config(), "prefix_lm", False):
         _log.warning("%s: prefix_lm is not applied: a token of a prompt attends to those before it only", path)
     with _runs(type(decoder.model).__name__, _at_all(_quantised(decoder.model.config))):
@@ -123,6 +125,8 @@ def load_decoder(
     name, quantised = architecture.__name__, _quantised(whole)
     if unknown:
         raise refused(name, f"transformers does not know its {quantised}, {short(method)}")
+    if group is not None and sparse.is_known(architecture):
+        raise refused(name, "its sparse attention does not run on several ranks")
     if method and config is not whole:
         raise refused(name, f"it is quantised ({quantised}), and a part of another model")
     if method.get("quant_method") == "torchao":
@@ -232,9 +236,8 @@ def _unwrap(model: Any) -> None:
     a `forward` that quantises no activations."""
     for module in model.modules():
         if type(module._parameters) is not dict:
-            from compressed_tensors.offload.module import remove_module_offload
-
-            remove_module_offload(module, onload_tensors=True)
+            offload: Any = importlib.import_module("compressed_tensors.offload.module")
+            offload.remove_module_offload(module, onload_tensors=True)
         scheme = getattr(module, "quantization_scheme", None)
         if scheme is not None and scheme.input_activations is None and scheme.output_activations is None:
             vars(module).pop("forward", None)
@@ -350,7 +353,7 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
                 if device != "cpu":
                     itemsize = _BYTES.get(part.get_dtype(), 1)
                 weights += prod(part.get_shape()) * itemsize
-    cache = 0 if device == "cpu" else 2 * sum(map(_key_width, _layers(config))) * itemsize
+    cache = 0 if device == "cpu" else 2 * (sum(map(_key_width, _layers(config))) + _index_width(config)) * itemsize
     return ModelMemory({"weights": weights}, cache, config.hidden_size * itemsize)
 
 
@@ -391,6 +394,12 @@ def _key_width(layer: Any) -> int:
     if getattr(layer, "kv_lora_rank", None):  # keys of each head
         heads, width = query_heads, layer.qk_nope_head_dim + layer.qk_rope_head_dim
     return int(heads * width)
+
+
+def _index_width(config: Any) -> int:
+    """Elements of the keys of all indexers for one position."""
+    kinds = getattr(config, "indexer_types", None) or ["full"] * config.num_hidden_layers
+    return int(getattr(config, "index_head_dim", 0) * kinds.count("full"))
 
 
 def _where(path: str | Path) -> tuple[Path, dict[str, str]]:

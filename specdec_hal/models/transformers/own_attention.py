@@ -98,10 +98,10 @@ def attach(model: Any) -> None:
         elif kind == "FalconLinear":
             module.__class__ = torch.nn.Linear  # what it computes, by the name that is looked for
         elif kind == "MptModel" and not module._forward_pre_hooks:
-            module.register_forward_pre_hook(_without_mask, with_kwargs=True)
+            module.register_forward_pre_hook(without_mask, with_kwargs=True)
 
 
-def _without_mask(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def without_mask(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Its code needs a mask, and `transformers` makes none for our attention."""
     given = kwargs.get("attention_mask")
     return args, {**kwargs, "attention_mask": _NO_MASK if given is None else given}

@@ -23,7 +23,7 @@ from specdec_hal.models.survey import (
     compare,
     refused,
 )
-from specdec_hal.models.transformers import interface, own_attention, recurrent
+from specdec_hal.models.transformers import interface, own_attention, recurrent, sparse
 from specdec_hal.models.transformers.interface import NAME, TRIAL
 from specdec_hal.plugin.model import DeviceBatch
 
@@ -39,6 +39,8 @@ def check_class(config: Any, architecture: Any) -> None:
     types = {*(getattr(text, "layer_types", None) or ())}
     state = recurrent.unsupported(architecture)
     more = _MASKS if state else _RECURRENT_TYPES | _MASKS
+    if sparse.is_known(architecture):
+        more = {*more, sparse.LAYER_TYPE}
     if state and (types - LAYER_TYPES - _MASKS or not types) and getattr(architecture, "_is_stateful", False):
         raise refused(name, f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts")
     check_config(name, text, more)
@@ -55,6 +57,7 @@ class _Recorder(LayerRecorder):
         super().__init__(model)
         self.positions = positions
         self.recurrences: dict[Any, Recurrence] = {}
+        self.indexers: list[Any] = []
 
     def mask(self, mask_function: Any) -> Any:
         """The window equivalent to a mask, as a mask of one number."""
@@ -64,10 +67,19 @@ class _Recorder(LayerRecorder):
         """See Recorder."""
         window, chunked = self._window(type(module).__name__, mask, arguments.get("sliding_window"))
         layer = self.layer(module, query, key, value, window, arguments, chunked)
+        if (chosen := arguments.get("indices")) is not None:
+            seen = sparse.causal(len(key), len(key), key.device)
+            return sparse.attention(layer, query, key, value, chosen, seen)
         here = Layer(**{**vars(layer), "index": 0})
         store = PagedStore([here], 1, len(query), dtype=query.dtype, device=query.device)
         store.begin(text_batch(query.device, [(0, len(query))], len(query)))
         return store.attend(here, query, key, value, arguments.get("s_aux"), vars(module).get(interface.BIAS))
+
+    def index(self, module: Any, width: int, rows: int, choose: sparse.Choose) -> Any:
+        """See Recorder."""
+        self.found.append((module, Layer(len(self.found), 1, 1, width, width, 1.0)))
+        self.indexers.append(module)
+        return choose(slice(0, rows), lambda keys: keys, sparse.causal(rows, rows, next(module.parameters()).device))
 
     def convolution(self, module: Any, x: Any, weight: Any, activation: Any, arguments: dict[str, Any]) -> None:
         """See Recorder."""
@@ -200,8 +212,14 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
         "input_ids": first, "attention_mask": torch.ones_like(first), "use_cache": False,
         "position_ids": torch.arange(TRIED, device=device)[None],
     }  # fmt: skip
-    theirs = base(**text)[0] if own_attention.is_known(type(model)) else None
+    theirs = None
+    if own_attention.is_known(type(model)):
+        theirs = base(**text)[0]
+    elif sparse.is_known(type(model)):
+        set_attention(model, "eager")
+        theirs = base(**text)[0]
     own_attention.attach(model)
+    sparse.attach(model)
     own_attention.tabulate(model, TRIED)
     interface.trial.recorder = recorder = _Recorder(model, min(positions, 1 << 17))
     try:
@@ -217,10 +235,12 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
     attentions, layers = zip(*recorder.found, strict=True)
     mixers, recurrences = tuple(recorder.recurrences), tuple(recorder.recurrences.values())
     names = {module: name for name, module in model.named_modules()}
-    found = blocks_of(model, names, torch.nn.ModuleList, attentions, mixers)
+    attending = [module for module in attentions if module not in recorder.indexers]
+    found = blocks_of(model, names, torch.nn.ModuleList, attending, mixers)
     blocks = torch.nn.ModuleList([base]) if found is None else found
 
-    store = PagedStore(layers, 2, TRIED, dtype=hidden.dtype, device=device)
+    kind = sparse.SparseStore if recorder.indexers else PagedStore
+    store = kind(layers, 2, TRIED, dtype=hidden.dtype, device=device)
     interface.bind_calls(attentions, layers, store)
     states: StateStore | None = None
     if recurrences:
