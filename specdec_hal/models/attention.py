@@ -163,12 +163,15 @@ class HostAttention:
         sinks: Any = None,
         bias: Any = None,
         rotary: Any = None,
+        heads: int | None = None,
+        stores: bool = True,
     ) -> Any:
         """See Attention. `scale`: on scores, `window`: keys that a query sees, itself included (0: all of them).
 
         `softcap`: scores become softcap * tanh(score / softcap), unless it is 0. `sinks` float32 [heads]: one score per
         head without a value, added to the softmax's sum. `bias` float32 [heads, positions], up to a multiple of 64: a
-        score of key j at position i changes by bias[j] - bias[i]. `rotary` takes the place of the object's.
+        score of key j at position i changes by bias[j] - bias[i]. `rotary` and `heads` take the
+        place of the object's. Without `stores` only queries are read, and the cache stays as it is.
         """
         spans, out = block
         sinks = self._no_sinks if sinks is None else sinks
@@ -178,8 +181,10 @@ class HostAttention:
             self._rotary if rotary is None else rotary,
             spans,
             layer,
-            *self._heads,
+            self._heads[0] if heads is None else heads,
+            self._heads[1],
             *rule,
+            stores,
             self._threads,
             self.instruction_set,
             out,
@@ -256,6 +261,18 @@ class HostStore:
             softcap=layer.softcap, sinks=None if sinks is None else sinks.float(), bias=bias,
         ).reshape((len(query), layer.heads, layer.head_dim))  # fmt: skip
         return (out if layer.value_dim == layer.head_dim else out[..., : layer.value_dim]).to(query.dtype)
+
+    def look(self, layer: Layer, qkv: Any, segments: Sequence[Segment]) -> Any:
+        """Attention [T, heads * head_dim] of the queries in `qkv` to what is kept for a layer, which stays as it is.
+
+        `layer` may have another number of heads, scale and window than the one that keeps keys and values.
+        """
+        group, index = self._of[layer.index]
+        spans, _ = group.attention.begin(segments, 0, len(qkv))
+        return group.attention.attend(
+            index, qkv, (spans, self._operators.buffer(layer.heads * layer.head_dim, len(qkv))), scale=layer.scale,
+            window=layer.window, softcap=layer.softcap, heads=layer.heads, stores=False,
+        )  # fmt: skip
 
     def attend_joined(self, layer: Layer, qkv: Any) -> Any:
         """Attention [T, heads * head_dim] of rows that `packed.fuse` computes: float32, which it rotates."""

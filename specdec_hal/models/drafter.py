@@ -59,13 +59,13 @@ from specdec_hal.models.weights import (
 )
 from specdec_hal.plugin.model import TargetModel
 
-Kind = Literal["eagle3", "peagle", "dflash", "dspark", "mtp", "draft_model"]
+Kind = Literal["eagle3", "peagle", "dflash", "dspark", "mtp", "assistant", "draft_model"]
 PICKLED = "pytorch_model.bin"
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
 _ORIGINAL = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _SPECULATORS: Mapping[str, Kind] = {
-    **{kind: kind for kind in get_args(Kind) if kind != "draft_model"},
+    **{kind: kind for kind in get_args(Kind) if kind not in ("assistant", "draft_model")},
     "dflash2": "dflash",
 }
 _LLAMA_LIKE = ("llama", "qwen2", "phi3")
@@ -73,6 +73,7 @@ _LLAMA_LIKE = ("llama", "qwen2", "phi3")
 _NESTED = "transformer_layer_config"
 _DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_config")
 _DFLASH = re.compile("DFlash|(Qwen3)?DSpark|Domino")
+_ASSISTANT = re.compile("Gemma4(Unified)?AssistantForCausalLM$")
 _DRAFTER_NAMES = re.compile(
     r"ForCausalLMEagle|^(P?Eagle|EAGLE)\w*(CausalLM|Model)$|Medusa|DraftModel$|DSpark|Speculator$|Assistant|NextN$|MTP$"
 )
@@ -211,13 +212,15 @@ def drafter_kind(folder: str | Path) -> Kind:
             return "peagle"
         if _DFLASH.match(architecture):
             return "dspark" if "DSpark" in architecture or projector == "dspark" else "dflash"
+        if _ASSISTANT.match(architecture):
+            return "assistant"
         if architecture.startswith(_ORIGINAL) or "draft_vocab_size" in raw:
             return "eagle3"
         if not _DRAFTER_NAMES.search(architecture) and not any(key in raw for key in _DRAFTER_KEYS):
             return "draft_model"
     got = f"speculators_model_type {kind!r}" if kind is not None else f"{architecture or 'no name in architectures'}"
     got += f" with projector_type {projector!r}" if projector is not None else ""
-    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark, Domino, DFlash 2) or a whole model"
+    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark, Domino, DFlash 2, MTP) or a whole model"
     raise checkpoint_error(Path(folder) / CONFIG, expected, got, OTHER)
 
 

@@ -11,6 +11,7 @@ layer | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
 | MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
 | Qwen3-Next, Qwen3.5 | ``mtp``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, a layer with attention | its own |
+| any, in a checkpoint of `speculators` | ``mtp_layers.0``: as MiMo-7B's | its own |
 
 MiMo's projection takes the hidden state first. Engines disagree about the row at position 0: in vLLM it reads no
 embedding, in the library's ``MtpModel`` that of its token. By default MiMo's is vLLM's, the others' the library's.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hal.models.batch import check_rows
-from specdec_hal.models.checkpoint import checkpoint_error
+from specdec_hal.models.checkpoint import CONFIG, Fields, checkpoint_error, read_json
 from specdec_hal.models.weights import header, shards
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch
 
@@ -57,11 +58,11 @@ class Family:
 
     def named(self, layers: int) -> Family:
         """With the names in a checkpoint of so many decoder layers."""
-        names = ("layer", "embedding_norm", "hidden_norm", "projection", "final_norm")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("layer", *_NAMES)}
         return replace(self, **{name: text and text.format(n=layers) for name, text in given.items()})
 
 
+_NAMES = ("embedding_norm", "hidden_norm", "projection", "final_norm")
 _IN = "model.layers.{n}."
 _DEEPSEEK = Family(
     _IN, f"{_IN}enorm.weight", f"{_IN}hnorm.weight", f"{_IN}eh_proj.weight", f"{_IN}shared_head.norm.weight", True,
@@ -76,6 +77,7 @@ _MIMO = Family(
     _MIMO_LAYER, f"{_MIMO_LAYER}token_layernorm.weight", f"{_MIMO_LAYER}hidden_layernorm.weight",
     f"{_MIMO_LAYER}input_proj.weight", f"{_MIMO_LAYER}final_layernorm.weight", False, {}, hidden_first=True,
 )  # fmt: skip
+_TRAINED = "mtp_layers.0."
 _QWEN = Family(
     "mtp.layers.0.", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight",
     "mtp.norm.weight", True, {"layer_types": ["full_attention"]}, offset=1.0,
@@ -116,7 +118,10 @@ def find_module(path: Path, config: Any) -> ModuleFiles | None:
     family = FAMILIES.get(config.model_type)
     if family is None or not path.is_dir():
         return None
-    family = family.named(config.num_hidden_layers)
+    return _files(path, family.named(config.num_hidden_layers))
+
+
+def _files(path: Path, family: Family) -> ModuleFiles | None:
     wanted = (family.embedding_norm, family.hidden_norm, family.projection, family.final_norm)
     layer = family.layer
     files = {name: file for file in shards(path) for name in header(file) if name in wanted or name.startswith(layer)}
@@ -126,6 +131,26 @@ def find_module(path: Path, config: Any) -> ModuleFiles | None:
     if missing:
         raise checkpoint_error(path, f"{missing[0]} beside {family.projection}", "none", "download it again")
     return ModuleFiles(family, files)
+
+
+def trained_files(path: Path, config: Any) -> ModuleFiles:
+    """The module in a checkpoint of `speculators`, for a target of this text configuration. CheckpointError for one of
+    another kind or size."""
+    top = Fields(path / CONFIG, read_json(path, CONFIG))
+    layer = top.section("transformer_layer_config")
+    if top.value("speculators_model_type") != "mtp":
+        raise top.error("speculators_model_type", '"mtp"', "use another method, or speculative.method auto")
+    for key in ("model_type", "vocab_size", "hidden_size"):
+        if layer.value(key, wanted := getattr(config, key)) != wanted:
+            raise layer.error(key, f"the target's {wanted}", "use a module that was trained for it")
+    own = FAMILIES.get(config.model_type, _MIMO)
+    family = replace(
+        _MIMO, layer=_TRAINED, **{name: _TRAINED + getattr(_MIMO, name).removeprefix(_MIMO_LAYER) for name in _NAMES},
+        hidden_first=False, first=True, changes=own.changes, offset=own.offset,
+    )  # fmt: skip
+    if (found := _files(path, family)) is None:
+        raise checkpoint_error(path, f"the weight {family.projection}", "none", "download it again")
+    return found
 
 
 @dataclass(frozen=True)

@@ -300,5 +300,8 @@ class MTPModel(TargetModel, Protocol):
         After `allocate` or `allocate_blocks`: it makes the module's cache, with the sizes of the model's.
         """
 
+    def trained_module(self, folder: str, slots: int) -> Any:
+        """The same of a checkpoint with a module alone, for this target, if the model reads such. `slots`: of a step."""
+
     def mtp_bytes_per_block(self, block_size: int) -> int:
         """Memory of one KV block of the module, for a model with `device_lengths`."""

@@ -1,4 +1,4 @@
-"""Drafts of the checkpoint's multi-token-prediction (MTP) module, which reads the target's hidden states.
+"""Drafts of a multi-token-prediction (MTP) module, which reads the target's hidden states.
 
 DeepSeek-V3 (arXiv:2412.19437, section 2.2) trains a module for one prediction; serving engines chain it for more.
 """
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
-from specdec_hal.config.schema import Section
+from specdec_hal.config.schema import CheckpointPath, Section
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.plugin.model import FINAL_NORM, MTPModel
-from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.plugin.proposer import ProposerContext, Settings
 from specdec_hal.proposers.module_chain import ModuleChain
 
 _log = logging.getLogger("specdec_hal")
@@ -29,15 +29,25 @@ def mention_training(method: str, drafts: int) -> None:
 
 
 class MTPSettings(Section):
-    """`first_embedding`: whether the module's row at position 0 reads the embedding of its token (`transformers`) or
-    zeros (vLLM); null: as the library does, where it has the module. For targets of `transformers`.
+    """`path`: a trained module's checkpoint, in the format of `speculators`, or an assistant of Gemma 4; null:
+    `speculative.path`, else the module in the target's checkpoint. `first_embedding`: whether the module's row at
+    position 0 reads the embedding of its token (`transformers`) or zeros (vLLM); null: as the library does, where it
+    has the module. For targets of `transformers`.
     """
 
+    path: CheckpointPath | None = None
     first_embedding: bool | None = None
 
 
+def module_path(config: Settings) -> str | None:
+    """The checkpoint of a trained module; None: the target's has one."""
+    speculative = config.speculative
+    path = getattr(speculative.settings, "path", None) or speculative.path
+    return None if path is None else str(path)
+
+
 class MTPProposer(ModuleChain):
-    """Chains the checkpoint's own module."""
+    """Chains the module of the target's checkpoint, or one of its own."""
 
     hidden_layers: tuple[int, ...] = (FINAL_NORM,)
 
@@ -45,7 +55,13 @@ class MTPProposer(ModuleChain):
         """`drafts`: most per step; None: K. `certain`: see :class:`DraftSampler`."""
         model, k = context.model, context.state.symbols["S"] - 1
         capabilities, method = model.capabilities, context.config.speculative.method
-        if capabilities.mtp_modules < 1:
+        if (trained := module_path(context.config)) is not None:
+            if not callable(getattr(model, "trained_module", None)):
+                raise UnsupportedError(
+                    f"speculative.method '{method}': expected a target of transformers for the module in {trained}, "
+                    f"got {type(model).__name__}; use another method"
+                )
+        elif capabilities.mtp_modules < 1:
             path = context.config.model.path
             raise UnsupportedError(
                 f"speculative.method '{method}' drafts with a multi-token-prediction module, and the model"
@@ -53,18 +69,23 @@ class MTPProposer(ModuleChain):
                 "with one, or another method"
             )
         drafts = k if drafts is None else min(drafts, k)
-        if drafts > 1 and not context.config.speculative.adaptive:  # which drafts as many as are accepted
+        if (
+            trained is None and drafts > 1 and not context.config.speculative.adaptive
+        ):  # which drafts as many as are accepted
             mention_training(method, drafts)
         width, dtype = model.config.hidden_size, capabilities.hidden_dtype
-        module = cast(MTPModel, model).mtp_module()
+        having = cast(MTPModel, model)
+        slots = context.state.symbols["M"]
+        module = having.mtp_module() if trained is None else having.trained_module(trained, slots)
         if (reads := getattr(context.settings, "first_embedding", None)) is not None:
             if not hasattr(module, "read_first_embedding"):
                 raise UnsupportedError(
-                    "speculative.mtp.first_embedding: expected a target of transformers or paddleformers, got "
-                    f"{type(model).__name__}; leave it null"
+                    "speculative.mtp.first_embedding: expected a module with a cache, of a target of transformers or "
+                    f"paddleformers, got {type(module).__name__}; leave it null"
                 )
             module.read_first_embedding(reads)
-        super().__init__(context, module, drafts, width=width, dtype=dtype, certain=certain)
+        given = getattr(module, "width", None)
+        super().__init__(context, module, drafts, width=width, given=given, dtype=dtype, certain=certain)
 
     def _states(self, features: Mapping[int, Any]) -> Any:
         return features[FINAL_NORM]

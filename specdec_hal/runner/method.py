@@ -248,8 +248,8 @@ def _method(config: Config, backend: Backend, model: TargetModel, registry: Regi
         return NAIVE, "num_speculative_tokens is 0"
     if (path := config.speculative.path) is not None:
         kind = drafter_kind(path)
-        method = {"peagle": "eagle3", "dspark": "dflash"}.get(kind, kind)
-        if method == "mtp" or method not in registry.proposers():
+        method = {"peagle": "eagle3", "dspark": "dflash", "assistant": "mtp"}.get(kind, kind)
+        if method not in registry.proposers():
             raise UnsupportedError(f"speculative.path: {path} is a drafter of the kind '{kind}', which no method runs")
         return method, f"{path} is for it"
     if model.capabilities.mtp_modules < 1:

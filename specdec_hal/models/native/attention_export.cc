@@ -63,12 +63,12 @@ class Attention final : public specdec::Job {
 };
 
 // qkv float32 [R, W], rotary float32 [P, D] or [0, D] for qkv that has been rotated, out float32 [R, H * D], sinks
-// float32 [H] or [0], bias float32 [H, B] or [0, 0]. Spans int64 [N, 5]: row, length, position, address of a cache [layers, blocks, kv_heads, 2,
-// 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`, `bias`: see Call. `set`: see
-// sets.h.
+// float32 [H] or [0], bias float32 [H, B] or [0, 0]. Spans int64 [N, 5]: row, length, position, address of a cache
+// [layers, blocks, kv_heads, 2, 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`, `bias`:
+// see Call. `stores`: whether keys and values are written to the cache, else only queries are read. `set`: see sets.h.
 void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t layer, int64_t heads, int64_t kv_heads,
-               double scale, int64_t window, double softcap, TensorView sinks, TensorView bias, int64_t threads,
-               int64_t set, TensorView out) {
+               double scale, int64_t window, double softcap, TensorView sinks, TensorView bias, bool stores,
+               int64_t threads, int64_t set, TensorView out) {
   specdec::ffi::Operands operands("attention");
   const int64_t rows = operands.extent(qkv, 0), width = operands.extent(qkv, 1);
   const int64_t positions = operands.extent(rotary, 0), dim = operands.extent(rotary, 1);
@@ -117,7 +117,9 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
     float* const cache = reinterpret_cast<float*>(s[3]);  // NOLINT(performance-no-int-to-ptr)
     found.push_back({s[0], s[1], s[2], cache + layer * (s[4] / kBlockKeys) * kv_heads * 2 * call.half_block()});
     const Span& span = found.back();
-    kernels.store(call, span);
+    if (stores) {
+      kernels.store(call, span);
+    }
     for (int64_t h = 0; h < kv_heads; ++h) {
       const int64_t queries = span.length * call.group();
       for (int64_t first = 0; first < queries; first += kQueries) {

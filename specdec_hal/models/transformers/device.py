@@ -22,7 +22,7 @@ from specdec_hal.models.mtp import ModuleFiles
 from specdec_hal.models.paged import PagedStore, on_torch
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes, of_each_kind
 from specdec_hal.models.transformers.decoder import Decoder, WithStates
-from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP
+from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP, WithModules
 from specdec_hal.models.transformers.replace import (
     Linear,
     Parts,
@@ -47,7 +47,7 @@ _SLOTS = 1 << 16
 """More than a runner has."""
 
 
-class DeviceTransformers(WithStates, FromHost):
+class DeviceTransformers(WithStates, WithModules, FromHost):
     """See :class:`specdec_hal.plugin.model.DeviceModel`.
 
     `make_launcher`: of Triton's kernels for a dtype (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`);
@@ -250,10 +250,8 @@ class DeviceTransformers(WithStates, FromHost):
         """See MTPModel.mtp_bytes_per_block: those of one layer."""
         return self.bytes_per_block(block_size) // len(cached(self._decoder.survey.layers))
 
-    def mtp_module(self) -> Any:
-        """See MTPModel.mtp_module."""
-        assert self._module is not None  # else its capabilities have none
-        decoder = ModuleDecoder(self._decoder, self._module, self._group)
+    def _made(self, module: ModuleFiles) -> Any:
+        decoder = ModuleDecoder(self._decoder, module, self._group)
         served = DeviceTransformers(decoder, make_launcher=self._make_launcher, group=self._group)
         served.allocate_blocks(*self._blocks)
         served._slots = self._slots

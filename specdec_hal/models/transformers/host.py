@@ -20,7 +20,7 @@ from specdec_hal.models.host import HostModel
 from specdec_hal.models.mtp import ModuleFiles
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder, WithStates
-from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP
+from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP, WithModules
 from specdec_hal.models.transformers.packed import Packed, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
 from specdec_hal.models.transformers.sparse import SlotStore
@@ -28,7 +28,7 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
 from specdec_hal.tensors.group import Group
 
 
-class HostTransformers(WithStates, HostModel):
+class HostTransformers(WithStates, WithModules, HostModel):
     """See :class:`specdec_hal.plugin.model.TargetModel`. `decoder`: of a model on a CPU.
 
     `batch_invariant` None: in float32. `replace`: whether the native library's operators replace the model's in
@@ -150,10 +150,9 @@ class HostTransformers(WithStates, HostModel):
     def _whole(self) -> int:
         return 0 if self._states is None else self._states.whole
 
-    def mtp_module(self) -> Any:
-        """See MTPModel.mtp_module."""
-        assert self._module is not None and self._limits is not None  # else its capabilities have none
-        decoder = ModuleDecoder(self._decoder, self._module, self._group)
+    def _made(self, module: ModuleFiles) -> Any:
+        assert self._limits is not None
+        decoder = ModuleDecoder(self._decoder, module, self._group)
         served = HostTransformers(decoder, batch_invariant=self.batch_invariant)
         served.allocate(self._limits.max_num_seqs, self._limits.max_model_len)
         return TransformersMTP(self, served, decoder)

@@ -7,14 +7,24 @@ layer, with the same operators and promises about bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specdec_hal.models.mtp import VOCABULARY, Family, HostMTP, ModuleFiles, OverStates, divided, one_layer
+from specdec_hal.models.drafter import drafter_kind
+from specdec_hal.models.mtp import (
+    VOCABULARY,
+    Family,
+    HostMTP,
+    ModuleFiles,
+    OverStates,
+    divided,
+    one_layer,
+    trained_files,
+)
 from specdec_hal.models.paged import PagedStore
 from specdec_hal.models.survey import check_finite
 from specdec_hal.models.transformers.decoder import Decoder
@@ -78,6 +88,27 @@ class ModuleDecoder(OverStates, Decoder):
         """See Decoder; `ids` are of the target's vocabulary."""
         rows = self._inputs(self._target.embed(ids), positions)
         return super().hidden(self.model.mtp["projection"](rows[None])[0], positions, layers)
+
+
+class WithModules:
+    """Mixin of models: modules of checkpoints beside the target's."""
+
+    _decoder: Decoder
+    _module: ModuleFiles | None
+    _made: Callable[[ModuleFiles], Any]
+
+    def mtp_module(self) -> Any:
+        """See MTPModel.mtp_module."""
+        assert self._module is not None  # else its capabilities have none
+        return self._made(self._module)
+
+    def trained_module(self, folder: str, slots: int) -> Any:
+        """See MTPModel.trained_module."""
+        if drafter_kind(folder) == "assistant":
+            from specdec_hal.models.transformers.assistant import AssistantPass
+
+            return AssistantPass(self, folder, slots)
+        return self._made(trained_files(Path(folder), self._decoder.model.config.get_text_config()))
 
 
 class TransformersMTP(HostMTP):

@@ -1,0 +1,140 @@
+"""Gemma 4's assistants: drafts are those of the library's own generator, tokens those of plain decoding."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import CheckpointError, UnsupportedError
+from specdec_hal.models import load_model
+from specdec_hal.runner import Request, SamplingParams
+from tests.runner.conftest import make_runner
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+if not hasattr(transformers, "Gemma4AssistantForCausalLM"):
+    pytest.skip("this version of transformers has no assistants of Gemma 4", allow_module_level=True)
+
+VOCABULARY, WINDOW, DRAFTS = 16, 6, 4
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW, "max_position_embeddings": 128,
+    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "bos_token_id": 2, "eos_token_id": 1,
+    "pad_token_id": 0,
+}  # fmt: skip
+PROMPTS = [np.random.default_rng(i).integers(3, VOCABULARY, length).tolist() for i, length in enumerate((3, 11, 18))]
+
+
+def scrambled(model: Any, seed: int) -> Any:
+    """Random weights that are large enough for layers to decide."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            values = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.1 * values if weight.ndim == 1 else 2 * values / weight.shape[-1] ** 0.5)
+            if "embed" in name:
+                weight.copy_(values / 4)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    config = transformers.Gemma4TextConfig(
+        **SIZES, hidden_size=32, num_hidden_layers=4, num_kv_shared_layers=0,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    )  # fmt: skip
+    scrambled(transformers.Gemma4ForCausalLM(config), 1).save_pretrained(folder)
+    return folder
+
+
+def write(folder: Path, ordered: bool = False, backbone: int = 32, **changes: Any) -> Path:
+    """An assistant of two layers with half of the target's width, and twice its heads."""
+    text = transformers.Gemma4TextConfig(**{
+        **SIZES, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "layer_types": ["sliding_attention", "full_attention"], **changes,
+    })  # fmt: skip
+    config = transformers.Gemma4AssistantConfig(
+        text_config=text, backbone_hidden_size=backbone, use_ordered_embeddings=ordered, num_centroids=8,
+        centroid_intermediate_top_k=3,
+    )  # fmt: skip
+    made = scrambled(transformers.Gemma4AssistantForCausalLM(config), 2)
+    if ordered:
+        made.masked_embedding.token_ordering.copy_(torch.randperm(VOCABULARY))
+    made.save_pretrained(folder)
+    return folder
+
+
+class Generator:
+    """The library's generator, without what a rejection leaves: after each text its target has read that text alone."""
+
+    def __init__(self, target: Path, assistant: Path) -> None:
+        from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+
+        self.target = transformers.Gemma4ForCausalLM.from_pretrained(target).eval()
+        model = transformers.Gemma4AssistantForCausalLM.from_pretrained(assistant).eval()
+        model.generation_config.num_assistant_tokens = DRAFTS
+        config = copy.deepcopy(self.target.generation_config)
+        config.max_length, config.eos_token_id = 128, None
+        ids = torch.tensor([[2]])
+        self.made = SinglePositionMultiTokenCandidateGenerator(
+            ids, model, self.target.get_input_embeddings(), config, {"attention_mask": None}, eos_token_id=[-1]
+        )
+
+    def drafts(self, text: list[int]) -> list[int]:
+        """After a text, whose last token the target has not read."""
+        ids = torch.tensor([text])
+        with torch.inference_mode():
+            given = self.target(ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True, use_cache=False)
+            found, _ = self.made.get_candidates(ids, {}, given, False, len(text) - 2)
+        return found[0, len(text) :].tolist()
+
+
+def load(target: Path, place: str) -> Any:
+    if place == "host":
+        return load_model(target, "transformers")
+    from specdec_hal.models.transformers.device import DeviceTransformers
+    from specdec_hal.models.transformers.load import load_decoder
+
+    return DeviceTransformers(load_decoder(target, "cpu", "float32"))
+
+
+def decode(target: Path, place: str, temperature: float = 0.0, **speculative: Any) -> list[Any]:
+    runner = make_runner(
+        model=load(target, place),
+        speculative={"method": "auto", "num_speculative_tokens": DRAFTS, "adaptive": False, **speculative},
+        runner={"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 64},
+    )
+    for number, prompt in enumerate(PROMPTS):
+        params = SamplingParams(
+            max_new_tokens=20, ignore_eos=True, temperature=temperature, seed=number, return_drafts=True
+        )
+        runner.add_request(Request(str(number), prompt, params))
+    outputs = runner.run()
+    assert runner.summary()["failed_proposals"] == 0
+    return [outputs[str(number)] for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_drafts_are_those_of_the_library(target: Path, tmp_path: Path, place: str, ordered: bool) -> None:
+    """In every round, after chunks of prompts and after rejections, in and beyond the window."""
+    folder = write(tmp_path, ordered)
+    library = Generator(target, folder)
+    plain = decode(target, place, method="naive")
+    outputs = decode(target, place, path=str(folder))
+    rounds, differ = 0, set()
+    for prompt, output, other in zip(PROMPTS, outputs, plain, strict=True):
+        assert output.token_ids == other.token_ids
+        for round_ in output.drafts:
+            wanted = library.drafts([*prompt, *output.token_ids[: round_.start]])
+            assert list(round_.token_ids) == wanted[: len(round_.token_ids)]
+            differ |= set(wanted)
+            rounds += len(round_.token_ids) == DRAFTS
+    assert rounds > 20 and len(differ) > 6
+    assert 0 < sum(output.accepted for output in outputs) < sum(output.drafted for output in outputs)
