@@ -138,3 +138,50 @@ def test_drafts_are_those_of_the_library(target: Path, tmp_path: Path, place: st
             rounds += len(round_.token_ids) == DRAFTS
     assert rounds > 20 and len(differ) > 6
     assert 0 < sum(output.accepted for output in outputs) < sum(output.drafted for output in outputs)
+
+
+@pytest.mark.parametrize("strategy", ["target_match", "rejection"])
+def test_sampled_tokens_are_those_of_plain_decoding(target: Path, tmp_path: Path, strategy: str) -> None:
+    """With `target_match` those with the same seeds; with `rejection` drafts have a distribution of their own."""
+    outputs = decode(target, "host", 0.9, verify_strategy=strategy, path=str(write(tmp_path, True)))
+    if strategy == "target_match":
+        plain = decode(target, "host", 0.9, method="naive")
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    assert 0 < sum(output.accepted for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backbone": 48}, "backbone_hidden_size: the target's 32, got 48"),
+        ({"vocab_size": 24}, r"text_config\.vocab_size: the target's 16, got 24"),
+        ({"head_dim": 8}, "head_dim of sliding_attention: the target's 16, got 8"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads of sliding_attention: the target's 2, got 4"),
+    ],
+)
+def test_an_assistant_of_another_target_is_refused(
+    target: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = write(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(target, "host").trained_module(str(folder), 1)
+
+
+def test_a_target_without_its_layers_is_refused(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**{key: SIZES[key] for key in SIZES if "per_layer" not in key}, hidden_size=32,
+                                      num_hidden_layers=2)  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    folder = write(tmp_path / "assistant")
+    with pytest.raises(UnsupportedError, match="expected a target of Gemma 4 with layers of the type sliding_attention"):
+        load(tmp_path / "llama", "host").trained_module(str(folder), 1)
+
+
+def test_a_checkpoint_that_is_not_whole(target: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    file = write(tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["post_projection.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"none of post_projection\.weight"):
+        load(target, "host").trained_module(str(tmp_path), 1)
