@@ -146,7 +146,7 @@ def trained_files(path: Path, config: Any) -> ModuleFiles:
     own = FAMILIES.get(config.model_type, _MIMO)
     family = replace(
         _MIMO, layer=_TRAINED, **{name: _TRAINED + getattr(_MIMO, name).removeprefix(_MIMO_LAYER) for name in _NAMES},
-        hidden_first=False, first=True, changes=own.changes, offset=own.offset,
+        hidden_first=False, first=True, changes={**own.changes, "layer_types": ["full_attention"]}, offset=own.offset,
     )  # fmt: skip
     if (found := _files(path, family)) is None:
         raise checkpoint_error(path, f"the weight {family.projection}", "none", "download it again")

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 from specdec_hal.models.dflash import DFlashConfig, dflash_shapes
-from specdec_hal.models.drafter import Eagle3Config, eagle3_shapes
-from specdec_hal.models.weights import Shapes
+from specdec_hal.models.drafter import Eagle3Config, drafter_kind, eagle3_shapes
+from specdec_hal.models.weights import Shapes, shards
 from specdec_hal.ops import Strategy
 from specdec_hal.plugin.model import MTPModel
 from specdec_hal.plugin.proposer import MemoryContext
 from specdec_hal.proposers.dflash import drafter_config
 from specdec_hal.proposers.draft_model import whole_model
 from specdec_hal.proposers.eagle3 import head_config
+from specdec_hal.proposers.mtp import module_path
 from specdec_hal.tensors.transfer import Field
 
 
 def mtp_memory(context: MemoryContext) -> dict[str, int]:
-    """For the target's MTP module, without its weights."""
-    capabilities, size = context.model.capabilities, context.symbols
-    if capabilities.mtp_modules < 1:
+    """For an MTP module, without the weights of the target's own. An assistant has no KV cache."""
+    capabilities, size, trained = context.model.capabilities, context.symbols, module_path(context.config)
+    if trained is None and capabilities.mtp_modules < 1:
         return {}  # which the factory refuses
     on_device = capabilities.device_lengths
     rows = (2 if on_device else 4) * size["T_cap"] + 2 * size["M"]
     hidden = Field((rows, context.model.config.hidden_size), capabilities.hidden_dtype)
     parts = {"MTP module's hidden states": hidden.nbytes, **_sampler(context)}
-    if on_device:
+    if trained is not None:
+        parts["MTP module"] = sum(file.stat().st_size for file in shards(Path(trained)))
+    if on_device and (trained is None or drafter_kind(trained) != "assistant"):
         per_block = cast(MTPModel, context.model).mtp_bytes_per_block(context.config.runner.block_size)
         parts["MTP module's KV cache"] = context.kv_blocks * per_block
     return parts

@@ -19,7 +19,8 @@ from specdec_hal.models.drafter import (
     read_eagle3,
     target_of,
 )
-from specdec_hal.plugin.model import ForwardBatch, Segment
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from tests.support.hf_models import write_model
 from tests.support.llama_oracle import stored
 
 pytestmark = pytest.mark.torch
@@ -75,13 +76,10 @@ def speculator(kind: str, **changes: Any) -> Any:
         default_proposal_method="greedy",
         verifier=about.VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
     )
-    prefix = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash2"}[
-        kind
-    ]
+    prefixes = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash2"}
+    prefix, vocabulary = prefixes.get(kind, kind.upper()), {} if kind == "mtp" else {"draft_vocab_size": 66}
     made = getattr(found, f"{prefix}SpeculatorConfig")
-    return getattr(found, f"{prefix}DraftModel")(
-        made(**{"speculators_config": described, "draft_vocab_size": 66, **changes})
-    )
+    return getattr(found, f"{prefix}DraftModel")(made(**{"speculators_config": described, **vocabulary, **changes}))
 
 
 def random_features(taps: tuple[int, ...]) -> dict[int, Any]:
@@ -222,3 +220,63 @@ def test_peagle(target: Path, tmp_path: Path) -> None:
     weights = read_drafter_weights(tmp_path, eagle3_shapes(config), config)
     assert config.parallel and config.mask_token_id == MASK and weights.draft_ids is not None
     assert weights.draft_ids.tolist() == list(range(0, VOCABULARY, 2))
+
+
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3_5Text", "Qwen3Next"])
+def test_mtp(tmp_path: Path, kind: str) -> None:
+    """First drafts after each prefix of a text are those of their forward pass. Two further drafts are those of their
+    layer over the rows of the text and the drafts' own, as a chain computes them.
+    """
+    from transformers import AutoModelForCausalLM
+
+    hybrid = {} if kind == "Qwen3" else {"layer_types": ["linear_attention", "full_attention"]}
+    target = write_model(tmp_path / "target", kind, num_hidden_layers=2, **hybrid)
+    model = load_model(target, "transformers")
+    verifier = AutoModelForCausalLM.from_pretrained(target, attn_implementation="eager")
+    config = verifier.config
+    theirs = speculator("mtp", transformer_layer_config=config)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, weight in theirs.named_parameters():
+            norm = 0.1 * torch.randn(weight.shape) + ("Qwen3" == kind)
+            weight.copy_(norm if weight.ndim == 1 else torch.randn(weight.shape) / weight.shape[-1] ** 0.5)
+        theirs.embed_tokens.weight.copy_(verifier.get_input_embeddings().weight)
+        theirs.lm_head.weight.copy_(verifier.get_output_embeddings().weight)
+    theirs.eval().save_pretrained(tmp_path / "module")
+    assert drafter_kind(tmp_path / "module") == "mtp"
+
+    text = TEXT % config.vocab_size
+    model.allocate(1, 64)
+    hidden = model.forward(ForwardBatch(text, [Segment(0, 0, TOKENS, 0)]))[FINAL_NORM]
+    module = model.trained_module(str(tmp_path / "module"), 1)
+    rows = module.forward(ForwardBatch(text[1:], [Segment(0, 0, TOKENS - 1, 0)]), hidden[:-1])
+    ours = module.compute_logits(rows).argmax(-1).tolist()
+    with torch.no_grad():
+        (first, *_), _, _ = theirs(torch.as_tensor(text)[None], hidden[None].clone())
+    wanted = first[0].argmax(-1).tolist()
+    assert len(wanted) >= 20 and ours[: len(wanted)] == wanted and len(set(wanted)) > 8
+    for at in reversed(range(5, 15)):
+        state, tokens, states = rows[at : at + 1], text[1 : at + 2], hidden[: at + 1].clone()
+        for draft in (1, 2):
+            token = module.compute_logits(state).argmax(-1).numpy()
+            tokens, states = np.concatenate([tokens, token]), torch.cat([states, state])
+            state = module.forward(ForwardBatch(token, [Segment(0, 0, 1, at + draft)]), state)
+            positions = torch.arange(len(tokens))[None]
+            turned = positions.expand(3, 1, -1) if kind.startswith("Qwen3_5") else positions
+            with torch.no_grad():
+                given = theirs.mtp_layers[0](
+                    hidden_states=states[None], token_embeddings=theirs.embed_tokens(torch.as_tensor(tokens)[None]),
+                    attention_mask=torch.full((len(tokens),) * 2, -torch.inf).triu(1)[None, None],
+                    position_ids=positions, position_embeddings=theirs.rotary_emb(states[None], turned),
+                )  # fmt: skip
+            np.testing.assert_allclose(state[0], given[0, -1], atol=2e-3)
+
+
+def test_a_module_of_another_target_is_refused(tmp_path: Path) -> None:
+    from specdec_hal.errors import CheckpointError
+
+    model = load_model(write_model(tmp_path / "target", "Qwen3"), "transformers")
+    speculator("mtp", transformer_layer_config=layers("qwen3")).save_pretrained(tmp_path / "module")
+    model.allocate(1, 64)
+    with pytest.raises(CheckpointError, match=r"transformer_layer_config\.vocab_size: the target's 96"):
+        model.trained_module(str(tmp_path / "module"), 1)
