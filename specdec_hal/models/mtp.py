@@ -9,6 +9,8 @@ arXiv:2412.19437, equation 21). Only the first of several modules is used.
 | DeepSeek-V3, GLM-4.5, GLM-4.7-Flash, HY-V3, Llama | in ``model.layers.N``: enorm, hnorm, eh_proj, shared_head.norm, a
 layer | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
+| EXAONE-MoE | as Qwen's, a dense layer with attention like the target's first | its own |
+| MiMo-V2-Flash | ``model.mtp.layers.0``: enorm, hnorm, eh_proj, final_layernorm, a dense layer with a window | its own |
 | MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
 | Qwen3-Next, Qwen3.5 | ``mtp``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, a layer with attention | its own |
 | any, in a checkpoint of `speculators` | ``mtp_layers.0``: as MiMo-7B's | its own |
@@ -23,8 +25,8 @@ these are SGLang's and FastDeploy's. Qwen's module reads the target's state afte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,9 @@ class Family:
     embedding.
 
     `changes`: what its layer's configuration has instead of the target's. `hidden_first`: the projection's input is the
-    hidden state, then the embedding. `offset`: what its first norms add to their weights.
+    hidden state, then the embedding. `offset`: what its first norms add to their weights. `like`: the layer of the target
+    whose attention is of its kind, unless config.json has `mtp_layer_types`. `renamed`: names in its layer that the
+    target's layers have not.
     """
 
     layer: str
@@ -55,14 +59,23 @@ class Family:
     changes: dict[str, Any]
     hidden_first: bool = False
     offset: float = 0.0
+    like: int = -1
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, layers: int) -> Family:
         """With the names in a checkpoint of so many decoder layers."""
-        given = {name: getattr(self, name) for name in ("layer", *_NAMES)}
-        return replace(self, **{name: text and text.format(n=layers) for name, text in given.items()})
+        return self._with(lambda text: text.format(n=layers))
+
+    def moved(self, layer: str) -> Family:
+        """With names that begin so, not with :attr:`layer`."""
+        return self._with(lambda text: text.replace(self.layer, layer))
+
+    def _with(self, change: Callable[[str], str]) -> Family:
+        names = ("layer", "embedding_norm", "hidden_norm", "projection", "final_norm")
+        given = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: text and change(text) for name, text in given.items()})
 
 
-_NAMES = ("embedding_norm", "hidden_norm", "projection", "final_norm")
 _IN = "model.layers.{n}."
 _DEEPSEEK = Family(
     _IN, f"{_IN}enorm.weight", f"{_IN}hnorm.weight", f"{_IN}eh_proj.weight", f"{_IN}shared_head.norm.weight", True,
@@ -78,16 +91,24 @@ _MIMO = Family(
     f"{_MIMO_LAYER}input_proj.weight", f"{_MIMO_LAYER}final_layernorm.weight", False, {}, hidden_first=True,
 )  # fmt: skip
 _TRAINED = "mtp_layers.0."
+_MIMO_V2 = replace(
+    _DEEPSEEK.moved("model.mtp.layers.0."), final_norm="model.mtp.layers.0.final_layernorm.weight",
+    changes={"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
+    renamed={"pre_mlp_layernorm.weight": "post_attention_layernorm.weight"},
+)  # fmt: skip
 _QWEN = Family(
     "mtp.layers.0.", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight",
     "mtp.norm.weight", True, {"layer_types": ["full_attention"]}, offset=1.0,
 )  # fmt: skip
+_EXAONE = replace(_QWEN, changes={"mlp_layer_types": ["dense"]}, offset=0.0, like=0)
 FAMILIES = {
     "llama": replace(_DEEPSEEK, changes={}),
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe": _DEEPSEEK,
     "glm4_moe_lite": _DEEPSEEK,
     "hy_v3": _DEEPSEEK,
+    "exaone_moe": _EXAONE,
+    "mimo_v2_flash": _MIMO_V2,
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": _ERNIE,
     MIMO: _MIMO,
@@ -145,8 +166,8 @@ def trained_files(path: Path, config: Any) -> ModuleFiles:
             raise layer.error(key, f"the target's {wanted}", "use a module that was trained for it")
     own = FAMILIES.get(config.model_type, _MIMO)
     family = replace(
-        _MIMO, layer=_TRAINED, **{name: _TRAINED + getattr(_MIMO, name).removeprefix(_MIMO_LAYER) for name in _NAMES},
-        hidden_first=False, first=True, changes={**own.changes, "layer_types": ["full_attention"]}, offset=own.offset,
+        _MIMO.moved(_TRAINED), hidden_first=False, first=True, offset=own.offset,
+        changes={**own.changes, "layer_types": ["full_attention"]},
     )  # fmt: skip
     if (found := _files(path, family)) is None:
         raise checkpoint_error(path, f"the weight {family.projection}", "none", "download it again")
@@ -173,6 +194,7 @@ def divided(weights: dict[str, Any], family: Family) -> ModuleWeights:
     layer = {name.removeprefix(family.layer): weight for name, weight in left.items()}
     ignored = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's
     layer = {name: weight for name, weight in layer.items() if name not in ignored}
+    layer = {family.renamed.get(name, name): weight for name, weight in layer.items()}
     return ModuleWeights(*norms, projection, final, layer)
 
 
@@ -181,8 +203,11 @@ def one_layer(config: Any, family: Family) -> dict[str, Any]:
     kinds = getattr(config, "layer_types", None)
     changes = {
         "num_hidden_layers": 1, "vocab_size": VOCABULARY, "pad_token_id": None, "tie_word_embeddings": False,
-        "layer_types": None if kinds is None else kinds[-1:], **family.changes,
+        "layer_types": None if kinds is None else [kinds[family.like]], **family.changes,
     }  # fmt: skip
+    for name in ("layer_types", "mlp_layer_types"):
+        if own := getattr(config, f"mtp_{name}", None):
+            changes[name] = own[:1]
     return {name: value for name, value in changes.items() if hasattr(config, name)}
 
 

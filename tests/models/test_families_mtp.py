@@ -31,6 +31,7 @@ LATENT |= {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nop
 LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
 HY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 HY |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3": {"num_hidden_layers": 3},
     "Glm4Moe": GLM,
@@ -38,6 +39,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "HYV3": {**HY, "num_hidden_layers": 3},
     "Ernie4_5": {"num_hidden_layers": 3},
     "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
+    "ExaoneMoe": {**HY, **WINDOWS, "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "dense"],
+                  "pad_token_id": 0},
+    "MiMoV2Flash": {**HY, **WINDOWS, "n_routed_experts": 4, "v_head_dim": 8, "num_hidden_layers": 3,
+                    "mlp_layer_types": ["dense", "sparse", "dense"]},
     "MiMo": {"num_hidden_layers": 3},
     "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
     "Qwen3_5MoeText": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
@@ -56,23 +61,27 @@ def write(folder: Path, kind: str) -> tuple[Path, Any]:
     write_model(folder, "Qwen2" if mimo else kind, **FAMILIES[kind])
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tensors, generator = load_file(folder / "model.safetensors"), np.random.default_rng(2)
-    ernie, qwen = kind.startswith("Ernie"), kind.startswith("Qwen")
-    layer = "model.mtp_block.0" if ernie else "mtp.layers.0" if qwen else "model.mtp_layers.0"
-    for name in [name for name in tensors if (ernie or mimo or qwen) and name.startswith("model.layers.2.")]:
-        tensors[name.replace("model.layers.2", layer)] = tensors.pop(name)
+    ernie, qwen, v2 = kind.startswith("Ernie"), kind.startswith(("Qwen", "Exaone")), kind == "MiMoV2Flash"
+    layer = "model.mtp_block.0" if ernie else "mtp.layers.0" if qwen else f"model.mtp{'.' if v2 else '_'}layers.0"
+    for name in [name for name in tensors if (ernie or mimo or qwen or v2) and name.startswith("model.layers.2.")]:
+        moved = name.replace("model.layers.2", layer)
+        moved = moved.replace("post_attention_layernorm", "pre_mlp_layernorm") if v2 else moved
+        tensors[moved] = tensors.pop(name)
     names = [f"model.mtp_{name}.0.weight" for name in ("emb_norm", "hidden_norm", "linear_proj")]
     if mimo:
         parts = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
         names = [f"model.mtp_layers.0.{name}.weight" for name in parts]
     elif qwen:
         names = [f"mtp.{name}.weight" for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")]
+    elif v2:
+        names = [f"{layer}.{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "final_layernorm")]
     elif not ernie:
         names = [f"model.layers.2.{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")]
         tensors["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
     for name in names:
         projects = "proj" in name or "fc.w" in name
         values = generator.standard_normal((32, 64) if projects else (32,))
-        tensors[name] = (values / 8 if projects else (not qwen) + values / 10).astype(np.float32)
+        tensors[name] = (values / 8 if projects else (not kind.startswith("Qwen")) + values / 10).astype(np.float32)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     raw = json.loads((folder / "config.json").read_text())
     changed = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
@@ -107,11 +116,13 @@ def wanted(reference: Any, kind: str, tokens: Any, hidden: Any, zeros: bool = Fa
         rows = torch.from_numpy(x.astype(np.float32))[None]
         positions = torch.arange(len(x))[None]
         mask = torch.full((len(x), len(x)), -torch.inf).triu(1)[None, None]
-        base = whole.get_decoder()
+        if kind in ("ExaoneMoe", "MiMoV2Flash"):
+            mask += torch.full((len(x), len(x)), -torch.inf).tril(-8)
+        base, types = whole.get_decoder(), {"layer_type": "sliding_attention"} if kind == "MiMoV2Flash" else {}
         turned = positions.expand(3, 1, -1) if kind.startswith("Qwen3_5") else positions  # of images
         given = base.layers[2](
             rows, attention_mask=mask, position_ids=positions,
-            position_embeddings=base.rotary_emb(rows, position_ids=turned),
+            position_embeddings=base.rotary_emb(rows, position_ids=turned, **types),
         )  # fmt: skip
         given = given[0] if isinstance(given, tuple) else given
     return norm(given[0].numpy().astype(np.float64), final)
@@ -159,7 +170,7 @@ def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
         assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
 
 
-LIBRARY = ("DeepseekV3", "Glm4Moe", "Glm4MoeLite", "HYV3")
+LIBRARY = ("DeepseekV3", "Glm4Moe", "Glm4MoeLite", "HYV3", "ExaoneMoe", "MiMoV2Flash")
 """Modules that the library's MtpModel computes."""
 
 
@@ -171,9 +182,14 @@ def test_drafts_of_the_library(kind: str, tmp_path: Path) -> None:
     from transformers.cache_utils import DynamicCache
 
     library = pytest.importorskip("transformers.modeling_layers").MtpModel
+    if kind == "MiMoV2Flash" and tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
+        pytest.skip("MtpModel needs transformers 5.24 for rotary embeddings that depend on the layer")
     folder, (every_layer, own, _) = write(tmp_path / "model", kind)
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    whole.config.num_mtp_layers, whole.config.mtp_mlp_layer_types = 1, ["sparse"]
+    dense = kind in ("ExaoneMoe", "MiMoV2Flash")
+    whole.config.num_mtp_layers, whole.config.mtp_mlp_layer_types = 1, ["dense" if dense else "sparse"]
+    if dense:
+        whole.config.mtp_layer_types = ["sliding_attention"]
     theirs = library(whole, 1).eval()
     names = (f"{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "post_norm"))
     weights = {name: torch.from_numpy(array).float() for name, array in zip(names, own.values(), strict=True)}
