@@ -27,6 +27,15 @@ Domino (SpecForge) runs a GRU over the embeddings of the tokens before a draft. 
 ``pure_draft_prefix_len`` on, ``embed_proj.2`` silu(``embed_proj.0`` [h_i, state]) is added to the logits. With
 ``shift_label`` slot i gives the token at P + i + 1, as with ``sample_from_anchor``.
 
+XPress (speculators) refines a block of rows: with w the embedding of the token before slot i, and c the mean of all h_j,
+readout(z_i) is added to the logits. In a block without a draft in slot 0, w is there that of the token before the block's
+first (this one again at the begin of a text, and where a slot goes on after a shared prefix with one row)::
+
+    a_i = in_proj [down_h h_i, down_g c, w]             y_i = a_i + sum over j <= i of mix_l[:, i, j] a_j
+    z_i = y_i + mlp_down (silu(mlp_gate y_i) mlp_up y_i)
+
+speculators drafts by ``num_jacobi_passes`` over a block. Its drafts, as far as these passes decide, are the same.
+
 DFlash 2 has two additions. A convolution over the rows of a block goes around each sublayer, with a kernel that
 depends on the row: for n = norm(x), c = kernel_projection(n) as [2, T, groups], taps before the block are zero::
 
@@ -62,8 +71,8 @@ _MARKOV = ("vanilla", "gated", "rnn")
 class DFlashConfig(LlamaConfig):
     """A drafter's config.json. `block_size`: rows of a block, including the emitted token.
 
-    0 without the part: `markov_rank` (DSpark), `gru_hidden_dim` (Domino), `conv_kernel_size` (T) and `selector_rank`
-    (DFlash 2). `output_multiplier`, then `final_logit_softcapping` (0: none): of logits; `input_embedding_scale`: of a
+    0 without the part: `markov_rank` (DSpark), `gru_hidden_dim` (Domino), `xpress_rank`, `conv_kernel_size` (T) and
+    `selector_rank` (DFlash 2). `output_multiplier`, then `final_logit_softcapping` (0: none): of logits; `input_embedding_scale`: of a
     block's embeddings. The others as in this module.
     """
 
@@ -81,6 +90,8 @@ class DFlashConfig(LlamaConfig):
     gru_hidden_dim: int = 0
     emb_dim: int = 0
     pure_draft_prefix_len: int = 0
+    xpress_rank: int = 0
+    xpress_mlp_ratio: int = 0
     conv_kernel_size: int = 0
     conv_group_size: int = 1
     selector_rank: int = 0
@@ -152,6 +163,8 @@ def read_dflash(folder: str | Path, target: Target, check_taps: bool = True) -> 
         nested.only("projector_type", "domino")
         markov |= {name: nested.integer(name) for name in ("gru_hidden_dim", "emb_dim")}
         markov["pure_draft_prefix_len"] = nested.integer("pure_draft_prefix_len", 0, minimum=0)
+    if top.value("speculators_model_type") == "xpress":
+        markov |= {name: top.integer(name, default) for name, default in (("xpress_rank", 256), ("xpress_mlp_ratio", 2))}
     config = DFlashConfig(
         **{field.name: getattr(own, field.name) for field in fields(own)},
         block_size=count("block_size", minimum=2),
@@ -253,6 +266,17 @@ def dflash_shapes(config: DFlashConfig) -> tuple[Shapes, Shapes]:
         shapes |= {"prefix_gru.weight_ih_l0": (3 * hidden, d), "prefix_gru.weight_hh_l0": (3 * hidden, hidden)}
         shapes["embed_proj.0.weight"] = (config.emb_dim, d + hidden)
         shapes["embed_proj.2.weight"] = (config.draft_vocab_size, config.emb_dim)
+    if rank := config.xpress_rank:
+        head_of, wide = "refiner_head.", rank * config.xpress_mlp_ratio
+        shapes |= {
+            f"{head_of}token_embed.weight": (config.vocab_size, rank),
+            f"{head_of}in_proj.weight": (rank, 3 * rank),
+            f"{head_of}mix_l": (rank, config.block_size, config.block_size),
+            f"{head_of}mlp_down.weight": (rank, wide),
+            f"{head_of}readout.weight": (config.draft_vocab_size, rank),
+            **{f"{head_of}down_{name}.weight": (rank, d) for name in "hg"},
+            **{f"{head_of}mlp_{name}.weight": (wide, rank) for name in ("gate", "up")},
+        }
     if taps := config.conv_kernel_size:
         groups = d // config.conv_group_size
         for i, part in product(range(config.num_hidden_layers), ("attention_conv", "mlp_conv")):

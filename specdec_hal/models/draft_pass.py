@@ -447,7 +447,7 @@ class HeadPass(DraftPass):
 class BlockPass(DraftPass):
     """A DFlash drafter, or one whose drafts depend on each other.
 
-    By DSpark's Markov head, Domino's GRU, or DFlash 2's selector, whose drafts `select_draft_path` draws from `path`.
+    By DSpark's Markov head, Domino's GRU, XPress's refiner, or DFlash 2's selector, whose drafts `select_draft_path` draws from `path`.
     A row is then what these compute for the previous token. A block begins with its slot's last token, which gives the
     first draft with `sample_from_anchor`, else none. `columns`: those of `path`, if they are more than its drafts.
     """
@@ -461,11 +461,15 @@ class BlockPass(DraftPass):
         masks = drafts - config.sample_from_anchor
         self.block = {"mask_token_id": config.mask_token_id, "num_masks": masks, "anchor_only": True}
         super().__init__(model, config, weights, blocks, drafts)
-        if rank := config.markov_rank or config.emb_dim or config.selector_rank:
+        if rank := config.markov_rank or config.emb_dim or config.selector_rank or config.xpress_rank:
             self.width = rank
-            # Per slot, and a spare one: the rows of its drafts, and a recurrent head's state.
-            self._rows_ahead = self._zeros(blocks.slots + 1, drafts, self.state_width)
-            self._memory = self._zeros(blocks.slots + 1, config.gru_hidden_dim or rank)
+            # Per slot, and a spare one: what its drafts read of their rows, and a recurrent head's state. Of XPress: its
+            # refiner's rows, and the last token of the text with its position.
+            refines = config.xpress_rank
+            self._rows_ahead = self._zeros(blocks.slots + 1, drafts, 2 * rank if refines else self.state_width)
+            memory = (1 + masks, rank) if refines else (config.gru_hidden_dim or rank,)
+            self._memory = self._zeros(blocks.slots + 1, *memory)
+            self._text_end = self._zeros(blocks.slots + 1, 2, dtype=torch.int64) - 1
             if config.confidence:
                 self.confidence = self._zeros(blocks.slots + 1, drafts, dtype=torch.float32)
         if config.selector_rank:
@@ -516,8 +520,11 @@ class BlockPass(DraftPass):
                 path.path_logits[owner, kept] = logits.gather(-1, best)
                 path.path_hidden[owner, kept] = self._product("candidate_selector.hidden_projection", drafts)
                 path.anchor_tokens[owner] = ids[anchor]
-            if self._depends:
+            if self.config.xpress_rank:
+                self._begin_refiner(owner, ids[anchor], batch, None if self.config.sample_from_anchor else x[anchor], drafts)
+            elif self._depends:
                 self._rows_ahead[owner] = drafts
+            if self._depends:
                 if (rnn := self.config.markov_head_type == "rnn") or self.config.gru_hidden_dim:
                     self._memory.index_fill_(0, owner, 0)  # an assigned number would be copied from the host
                     if rnn and not self.config.sample_from_anchor:  # whose row goes through it too
@@ -528,7 +535,8 @@ class BlockPass(DraftPass):
     @property
     def _depends(self) -> bool:
         """Whether a draft depends on the previous one."""
-        return bool(self.config.markov_rank or self.config.emb_dim or self.config.selector_rank)
+        config = self.config
+        return bool(config.markov_rank or config.emb_dim or config.selector_rank or config.xpress_rank)
 
     def _head_rows(self, hidden: Any) -> Any:
         return self._norm(hidden, "norm")
@@ -550,6 +558,8 @@ class BlockPass(DraftPass):
             self._memory[owner] = state = torch.gru_cell(self._embed(before), self._memory[owner], *gates)
             return F.silu(self._product("embed_proj.0", rows, state)) * (number >= self.config.pure_draft_prefix_len)
         token = added = self._embed_before(before)
+        if self.config.xpress_rank:
+            return self._refine(number + (not self.config.sample_from_anchor), owner, rows, token)
         if self.config.selector_rank:
             return token * self._product("candidate_selector.hidden_projection", rows)
         if kind == "gated":
@@ -562,9 +572,10 @@ class BlockPass(DraftPass):
         return added
 
     def _embed_before(self, before: Any) -> Any:
-        name = (
-            "candidate_selector.predecessor_codebook" if self.config.selector_rank else "markov_head.markov_w1.weight"
-        )
+        name = "markov_head.markov_w1.weight"
+        if self.config.selector_rank or self.config.xpress_rank:
+            selects = bool(self.config.selector_rank)
+            name = "candidate_selector.predecessor_codebook" if selects else "refiner_head.token_embed.weight"
         return self._tensors[name][before.clamp(0, self._vocab_size - 1)]
 
     def _recur(self, owner: Any, token: Any, rows: Any) -> Any:
@@ -575,6 +586,30 @@ class BlockPass(DraftPass):
         self._memory[owner] = gate * memory + (1 - gate) * fresh.tanh()
         return given.tanh()
 
+    def _begin_refiner(self, owner: Any, last: Any, batch: DeviceBatch, first: Any | None, drafts: Any) -> None:
+        """Keep what XPress's drafts read of a block's rows. `last`: its first token; `first`: its row without a draft."""
+        rows = drafts if first is None else torch.cat([self._head_rows(first)[:, None], drafts], 1)
+        mean = rows.mean(1, keepdim=True).expand_as(rows)
+        rows = torch.cat([self._product(f"refiner_head.down_{name}", x) for name, x in (("h", rows), ("g", mean))], -1)
+        self._rows_ahead[owner] = rows[:, -self.drafts :]
+        if first is None:
+            return
+        ends = batch.cu_seqlens_q[1:].long()
+        count, position = batch.cu_seqlens_q.diff(), batch.seq_lens_decoder[: len(ends)] + batch.cu_seqlens_q.diff()
+        kept, at = self._text_end[owner].unbind(1)
+        before = torch.where(at == position - 1, kept, last)
+        before = torch.where(count > 1, batch.token_ids[(ends - 2).clamp(min=0), 0], before)
+        self._text_end[owner] = torch.stack([last, position.long()], 1)
+        self._memory[owner, 0] = self._product("refiner_head.in_proj", rows[:, 0], self._embed_before(before))
+
+    def _refine(self, at: int, owner: Any, rows: Any, token: Any) -> Any:
+        """XPress's row of slot `at` of a block, before `readout`."""
+        self._memory[owner, at] = x = self._product("refiner_head.in_proj", rows, token)
+        mix = self._tensors["refiner_head.mix_l"][:, at, : at + 1]
+        x = x + torch.einsum("cj,bjc->bc", mix, self._memory[owner, : at + 1])
+        gate, up = (self._product(f"refiner_head.mlp_{name}", x) for name in ("gate", "up"))
+        return x + self._product("refiner_head.mlp_down", F.silu(gate) * up)
+
     def _product(self, name: str, *parts: Any) -> Any:
         return F.linear(
             torch.cat(parts, -1).to(self._dtype), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias")
@@ -582,10 +617,9 @@ class BlockPass(DraftPass):
 
     def _scored(self, slots: Any, number: int, rows: Any) -> Any:
         config, logits = self.config, self._adjusted(self._ahead[slots, number])
-        if config.markov_rank or config.emb_dim:
-            return (
-                logits + self._product("markov_head.markov_w2" if config.markov_rank else "embed_proj.2", rows).float()
-            )
+        if config.markov_rank or config.emb_dim or config.xpress_rank:
+            name = "markov_head.markov_w2" if config.markov_rank else "embed_proj.2"
+            return logits + self._product("refiner_head.readout" if config.xpress_rank else name, rows).float()
         if (path := self.path) is not None:
             ids = path.path_ids[slots, number]
             scores = path.path_logits[slots, number] + (rows.float()[:, None] * path.successor_codes[ids].float()).sum(

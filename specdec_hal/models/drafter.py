@@ -67,6 +67,7 @@ _ORIGINAL = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _SPECULATORS: Mapping[str, Kind] = {
     **{kind: kind for kind in get_args(Kind) if kind not in ("assistant", "draft_model")},
     "dflash2": "dflash",
+    "xpress": "dflash",
 }
 _LLAMA_LIKE = ("llama", "qwen2", "phi3")
 """Values of `model_type` in heads with Llama's layers, whose trainers copy it from the target."""
@@ -220,7 +221,7 @@ def drafter_kind(folder: str | Path) -> Kind:
             return "draft_model"
     got = f"speculators_model_type {kind!r}" if kind is not None else f"{architecture or 'no name in architectures'}"
     got += f" with projector_type {projector!r}" if projector is not None else ""
-    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark, Domino, DFlash 2, MTP) or a whole model"
+    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark, Domino, DFlash 2, XPress, MTP) or a whole model"
     raise checkpoint_error(Path(folder) / CONFIG, expected, got, OTHER)
 
 

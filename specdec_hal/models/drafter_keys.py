@@ -34,6 +34,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...] | None] = {
     # SpecForge's DSpark: the shapes of keys and values say it; the loss's weight.
     "attention_mode": ("gqa", "mha"),
     "confidence_head_alpha": ANY,
+    # XPress: passes over a block whose drafts become those of one after the other, as they are drawn here.
+    "num_jacobi_passes": ANY,
     # DFlash: the name of `mask_token_id`; its additions.
     "mask_token": ANY,
     "projector_type": ("dflash",),

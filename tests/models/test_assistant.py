@@ -83,8 +83,9 @@ class Generator:
         config.max_length, config.eos_token_id = 128, None
         ids = torch.tensor([[2]])
         self.made = SinglePositionMultiTokenCandidateGenerator(
-            ids, model, self.target.get_input_embeddings(), config, {"attention_mask": None}, eos_token_id=[-1]
-        )
+            ids, model, target_model_input_embeddings=self.target.get_input_embeddings(), generation_config=config,
+            model_kwargs={"attention_mask": None}, eos_token_id=[-1],
+        )  # fmt: skip
 
     def drafts(self, text: list[int]) -> list[int]:
         """After a text, whose last token the target has not read."""

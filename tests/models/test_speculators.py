@@ -76,7 +76,8 @@ def speculator(kind: str, **changes: Any) -> Any:
         default_proposal_method="greedy",
         verifier=about.VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
     )
-    prefixes = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash2"}
+    prefixes = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash2",
+                "xpress": "XPress"}  # fmt: skip
     prefix, vocabulary = prefixes.get(kind, kind.upper()), {} if kind == "mtp" else {"draft_vocab_size": 66}
     made = getattr(found, f"{prefix}SpeculatorConfig")
     return getattr(found, f"{prefix}DraftModel")(made(**{"speculators_config": described, **vocabulary, **changes}))
@@ -138,15 +139,16 @@ def test_eagle3(target: Path, tmp_path: Path, kind: str, options: dict[str, Any]
 
 @pytest.mark.parametrize("from_anchor", [False, True])
 @pytest.mark.parametrize("window", [None, False, True])
-@pytest.mark.parametrize("kind", ["dflash", "dflash2", "vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "vanilla", "gated", "rnn", "xpress"])
 def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, from_anchor: bool) -> None:
     """All drafts of a block after each token of a text. `window`: None, or whether rows see both sides in it."""
     from specdec_hal.models.draft_pass import BlockPass
 
     second = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 7}
-    own: dict[str, Any] = {"dflash": {}, "dflash2": {**second, "draft_vocab_size": VOCABULARY}}.get(
-        kind, {"markov_rank": 6, "markov_head_type": kind}
-    )
+    own: dict[str, Any] = {
+        "dflash": {}, "dflash2": {**second, "draft_vocab_size": VOCABULARY},
+        "xpress": {"xpress_rank": 6, "xpress_mlp_ratio": 3},
+    }.get(kind, {"markov_rank": 6, "markov_head_type": kind})  # fmt: skip
     markov = "markov_rank" in own
     theirs = speculator(
         "dspark" if markov else kind,
@@ -176,19 +178,22 @@ def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, fr
     context, number = block.fuse(given), {int(position): i for i, position in enumerate(at)}
     for position in range(1, blocks):  # the block's first token; the text before it is the context
         i = number[position]
+        before = TEXT[position - (position > 1)]  # the first token of a text is not fed
         tokens = np.array([TEXT[position], *[MASK] * (BLOCK - 1)])
         fed = ForwardBatch(TEXT[position : position + 1], [Segment(0, 0, 1, position - 1)])
         batch = ForwardBatch(tokens, [Segment(0, 0, BLOCK, position)])
         source = np.array([0, *[-1] * (BLOCK - 1)], np.int32)
         given_rows = block.forward_block(fed, context[position - 1 : position], batch, source)
-        previous = [int(TEXT[position])] * (1 + (not from_anchor))
+        first = [] if from_anchor else [int(before if kind == "xpress" else TEXT[position])]
+        previous = [*first, int(TEXT[position])]
         for draft in range(drafts):
             slot = draft + (not from_anchor)
             expected = logits[i, slot]
-            if markov:
+            if markov or kind == "xpress":
                 filled = torch.tensor([[*previous, *[0] * (BLOCK - len(previous))]])
+                head = theirs.markov_head if markov else theirs.refiner_head
                 with torch.no_grad():
-                    bias = theirs.markov_head.block_bias(prev_token_ids=filled, hidden_states=states[i : i + 1])
+                    bias = head.block_bias(prev_token_ids=filled, hidden_states=states[i : i + 1])
                 expected = expected + bias[0, slot]
             if kind == "dflash2":
                 with torch.no_grad():
