@@ -155,6 +155,7 @@ class AssistantPass:
         y = self._model.model(
             inputs_embeds=self._model.pre_projection(x)[None], position_ids=self._position[owner][None],
             attention_mask=none, shared_kv_states=dict.fromkeys(none, (nothing, nothing)), use_cache=False,
+            logits_to_keep=slice(None),
         )[0][0]  # fmt: skip
         self._state[owner] = self._model.post_projection(y)
         return y
