@@ -211,6 +211,38 @@ def test_drafts_of_domino(target: Path, tmp_path: Path, framework: str, shifted:
     assert rounds > 10 and corrected > 5
 
 
+@pytest.mark.parametrize(
+    ("framework", "from_anchor", "draft_vocab_size"),
+    [("transformers", False, None), ("transformers", True, 15), ("device", False, 15)],
+)
+def test_drafts_of_xpress(
+    target: Path, tmp_path: Path, framework: str, from_anchor: bool, draft_vocab_size: int | None
+) -> None:
+    """In every round those of a slow pass, which reads all earlier rows and tokens of the block; tokens stay."""
+    keys = {"xpress_rank": 6, "xpress_mlp_ratio": 2, "num_jacobi_passes": 6, "sample_from_anchor": from_anchor}
+    drafter = make_drafter(block_size=4, xpress=keys, draft_vocab_size=draft_vocab_size)
+    for name in drafter.tensors:  # so that the refiner decides
+        drafter.tensors[name] *= 3 if name.startswith("refiner_head") else 1
+    folder = drafter.write_speculators(tmp_path)
+    speculative = {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+    outputs = decode(make_runner(target, speculative, framework), tokens=12)
+    plain = decode(make_runner(target, {"method": "naive"}, framework), tokens=12)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    embedding, drafts = stored(target)["model.embed_tokens.weight"], 3 + from_anchor
+    rounds = refined = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            wanted = drafter.refined(given, text, drafts, embedding, embedding)
+            count = len(round_.token_ids)
+            assert list(round_.token_ids) == wanted[:count]
+            rounds += count == drafts
+            first = drafter.logits(given, text[-1], drafts, embedding, embedding, from_anchor).argmax(-1).tolist()
+            refined += wanted != first
+    assert rounds > 10 and refined > 10
+
+
 @pytest.mark.parametrize("framework", ["paddle", "transformers", "device"])
 @pytest.mark.parametrize("most", [4, 6])
 def test_rejection_of_dflash_2_keeps_the_tokens(target: Path, tmp_path: Path, framework: str, most: int) -> None:

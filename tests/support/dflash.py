@@ -41,6 +41,8 @@ class Drafter:
     """Of Domino: the same."""
     second: dict[str, Any] = field(default_factory=dict)
     """Of DFlash 2: the same."""
+    xpress: dict[str, Any] = field(default_factory=dict)
+    """Of XPress: the same."""
     tensors: dict[str, Doubles] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -73,6 +75,14 @@ class Drafter:
             emb, hidden = self.domino["emb_dim"], self.domino["gru_hidden_dim"]
             found |= {"prefix_gru.weight_ih_l0": (3 * hidden, d), "prefix_gru.weight_hh_l0": (3 * hidden, hidden)}
             found |= {"embed_proj.0.weight": (emb, d + hidden), "embed_proj.2.weight": (self.vocab_size, emb)}
+        if rank := self.xpress.get("xpress_rank"):
+            wide = rank * self.xpress["xpress_mlp_ratio"]
+            for name, out, width in (("token_embed", self.vocab_size, rank), ("down_h", rank, d), ("down_g", rank, d),
+                                     ("in_proj", rank, 3 * rank), ("mlp_gate", wide, rank), ("mlp_up", wide, rank),
+                                     ("mlp_down", rank, wide)):  # fmt: skip
+                found[f"refiner_head.{name}.weight"] = (out, width)
+            found["refiner_head.mix_l"] = (rank, self.block_size, self.block_size)
+            found["refiner_head.readout.weight"] = (self.draft_vocab_size or self.vocab_size, rank)
         if taps := self.second.get("conv_kernel_size"):
             groups = d // self.second["conv_group_size"]
             for name in [f"layers.{i}.{part}_conv" for i in range(self.layers) for part in ("attention", "mlp")]:
@@ -130,6 +140,8 @@ class Drafter:
             raw |= {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **self.markov}
         if self.second:
             raw |= {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", **self.second}
+        if self.xpress:
+            raw |= {"architectures": ["XPressSpeculator"], "speculators_model_type": "xpress", **self.xpress}
         return self._write(folder, {**raw, **changes})
 
     def _write(self, folder: Path, raw: dict[str, Any]) -> Path:
@@ -169,6 +181,25 @@ class Drafter:
             x = w["embed_proj.0.weight"] @ np.concatenate([h, state])
             added = w["embed_proj.2.weight"] @ (x * _sigmoid(x))
             ids.append(int((logits + added * (i >= self.domino["pure_draft_prefix_len"])).argmax()))
+        return ids
+
+    def refined(self, features: Doubles, text: list[int], drafts: int, embedding: Doubles, head: Doubles) -> list[int]:
+        """Greedy drafts of XPress after a text, each after the previous one. Other arguments as `logits`."""
+        w, ids = {name.removeprefix("refiner_head."): x for name, x in self.tensors.items()}, list[int]()
+        shift = not self.xpress.get("sample_from_anchor", False)  # slot 0 gives no draft
+        base, rows = self.logits(features, text[-1], drafts + shift, embedding, head, True, with_rows=True)
+        inputs = list[Doubles]()
+        for i, h in enumerate(rows):
+            token = ids[-1] if ids else text[-1 if i == shift or len(text) < 3 else -2]
+            parts = w["down_h.weight"] @ h, w["down_g.weight"] @ rows.mean(0), w["token_embed.weight"][token]
+            inputs.append(w["in_proj.weight"] @ np.concatenate(parts))
+            x = inputs[i] + sum(w["mix_l"][:, i, j] * a for j, a in enumerate(inputs))
+            gate = w["mlp_gate.weight"] @ x
+            x = x + w["mlp_down.weight"] @ (gate * _sigmoid(gate) * (w["mlp_up.weight"] @ x))
+            if i >= shift:
+                logits = base[i].copy()
+                logits[self.ids] += w["readout.weight"] @ x
+                ids.append(int(logits.argmax()))
         return ids
 
     def _convolved(self, name: str, side: int, y: Doubles, n: Doubles) -> Doubles:
