@@ -44,10 +44,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "MiMoV2Flash": {**HY, **WINDOWS, "n_routed_experts": 4, "v_head_dim": 8, "num_hidden_layers": 3,
                     "mlp_layer_types": ["dense", "sparse", "dense"]},
     "MiMo": {"num_hidden_layers": 3},
+    "a module of speculators": {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                                "num_hidden_layers": 3},
     "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
     "Qwen3_5MoeText": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
     "Qwen3Next": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
 }
+TRAINED = "a module of speculators"
 """Each with one layer more than the target has: the module's."""
 
 
@@ -57,20 +60,22 @@ def write(folder: Path, kind: str) -> tuple[Path, Any]:
     import transformers
     from safetensors.numpy import load_file, save_file
 
-    mimo = kind == "MiMo"  # has Qwen2's decoder, and no class in the library
-    write_model(folder, "Qwen2" if mimo else kind, **FAMILIES[kind])
+    mimo, trained = kind == "MiMo", kind == TRAINED  # MiMo has Qwen2's decoder, and no class in the library
+    write_model(folder, "Qwen2" if mimo else "Qwen3" if trained else kind, **FAMILIES[kind])
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tensors, generator = load_file(folder / "model.safetensors"), np.random.default_rng(2)
     ernie, qwen, v2 = kind.startswith("Ernie"), kind.startswith(("Qwen", "Exaone")), kind == "MiMoV2Flash"
     layer = "model.mtp_block.0" if ernie else "mtp.layers.0" if qwen else f"model.mtp{'.' if v2 else '_'}layers.0"
-    for name in [name for name in tensors if (ernie or mimo or qwen or v2) and name.startswith("model.layers.2.")]:
+    layer = "mtp_layers.0" if trained else layer
+    moves = ernie or mimo or qwen or v2 or trained
+    for name in [name for name in tensors if moves and name.startswith("model.layers.2.")]:
         moved = name.replace("model.layers.2", layer)
         moved = moved.replace("post_attention_layernorm", "pre_mlp_layernorm") if v2 else moved
         tensors[moved] = tensors.pop(name)
     names = [f"model.mtp_{name}.0.weight" for name in ("emb_norm", "hidden_norm", "linear_proj")]
-    if mimo:
+    if mimo or trained:
         parts = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
-        names = [f"model.mtp_layers.0.{name}.weight" for name in parts]
+        names = [f"{layer}.{name}.weight" for name in parts]
     elif qwen:
         names = [f"mtp.{name}.weight" for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")]
     elif v2:
@@ -139,7 +144,7 @@ def load(folder: Path, kind: str) -> Any:
     return DeviceTransformers(decoder, module=find_module(folder, decoder.model.config))
 
 
-@pytest.mark.parametrize("kind", list(FAMILIES))
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != TRAINED])
 def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
     """Rows in chunks, over what others left; then the tokens of `generate`, with drafts that `auto` has chosen."""
     folder, reference = write(tmp_path / "model", kind)
@@ -168,6 +173,43 @@ def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
         outputs = outputs_of(runner, *((prompt, params) for prompt in case.prompts))
         assert [list(output.token_ids) for output in outputs] == case.generated
         assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
+
+
+def test_a_module_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """In the format of `speculators`: the module has full attention, whatever the target's last layer has."""
+    from safetensors.numpy import save_file
+
+    folder, reference = write(tmp_path / "model", TRAINED)
+    module, tensors = tmp_path / "module", reference[2]
+    own = {name: tensors.pop(name) for name in list(tensors) if name.startswith("mtp_layers.")}
+    module.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file({**own, "verifier_lm_head.weight": tensors["lm_head.weight"].copy()}, module / "model.safetensors")
+    layer = json.loads((folder / "config.json").read_text())
+    about = {"architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    (module / "config.json").write_text(json.dumps({**about, "transformer_layer_config": layer}))
+    case, tokens = Case(folder), np.random.default_rng(1).integers(3, VOCABULARY, 25)
+    for place in ("host", "device"):
+        model = load(folder, place)
+        model.allocate(2, 64)
+        hidden = model.forward(ForwardBatch(tokens[:24], [Segment(0, 0, 24, 0)]))[FINAL_NORM].numpy()
+        if place == "host":
+            given = model.trained_module(str(module), 1).forward(
+                ForwardBatch(tokens[1:], [Segment(0, 0, 24, 0)]), hidden
+            )
+            np.testing.assert_allclose(given, wanted(reference, TRAINED, tokens, hidden), atol=2e-3)
+        runner = make_runner(
+            model=model, runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64},
+            speculative={"method": "auto", "path": str(module), "num_speculative_tokens": 3, "adaptive": False},
+        )  # fmt: skip
+        assert runner.config.speculative.method == "mtp"
+        outputs = outputs_of(runner, *((prompt, SamplingParams(max_new_tokens=case.new_tokens)) for prompt in case.prompts))
+        assert [list(output.token_ids) for output in outputs] == case.generated
+        assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
+    layer["hidden_size"] = 48
+    (module / "config.json").write_text(json.dumps({**about, "transformer_layer_config": layer}))
+    with pytest.raises(CheckpointError, match=r"transformer_layer_config\.hidden_size: the target's 32, got 48"):
+        model.trained_module(str(module), 1)
 
 
 LIBRARY = ("DeepseekV3", "Glm4Moe", "Glm4MoeLite", "HYV3", "ExaoneMoe", "MiMoV2Flash")

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import CheckpointError, UnsupportedError
+from specdec_hal.models import load_model
 from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.dflash import read_dflash
-from specdec_hal.models.drafter import target_of
-from specdec_hal.plugin.model import TargetModel
+from specdec_hal.models.dflash import dflash_shapes, read_dflash
+from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
+from specdec_hal.plugin.model import ForwardBatch, Segment, TargetModel
 from tests.models.conftest import Shape, write_checkpoint
 from tests.support.committed_drafters import acceptance_of
 from tests.support.dflash import Drafter
@@ -241,6 +242,37 @@ def test_drafts_of_xpress(
             first = drafter.logits(given, text[-1], drafts, embedding, embedding, from_anchor).argmax(-1).tolist()
             refined += wanted != first
     assert rounds > 10 and refined > 10
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_xpress_reads_the_token_before_a_block(target: Path, tmp_path: Path, rows: int) -> None:
+    """Of the same step, or of the one before."""
+    from specdec_hal.models.draft_pass import BlockPass
+
+    keys = {"xpress_rank": 6, "xpress_mlp_ratio": 2, "sample_from_anchor": False}
+    drafter = make_drafter(block_size=4, xpress=keys)
+    drafter.tensors["refiner_head.readout.weight"] *= 9
+    model = load_model(target, "transformers")
+    model.allocate(1, 64)
+    config = read_dflash(drafter.write_speculators(tmp_path), target_of(model, "dflash"))
+    weights = read_drafter_weights(tmp_path, dflash_shapes(config), config)
+    block = BlockPass(model, config, weights, Blocks(1, 64), 3)
+    generator, embedding = np.random.default_rng(6), stored(target)["model.embed_tokens.weight"]
+    text, given = generator.integers(2, 24, 24).tolist(), generator.standard_normal((24, 72))
+    context = block.fuse({tap: given[:, 24 * i : 24 * i + 24].astype(np.float32) for i, tap in enumerate((1, 3, 5))})
+    others = 0
+    for end in range(rows, 23, rows):
+        tokens, source = np.array(text[end + 1 - rows : end + 1]), np.array([rows - 1, -1, -1, -1], np.int32)
+        fed = ForwardBatch(tokens, [Segment(0, 0, rows, end - rows)])
+        ids = ForwardBatch(np.array([text[end], 1, 1, 1]), [Segment(0, 0, 4, end)])
+        row = block.forward_block(fed, context[end - rows : end], ids, source)[-1:]
+        drafts = [int(block.host_draft_logits(0, [0], row).argmax())]
+        for number in (1, 2):
+            row = block.forward_further(number, ForwardBatch(np.array(drafts[-1:]), [Segment(0, 0, 1, end + number)]))
+            drafts.append(int(block.host_draft_logits(number, [0], row).argmax()))
+        assert drafts == drafter.refined(given[:end], text[: end + 1], 3, embedding, embedding)
+        others += drafts != drafter.refined(given[:end], [*text[: end - 1], 0, text[end]], 3, embedding, embedding)
+    assert others > 2
 
 
 @pytest.mark.parametrize("framework", ["paddle", "transformers", "device"])
