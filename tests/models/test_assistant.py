@@ -11,8 +11,10 @@ import pytest
 
 from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models import load_model
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
+from tests.support.device_models import device_model
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
@@ -138,6 +140,44 @@ def test_drafts_are_those_of_the_library(target: Path, tmp_path: Path, place: st
             rounds += len(round_.token_ids) == DRAFTS
     assert rounds > 20 and len(differ) > 6
     assert 0 < sum(output.accepted for output in outputs) < sum(output.drafted for output in outputs)
+
+
+def test_drafts_over_the_blocks_of_kernels(target: Path, tmp_path: Path, triton_device: str) -> None:
+    """After prefixes of a text in the second slot, while the first is idle, through the interface for a GPU."""
+    model = device_model(target, triton_device)
+    model.allocate(2, 64)
+    folder = write(tmp_path)
+    library, made = Generator(target, folder), model.trained_module(str(folder), 2)
+    text = np.random.default_rng(4).integers(3, VOCABULARY, 20)
+
+    def ints(values: Any) -> Any:
+        return torch.tensor(values, dtype=torch.int32, device=model.device)
+
+    def batch(tokens: list[int], at: int, rows: int) -> DeviceBatch:
+        """These tokens in rows of the second slot, then rows of no slot."""
+        idle = rows - len(tokens)
+        return DeviceBatch(
+            token_ids=torch.tensor([*tokens, *[0] * idle], device=model.device)[:, None],
+            batch_id_per_token=ints([1] * len(tokens) + [-1] * idle), cu_seqlens_q=ints([0, 0, len(tokens)]),
+            seq_lens_decoder=ints([0, at]), block_tables=ints(model._slots.block_tables), max_seq_len=64,
+            max_query_len=len(tokens),
+        )  # fmt: skip
+
+    for end in (2, 18):
+        hidden = model.forward(ForwardBatch(text[:end], [Segment(1, 0, end, 0)]))[FINAL_NORM]
+        rows = torch.zeros((end + 1, made.width), device=model.device)
+        fed, block = batch(text[1 : end + 1].tolist(), 0, end + 1), batch([int(text[end])], end, 2)
+        made.forward_block_device(fed, hidden, rows, block, ints([end - 1, -1]))
+        drafts, last = list[int](), rows[end - 1 : end]
+        for number in range(DRAFTS):
+            if number:
+                rows = torch.zeros((2, made.width), device=model.device)
+                made.further(number, batch(drafts[-1:], end + number - 1, 2), rows)
+                last = rows[:1]
+            logits = torch.zeros((1, VOCABULARY), device=model.device)
+            made.draft_logits(number, None, last, logits)
+            drafts.append(int(logits.argmax()))
+        assert drafts == library.drafts(text[: end + 1].tolist())
 
 
 @pytest.mark.parametrize("strategy", ["target_match", "rejection"])
