@@ -27,14 +27,15 @@ Domino (SpecForge) runs a GRU over the embeddings of the tokens before a draft. 
 ``pure_draft_prefix_len`` on, ``embed_proj.2`` silu(``embed_proj.0`` [h_i, state]) is added to the logits. With
 ``shift_label`` slot i gives the token at P + i + 1, as with ``sample_from_anchor``.
 
-XPress (speculators) refines a block of rows: with w the embedding of the token before slot i, and c the mean of all h_j,
-readout(z_i) is added to the logits. In a block without a draft in slot 0, w is there that of the token before the block's
-first (this one again at the begin of a text, and where a slot goes on after a shared prefix with one row)::
+XPress (speculators) refines the rows of a block. With w the embedding of the previous token and c the mean of all
+rows h_j, readout(z_i) is added to the logits::
 
     a_i = in_proj [down_h h_i, down_g c, w]             y_i = a_i + sum over j <= i of mix_l[:, i, j] a_j
     z_i = y_i + mlp_down (silu(mlp_gate y_i) mlp_up y_i)
 
-speculators drafts by ``num_jacobi_passes`` over a block. Its drafts, as far as these passes decide, are the same.
+A slot 0 without a draft reads the token at P - 1, or at P where the pass has not seen that one: at the start of a text,
+and where one row follows a shared prefix. speculators computes a block in ``num_jacobi_passes``. After n passes its first
+n greedy drafts are these.
 
 DFlash 2 has two additions. A convolution over the rows of a block goes around each sublayer, with a kernel that
 depends on the row: for n = norm(x), c = kernel_projection(n) as [2, T, groups], taps before the block are zero::
@@ -72,8 +73,8 @@ class DFlashConfig(LlamaConfig):
     """A drafter's config.json. `block_size`: rows of a block, including the emitted token.
 
     0 without the part: `markov_rank` (DSpark), `gru_hidden_dim` (Domino), `xpress_rank`, `conv_kernel_size` (T) and
-    `selector_rank` (DFlash 2). `output_multiplier`, then `final_logit_softcapping` (0: none): of logits; `input_embedding_scale`: of a
-    block's embeddings. The others as in this module.
+    `selector_rank` (DFlash 2). `output_multiplier`, then `final_logit_softcapping` (0: none): of logits;
+    `input_embedding_scale`: of a block's embeddings. The others as in this module.
     """
 
     block_size: int
@@ -164,7 +165,9 @@ def read_dflash(folder: str | Path, target: Target, check_taps: bool = True) -> 
         markov |= {name: nested.integer(name) for name in ("gru_hidden_dim", "emb_dim")}
         markov["pure_draft_prefix_len"] = nested.integer("pure_draft_prefix_len", 0, minimum=0)
     if top.value("speculators_model_type") == "xpress":
-        markov |= {name: top.integer(name, default) for name, default in (("xpress_rank", 256), ("xpress_mlp_ratio", 2))}
+        markov |= {
+            name: top.integer(name, default) for name, default in (("xpress_rank", 256), ("xpress_mlp_ratio", 2))
+        }
     config = DFlashConfig(
         **{field.name: getattr(own, field.name) for field in fields(own)},
         block_size=count("block_size", minimum=2),

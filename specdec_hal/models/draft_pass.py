@@ -447,9 +447,10 @@ class HeadPass(DraftPass):
 class BlockPass(DraftPass):
     """A DFlash drafter, or one whose drafts depend on each other.
 
-    By DSpark's Markov head, Domino's GRU, XPress's refiner, or DFlash 2's selector, whose drafts `select_draft_path` draws from `path`.
-    A row is then what these compute for the previous token. A block begins with its slot's last token, which gives the
-    first draft with `sample_from_anchor`, else none. `columns`: those of `path`, if they are more than its drafts.
+    By DSpark's Markov head, Domino's GRU, XPress's refiner, or DFlash 2's selector, whose drafts `select_draft_path`
+    draws from `path`. A row is then what these compute for the previous token. A block begins with its slot's last
+    token, which gives the first draft with `sample_from_anchor`, else none. `columns`: those of `path`, if they are
+    more than its drafts.
     """
 
     config: DFlashConfig
@@ -463,8 +464,8 @@ class BlockPass(DraftPass):
         super().__init__(model, config, weights, blocks, drafts)
         if rank := config.markov_rank or config.emb_dim or config.selector_rank or config.xpress_rank:
             self.width = rank
-            # Per slot, and a spare one: what its drafts read of their rows, and a recurrent head's state. Of XPress: its
-            # refiner's rows, and the last token of the text with its position.
+            # Per slot, and a spare one: what its drafts read of their rows, and a recurrent head's state. XPress keeps
+            # the refiner's rows of a block, and the text's last token with its position.
             refines = config.xpress_rank
             self._rows_ahead = self._zeros(blocks.slots + 1, drafts, 2 * rank if refines else self.state_width)
             memory = (1 + masks, rank) if refines else (config.gru_hidden_dim or rank,)
@@ -521,7 +522,9 @@ class BlockPass(DraftPass):
                 path.path_hidden[owner, kept] = self._product("candidate_selector.hidden_projection", drafts)
                 path.anchor_tokens[owner] = ids[anchor]
             if self.config.xpress_rank:
-                self._begin_refiner(owner, ids[anchor], batch, None if self.config.sample_from_anchor else x[anchor], drafts)
+                self._begin_refiner(
+                    owner, ids[anchor], batch, None if self.config.sample_from_anchor else x[anchor], drafts
+                )
             elif self._depends:
                 self._rows_ahead[owner] = drafts
             if self._depends:
@@ -587,7 +590,7 @@ class BlockPass(DraftPass):
         return given.tanh()
 
     def _begin_refiner(self, owner: Any, last: Any, batch: DeviceBatch, first: Any | None, drafts: Any) -> None:
-        """Keep what XPress's drafts read of a block's rows. `last`: its first token; `first`: its row without a draft."""
+        """Keep what XPress's drafts read of a block's rows. `last`: its first token, `first`: a row without a draft."""
         rows = drafts if first is None else torch.cat([self._head_rows(first)[:, None], drafts], 1)
         mean = rows.mean(1, keepdim=True).expand_as(rows)
         rows = torch.cat([self._product(f"refiner_head.down_{name}", x) for name, x in (("h", rows), ("g", mean))], -1)
@@ -595,7 +598,8 @@ class BlockPass(DraftPass):
         if first is None:
             return
         ends = batch.cu_seqlens_q[1:].long()
-        count, position = batch.cu_seqlens_q.diff(), batch.seq_lens_decoder[: len(ends)] + batch.cu_seqlens_q.diff()
+        count = batch.cu_seqlens_q.diff()
+        position = batch.seq_lens_decoder[: len(ends)] + count
         kept, at = self._text_end[owner].unbind(1)
         before = torch.where(at == position - 1, kept, last)
         before = torch.where(count > 1, batch.token_ids[(ends - 2).clamp(min=0), 0], before)

@@ -221,7 +221,9 @@ def drafter_kind(folder: str | Path) -> Kind:
             return "draft_model"
     got = f"speculators_model_type {kind!r}" if kind is not None else f"{architecture or 'no name in architectures'}"
     got += f" with projector_type {projector!r}" if projector is not None else ""
-    expected = "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark, Domino, DFlash 2, XPress, MTP) or a whole model"
+    expected = (
+        "a drafter of a known format (EAGLE-3, P-EAGLE, DFlash, DSpark, Domino, DFlash 2, XPress, MTP) or a whole model"
+    )
     raise checkpoint_error(Path(folder) / CONFIG, expected, got, OTHER)
 
 

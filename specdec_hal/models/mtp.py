@@ -10,9 +10,9 @@ arXiv:2412.19437, equation 21). Only the first of several modules is used.
 layer | its own |
 | ERNIE-4.5 | ``model.mtp_emb_norm.0``, mtp_hidden_norm, mtp_linear_proj, the dense layer mtp_block | the target's |
 | EXAONE-MoE | as Qwen's, a dense layer with attention like the target's first | its own |
-| MiMo-V2-Flash | ``model.mtp.layers.0``: enorm, hnorm, eh_proj, final_layernorm, a dense layer with a window | its own |
+| MiMo-V2-Flash | ``model.mtp.layers.0``: enorm, hnorm, eh_proj, final_layernorm, a dense layer, a window | its own |
 | MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
-| Qwen3-Next, Qwen3.5 | ``mtp``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, a layer with attention | its own |
+| Qwen3-Next, Qwen3.5 | ``mtp``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, a layer | its own |
 | any, in a checkpoint of `speculators` | ``mtp_layers.0``: as MiMo-7B's | its own |
 
 MiMo's projection takes the hidden state first. Engines disagree about the row at position 0: in vLLM it reads no
@@ -45,9 +45,9 @@ class Family:
     embedding.
 
     `changes`: what its layer's configuration has instead of the target's. `hidden_first`: the projection's input is the
-    hidden state, then the embedding. `offset`: what its first norms add to their weights. `like`: the layer of the target
-    whose attention is of its kind, unless config.json has `mtp_layer_types`. `renamed`: names in its layer that the
-    target's layers have not.
+    hidden state, then the embedding. `offset`: what its first norms add to their weights. `like`: the layer of the
+    target with its kind of attention, unless config.json has `mtp_layer_types`. `renamed`: names in its layer that
+    layers of the target lack.
     """
 
     layer: str
@@ -72,8 +72,8 @@ class Family:
 
     def _with(self, change: Callable[[str], str]) -> Family:
         names = ("layer", "embedding_norm", "hidden_norm", "projection", "final_norm")
-        given = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: text and change(text) for name, text in given.items()})
+        given: dict[str, Any] = {name: change(text) for name in names if (text := getattr(self, name)) is not None}
+        return replace(self, **given)
 
 
 _IN = "model.layers.{n}."

@@ -291,6 +291,16 @@ class DeviceMTPModule(Protocol):
         """As DeviceModel.compute_logits_device."""
 
 
+class ModuleReader(TargetModel, Protocol):
+    """A target model for which modules come from checkpoints of their own."""
+
+    def trained_module(self, folder: str, slots: int) -> Any:
+        """The module in a folder, as of `mtp_module`. `slots`: the most of a step.
+
+        CheckpointError for one of another target, UnsupportedError for a kind that this target cannot serve.
+        """
+
+
 class MTPModel(TargetModel, Protocol):
     """A target model whose capabilities name MTP modules."""
 
@@ -299,9 +309,6 @@ class MTPModel(TargetModel, Protocol):
 
         After `allocate` or `allocate_blocks`: it makes the module's cache, with the sizes of the model's.
         """
-
-    def trained_module(self, folder: str, slots: int) -> Any:
-        """The same of a checkpoint with a module alone, for this target, if the model reads such. `slots`: of a step."""
 
     def mtp_bytes_per_block(self, block_size: int) -> int:
         """Memory of one KV block of the module, for a model with `device_lengths`."""

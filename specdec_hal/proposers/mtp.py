@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from specdec_hal.config.schema import CheckpointPath, Section
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.plugin.model import FINAL_NORM, MTPModel
+from specdec_hal.plugin.model import FINAL_NORM, ModuleReader, MTPModel
 from specdec_hal.plugin.proposer import ProposerContext, Settings
 from specdec_hal.proposers.module_chain import ModuleChain
 
@@ -69,14 +69,14 @@ class MTPProposer(ModuleChain):
                 "with one, or another method"
             )
         drafts = k if drafts is None else min(drafts, k)
-        if (
-            trained is None and drafts > 1 and not context.config.speculative.adaptive
-        ):  # which drafts as many as are accepted
+        adaptive = context.config.speculative.adaptive  # drafts as many as are accepted
+        if trained is None and drafts > 1 and not adaptive:
             mention_training(method, drafts)
         width, dtype = model.config.hidden_size, capabilities.hidden_dtype
-        having = cast(MTPModel, model)
-        slots = context.state.symbols["M"]
-        module = having.mtp_module() if trained is None else having.trained_module(trained, slots)
+        if trained is None:
+            module = cast(MTPModel, model).mtp_module()
+        else:
+            module = cast(ModuleReader, model).trained_module(trained, context.state.symbols["M"])
         if (reads := getattr(context.settings, "first_embedding", None)) is not None:
             if not hasattr(module, "read_first_embedding"):
                 raise UnsupportedError(

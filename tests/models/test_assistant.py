@@ -85,8 +85,8 @@ class Generator:
         config.max_length, config.eos_token_id = 128, None
         ids = torch.tensor([[2]])
         self.made = SinglePositionMultiTokenCandidateGenerator(
-            input_ids=ids, assistant_model=model, target_model_input_embeddings=self.target.get_input_embeddings(), generation_config=config,
-            model_kwargs={"attention_mask": None}, eos_token_id=[-1],
+            input_ids=ids, assistant_model=model, target_model_input_embeddings=self.target.get_input_embeddings(),
+            generation_config=config, model_kwargs={"attention_mask": None}, eos_token_id=[-1],
         )  # fmt: skip
 
     def drafts(self, text: list[int]) -> list[int]:
@@ -187,7 +187,7 @@ def test_sampled_tokens_are_those_of_plain_decoding(target: Path, tmp_path: Path
     if strategy == "target_match":
         plain = decode(target, "host", 0.9, method="naive")
         assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
-    assert 0 < sum(output.accepted for output in outputs)
+    assert sum(output.accepted for output in outputs) > 0
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,9 @@ def test_a_target_without_its_layers_is_refused(tmp_path: Path) -> None:
                                       num_hidden_layers=2)  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     folder = write(tmp_path / "assistant")
-    with pytest.raises(UnsupportedError, match="expected a target of Gemma 4 with layers of the type sliding_attention"):
+    with pytest.raises(
+        UnsupportedError, match="expected a target of Gemma 4 with layers of the type sliding_attention"
+    ):
         load(tmp_path / "llama", "host").trained_module(str(folder), 1)
 
 

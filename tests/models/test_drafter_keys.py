@@ -225,9 +225,9 @@ def test_an_embedding_that_is_the_head_too(target: LlamaConfig, tmp_path: Path) 
     ("raw", "got"),
     [
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "new"}}, "DFlashDraftModel with"),
-        ({"speculators_model_type": "xpress"}, "speculators_model_type 'xpress'"),
+        ({"speculators_model_type": "medusa"}, "speculators_model_type 'medusa'"),
         ({"architectures": ["LlamaForCausalLMEagle"]}, "LlamaForCausalLMEagle"),
-        ({"architectures": ["Gemma4AssistantForCausalLM"]}, "Gemma4AssistantForCausalLM"),
+        ({"architectures": ["Gemma5AssistantForCausalLM"]}, "Gemma5AssistantForCausalLM"),
         ({"eagle_config": {}}, "no name in architectures"),
     ],
 )

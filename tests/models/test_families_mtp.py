@@ -39,13 +39,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "HYV3": {**HY, "num_hidden_layers": 3},
     "Ernie4_5": {"num_hidden_layers": 3},
     "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
-    "ExaoneMoe": {**HY, **WINDOWS, "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "dense"],
-                  "pad_token_id": 0},
-    "MiMoV2Flash": {**HY, **WINDOWS, "n_routed_experts": 4, "v_head_dim": 8, "num_hidden_layers": 3,
-                    "mlp_layer_types": ["dense", "sparse", "dense"]},
+    "ExaoneMoe": {
+        **HY,
+        **WINDOWS,
+        "num_hidden_layers": 3,
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+        "pad_token_id": 0,
+    },
+    "MiMoV2Flash": {
+        **HY,
+        **WINDOWS,
+        "n_routed_experts": 4,
+        "v_head_dim": 8,
+        "num_hidden_layers": 3,
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+    },
     "MiMo": {"num_hidden_layers": 3},
-    "a module of speculators": {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
-                                "num_hidden_layers": 3},
+    "a module of speculators": {
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+    },
     "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
     "Qwen3_5MoeText": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
     "Qwen3Next": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
@@ -203,7 +216,9 @@ def test_a_module_in_a_folder_of_its_own(tmp_path: Path) -> None:
             speculative={"method": "auto", "path": str(module), "num_speculative_tokens": 3, "adaptive": False},
         )  # fmt: skip
         assert runner.config.speculative.method == "mtp"
-        outputs = outputs_of(runner, *((prompt, SamplingParams(max_new_tokens=case.new_tokens)) for prompt in case.prompts))
+        outputs = outputs_of(
+            runner, *((prompt, SamplingParams(max_new_tokens=case.new_tokens)) for prompt in case.prompts)
+        )
         assert [list(output.token_ids) for output in outputs] == case.generated
         assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
     layer["hidden_size"] = 48

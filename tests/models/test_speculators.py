@@ -242,8 +242,8 @@ def test_mtp(tmp_path: Path, kind: str) -> None:
     theirs = speculator("mtp", transformer_layer_config=config)
     torch.manual_seed(3)
     with torch.no_grad():
-        for name, weight in theirs.named_parameters():
-            norm = 0.1 * torch.randn(weight.shape) + ("Qwen3" == kind)
+        for weight in theirs.parameters():
+            norm = 0.1 * torch.randn(weight.shape) + (kind == "Qwen3")
             weight.copy_(norm if weight.ndim == 1 else torch.randn(weight.shape) / weight.shape[-1] ** 0.5)
         theirs.embed_tokens.weight.copy_(verifier.get_input_embeddings().weight)
         theirs.lm_head.weight.copy_(verifier.get_output_embeddings().weight)

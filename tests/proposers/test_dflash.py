@@ -246,7 +246,7 @@ def test_drafts_of_xpress(
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_xpress_reads_the_token_before_a_block(target: Path, tmp_path: Path, rows: int) -> None:
-    """Of the same step, or of the one before."""
+    """Of the same step, or of the previous one."""
     from specdec_hal.models.draft_pass import BlockPass
 
     keys = {"xpress_rank": 6, "xpress_mlp_ratio": 2, "sample_from_anchor": False}

@@ -103,7 +103,7 @@ class WithModules:
         return self._made(self._module)
 
     def trained_module(self, folder: str, slots: int) -> Any:
-        """See MTPModel.trained_module."""
+        """See ModuleReader.trained_module."""
         if drafter_kind(folder) == "assistant":
             from specdec_hal.models.transformers.assistant import AssistantPass
 
