@@ -33,9 +33,9 @@ rows h_j, readout(z_i) is added to the logits::
     a_i = in_proj [down_h h_i, down_g c, w]             y_i = a_i + sum over j <= i of mix_l[:, i, j] a_j
     z_i = y_i + mlp_down (silu(mlp_gate y_i) mlp_up y_i)
 
-A slot 0 without a draft reads the token at P - 1, or at P where the pass has not seen that one: at the start of a text,
-and where one row follows a shared prefix. speculators computes a block in ``num_jacobi_passes``. After n passes its first
-n greedy drafts are these.
+A slot 0 without a draft reads the token at P - 1. The pass has not seen it at the start of a text, and where one row
+follows a shared prefix, and then reads the one at P. speculators computes a block in ``num_jacobi_passes``. After n
+passes its first n greedy drafts are these.
 
 DFlash 2 has two additions. A convolution over the rows of a block goes around each sublayer, with a kernel that
 depends on the row: for n = norm(x), c = kernel_projection(n) as [2, T, groups], taps before the block are zero::
