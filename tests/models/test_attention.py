@@ -258,6 +258,26 @@ def test_a_forked_process_wakes_up_threads_of_its_own() -> None:
     assert child.exitcode == 0
 
 
+@pytest.mark.parametrize("instructions", SETS)
+def test_a_look_reads_queries_and_stores_nothing(instructions: int) -> None:
+    """The bits of the step that stored keys and values, also for some of its heads alone."""
+    model = Model(4, 2, 64, instructions)
+    text = model.text(3)
+    (wanted,) = model.step((1, 0, text[:90]))
+    kept = model.host.slots[1].data.copy()
+    row = np.full_like(text[:1], np.nan)
+    row[:, :256] = text[89, :256]
+    fewer = np.full((1, 6 * 64), np.nan, np.float32)
+    fewer[0, :128] = np.concatenate([text[89, :64], text[89, 128:192]])
+    segments = [Segment(1, 0, 1, 89)]
+    spans, out = model.host.begin(segments, 0, 1)
+    got = model.host.attend(1, row, (spans, out), stores=False)
+    assert got.tobytes() == wanted[89].tobytes()
+    got = model.host.attend(1, fewer, (spans, np.zeros((1, 128), np.float32)), heads=2, stores=False)
+    assert got.tobytes() == np.concatenate([wanted[89, :64], wanted[89, 128:192]]).tobytes()
+    assert model.host.slots[1].data.tobytes() == kept.tobytes()
+
+
 def refuse(message: str, *, spans: Sequence[Sequence[int]] = (), **changes: Any) -> None:
     room = np.zeros(2 * 2 * 2 * BLOCK * 16, np.float32)
     given = {"rows": 4, "width": 64, "heads": 2, "kv_heads": 2, "dim": 10, "set": 0, **changes}
