@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec_hal.config import parse
 from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.device_models import device_model
 
@@ -178,6 +180,13 @@ def test_drafts_over_the_blocks_of_kernels(target: Path, tmp_path: Path, triton_
             made.draft_logits(number, None, last, logits)
             drafts.append(int(logits.argmax()))
         assert drafts == library.drafts(text[: end + 1].tolist())
+
+
+def test_an_assistant_needs_no_cache(target: Path, tmp_path: Path) -> None:
+    given = {"method": "mtp", "path": str(write(tmp_path)), "num_speculative_tokens": DRAFTS}
+    parts = footprint(parse({"speculative": given}), load(target, "device"), 64, 64)
+    assert parts["MTP module"] == (tmp_path / "model.safetensors").stat().st_size
+    assert "KV cache" in parts and "MTP module's KV cache" not in parts
 
 
 @pytest.mark.parametrize("strategy", ["target_match", "rejection"])

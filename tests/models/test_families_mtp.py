@@ -13,6 +13,7 @@ from specdec_hal.errors import CheckpointError
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import SamplingParams
+from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
 from tests.support.hf_models import VOCABULARY, Case, write_model
@@ -221,6 +222,9 @@ def test_a_module_in_a_folder_of_its_own(tmp_path: Path) -> None:
         )
         assert [list(output.token_ids) for output in outputs] == case.generated
         assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
+        parts = footprint(runner.config, model, 64, 64)
+        assert parts["MTP module"] == (module / "model.safetensors").stat().st_size
+        assert ("MTP module's KV cache" in parts) == (place == "device")
     layer["hidden_size"] = 48
     (module / "config.json").write_text(json.dumps({**about, "transformer_layer_config": layer}))
     with pytest.raises(CheckpointError, match=r"transformer_layer_config\.hidden_size: the target's 32, got 48"):
