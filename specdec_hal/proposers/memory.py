@@ -14,14 +14,14 @@ from specdec_hal.plugin.proposer import MemoryContext
 from specdec_hal.proposers.dflash import drafter_config
 from specdec_hal.proposers.draft_model import whole_model
 from specdec_hal.proposers.eagle3 import head_config
-from specdec_hal.proposers.mtp import module_path
+from specdec_hal.proposers.mtp import module_path, reads_modules
 from specdec_hal.tensors.transfer import Field
 
 
 def mtp_memory(context: MemoryContext) -> dict[str, int]:
     """For an MTP module, without the weights of the target's own. An assistant has no KV cache."""
     capabilities, size, trained = context.model.capabilities, context.symbols, module_path(context.config)
-    if trained is None and capabilities.mtp_modules < 1:
+    if capabilities.mtp_modules < 1 if trained is None else not reads_modules(context.model):
         return {}  # which the factory refuses
     on_device = capabilities.device_lengths
     rows = (2 if on_device else 4) * size["T_cap"] + 2 * size["M"]

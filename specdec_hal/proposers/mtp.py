@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from specdec_hal.config.schema import CheckpointPath, Section
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.plugin.model import FINAL_NORM, ModuleReader, MTPModel
+from specdec_hal.plugin.model import FINAL_NORM, ModuleReader, MTPModel, TargetModel
 from specdec_hal.plugin.proposer import ProposerContext, Settings
 from specdec_hal.proposers.module_chain import ModuleChain
 
@@ -46,6 +46,11 @@ def module_path(config: Settings) -> str | None:
     return None if path is None else str(path)
 
 
+def reads_modules(model: TargetModel) -> bool:
+    """Whether a target is a :class:`~specdec_hal.plugin.model.ModuleReader`."""
+    return callable(getattr(model, "trained_module", None))
+
+
 class MTPProposer(ModuleChain):
     """Chains the module of the target's checkpoint, or one of its own."""
 
@@ -56,7 +61,7 @@ class MTPProposer(ModuleChain):
         model, k = context.model, context.state.symbols["S"] - 1
         capabilities, method = model.capabilities, context.config.speculative.method
         if (trained := module_path(context.config)) is not None:
-            if not callable(getattr(model, "trained_module", None)):
+            if not reads_modules(model):
                 raise UnsupportedError(
                     f"speculative.method '{method}': expected a target of transformers for the module in {trained}, "
                     f"got {type(model).__name__}; use another method"

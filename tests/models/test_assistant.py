@@ -21,8 +21,6 @@ from tests.support.device_models import device_model
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
-if not hasattr(transformers, "Gemma4AssistantForCausalLM"):
-    pytest.skip("this version of transformers has no assistants of Gemma 4", allow_module_level=True)
 
 VOCABULARY, WINDOW, DRAFTS = 16, 6, 4
 SIZES: dict[str, Any] = {
@@ -46,28 +44,33 @@ def scrambled(model: Any, seed: int) -> Any:
     return model.eval()
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    config = transformers.Gemma4TextConfig(
+def of_library(family: str, name: str) -> Any:
+    return getattr(transformers, family + name)
+
+
+def write_target(folder: Path, family: str = "Gemma4") -> Path:
+    config = of_library(family, "TextConfig")(
         **SIZES, hidden_size=32, num_hidden_layers=4, num_kv_shared_layers=0,
         layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     )  # fmt: skip
-    scrambled(transformers.Gemma4ForCausalLM(config), 1).save_pretrained(folder)
+    scrambled(of_library(family, "ForCausalLM")(config), 1).save_pretrained(folder)
     return folder
 
 
-def write(folder: Path, ordered: bool = False, backbone: int = 32, **changes: Any) -> Path:
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+def write(folder: Path, ordered: bool = False, backbone: int = 32, family: str = "Gemma4", **changes: Any) -> Path:
     """An assistant of two layers with half of the target's width, and twice its heads."""
-    text = transformers.Gemma4TextConfig(**{
-        **SIZES, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 8,
-        "layer_types": ["sliding_attention", "full_attention"], **changes,
-    })  # fmt: skip
-    config = transformers.Gemma4AssistantConfig(
-        text_config=text, backbone_hidden_size=backbone, use_ordered_embeddings=ordered, num_centroids=8,
-        centroid_intermediate_top_k=3,
+    own = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 8}
+    own |= {"layer_types": ["sliding_attention", "full_attention"], **changes}
+    config = of_library(family, "AssistantConfig")(
+        text_config=of_library(family, "TextConfig")(**{**SIZES, **own}), backbone_hidden_size=backbone,
+        use_ordered_embeddings=ordered, num_centroids=8, centroid_intermediate_top_k=3,
     )  # fmt: skip
-    made = scrambled(transformers.Gemma4AssistantForCausalLM(config), 2)
+    made = scrambled(of_library(family, "AssistantForCausalLM")(config), 2)
     if ordered:
         made.masked_embedding.token_ordering.copy_(torch.arange(VOCABULARY).view(2, -1).T.flatten())
     made.save_pretrained(folder)
@@ -77,11 +80,11 @@ def write(folder: Path, ordered: bool = False, backbone: int = 32, **changes: An
 class Generator:
     """The library's generator, without what a rejection leaves: after each text its target has read that text alone."""
 
-    def __init__(self, target: Path, assistant: Path) -> None:
+    def __init__(self, target: Path, assistant: Path, family: str = "Gemma4") -> None:
         from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-        self.target = transformers.Gemma4ForCausalLM.from_pretrained(target).eval()
-        model = transformers.Gemma4AssistantForCausalLM.from_pretrained(assistant).eval()
+        self.target = of_library(family, "ForCausalLM").from_pretrained(target).eval()
+        model = of_library(family, "AssistantForCausalLM").from_pretrained(assistant).eval()
         model.generation_config.num_assistant_tokens = DRAFTS
         config = copy.deepcopy(self.target.generation_config)
         config.max_length, config.eos_token_id = 128, None
@@ -125,11 +128,14 @@ def decode(target: Path, place: str, temperature: float = 0.0, **speculative: An
     return [outputs[str(number)] for number in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize(("place", "ordered"), [("host", False), ("host", True), ("device", True)])
-def test_drafts_are_those_of_the_library(target: Path, tmp_path: Path, place: str, ordered: bool) -> None:
+@pytest.mark.parametrize(
+    ("place", "ordered", "family"),
+    [("host", False, "Gemma4Unified"), ("host", True, "Gemma4"), ("device", False, "Gemma4")],
+)
+def test_drafts_are_those_of_the_library(tmp_path: Path, place: str, ordered: bool, family: str) -> None:
     """In every round, after chunks of prompts and after rejections, in and beyond the window."""
-    folder = write(tmp_path, ordered)
-    library = Generator(target, folder)
+    target, folder = write_target(tmp_path / "target", family), write(tmp_path / "assistant", ordered, family=family)
+    library = Generator(target, folder, family)
     plain = decode(target, place, method="naive")
     outputs = decode(target, place, path=str(folder))
     rounds, differ = 0, set()

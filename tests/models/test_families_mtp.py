@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specdec_hal.errors import CheckpointError
+from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models import load_model
+from specdec_hal.models.mtp import FAMILIES as NAMES
+from specdec_hal.models.mtp import one_layer
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import SamplingParams
 from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
 from tests.support.hf_models import VOCABULARY, Case, write_model
+from tests.support.history_model import HistoryModel
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
@@ -229,6 +233,20 @@ def test_a_module_in_a_folder_of_its_own(tmp_path: Path) -> None:
     (module / "config.json").write_text(json.dumps({**about, "transformer_layer_config": layer}))
     with pytest.raises(CheckpointError, match=r"transformer_layer_config\.hidden_size: the target's 32, got 48"):
         model.trained_module(str(module), 1)
+
+
+def test_a_module_needs_a_target_that_reads_it(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"expected a target of transformers for the module in .*, got History"):
+        make_runner(model=HistoryModel(), speculative={"method": "mtp", "mtp": {"path": str(tmp_path)}})
+
+
+def test_config_json_decides_on_the_layer() -> None:
+    """By the library's keys; without them EXAONE-MoE's is dense with the attention of the first layer."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]}
+    wanted = {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]}
+    own = {"mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"]}
+    for more, kinds in (({}, wanted), (own, {name.removeprefix("mtp_"): value for name, value in own.items()})):
+        assert one_layer(SimpleNamespace(**layers, **more), NAMES["exaone_moe"]) == kinds
 
 
 LIBRARY = ("DeepseekV3", "Glm4Moe", "Glm4MoeLite", "HYV3", "ExaoneMoe", "MiMoV2Flash")
