@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.errors import CheckpointError, UnsupportedError
+from specdec_hal.errors import CheckpointError
 from specdec_hal.models import load_model
 from specdec_hal.models.mtp import FAMILIES as NAMES
 from specdec_hal.models.mtp import one_layer
@@ -20,7 +20,6 @@ from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
 from tests.support.hf_models import VOCABULARY, Case, write_model
-from tests.support.history_model import HistoryModel
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
@@ -233,11 +232,6 @@ def test_a_module_in_a_folder_of_its_own(tmp_path: Path) -> None:
     (module / "config.json").write_text(json.dumps({**about, "transformer_layer_config": layer}))
     with pytest.raises(CheckpointError, match=r"transformer_layer_config\.hidden_size: the target's 32, got 48"):
         model.trained_module(str(module), 1)
-
-
-def test_a_module_needs_a_target_that_reads_it(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"expected a target of transformers for the module in .*, got History"):
-        make_runner(model=HistoryModel(), speculative={"method": "mtp", "mtp": {"path": str(tmp_path)}})
 
 
 def test_config_json_decides_on_the_layer() -> None:
