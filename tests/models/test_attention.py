@@ -287,7 +287,8 @@ def refuse(message: str, *, spans: Sequence[Sequence[int]] = (), **changes: Any)
             np.zeros((given["rows"], given["width"]), np.float32), np.ones((BLOCK, given["dim"]), np.float32), table, 0,
             given["heads"], given["kv_heads"], 1.0, given.get("window", 0), given.get("softcap", 0.0),
             np.zeros(given.get("sinks", 0), np.float32), np.zeros(given.get("bias", (0, 0)), np.float32),
-            True, 1, given["set"], np.zeros((given["rows"], given["heads"] * given["dim"]), given.get("dtype", np.float32)),
+            True, 1, given["set"],
+            np.zeros((given["rows"], given["heads"] * given["dim"]), given.get("dtype", np.float32)),
         )  # fmt: skip
 
 
