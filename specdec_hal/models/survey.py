@@ -139,6 +139,12 @@ class LayerRecorder:
             raise refused(self.model, f"layers ({name}) share their keys, and differ in what they attend to")
         return layer
 
+    def keys_alone(self, module: Any, width: int) -> None:
+        """A layer of the cache for what `module` keeps of each position besides keys and values."""
+        layer = Layer(len(self._kept), 1, 1, width, width, 1.0)
+        self.found.append((module, layer))
+        self._kept[-1, layer.index] = None, None, layer
+
     def check_others(self, what: str, arguments: dict[str, Any]) -> None:
         """UnsupportedError for an argument that would change the result."""
         for argument, value in arguments.items():

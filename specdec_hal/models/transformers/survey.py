@@ -77,7 +77,7 @@ class _Recorder(LayerRecorder):
 
     def index(self, module: Any, width: int, rows: int, choose: sparse.Choose) -> Any:
         """See Recorder."""
-        self.found.append((module, Layer(len(self.found), 1, 1, width, width, 1.0)))
+        self.keys_alone(module, width)
         self.indexers.append(module)
         return choose(slice(0, rows), lambda keys: keys, sparse.causal(rows, rows, next(module.parameters()).device))
 
