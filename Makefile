@@ -25,12 +25,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # pip compiles the modules that it installs, and not those of an editable package: each process would compile them where
 # it may not write (containers, PYTHONDONTWRITEBYTECODE).
 COMPILE := $(BIN)/python -m compileall -q -j $(JOBS) specdec_hal backends
-BUILD_TOOLS := "pip>=23.1" "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" "numpy>=1.24" "setuptools>=77" cmake ninja
+BUILD_TOOLS := "pip>=23.1" "scikit-build-core>=1.0" "apache-tvm-ffi>=0.1.9,<0.2" "numpy>=1.24" "setuptools>=77" cmake ninja
 NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/models/native specdec_hal/ops -type f -not -name '*.md' 2>/dev/null)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help site demo test test-slow test-all fuzz soak conformance gpu-test engine-test wheel lint typecheck clang setup clean distclean
+.PHONY: help release changelog site demo test test-slow test-all fuzz soak conformance gpu-test engine-test wheel lint typecheck clang setup clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,8 @@ help:
 	@echo "make test-all   run all of them: also make test-slow, which has mutants and the strict emulator's conformance"
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS); FUZZ_SEED=N repeats a finding"
 	@echo "make wheel      build the wheel for all CUDA architectures into dist/, install it elsewhere and try it"
+	@echo "make release    what an index needs, of a tag: source archive and wheels, built, checked, installed and tried"
+	@echo "make changelog  the fragments of changelog.d into CHANGELOG.md, for VERSION=X.Y.Z"
 	@echo "make soak       faults, kills and overload: SOAK_SECONDS=$(SOAK_SECONDS) on each backend of a CPU and for the server"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
 	@echo "make engine-test  the proposer inside vLLM's CPU build, which is installed into build/engine-venv"
@@ -112,6 +114,17 @@ wheel: $(VENV)/.installed
 	rm -f dist/specdec_hal-*.whl
 	$(PIP) wheel $(call cmake,$(WHEEL_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=OFF --no-build-isolation --no-deps --wheel-dir dist .
 	$(PYTEST) --dist loadfile tests/wheel --wheel dist/specdec_hal-*.whl
+
+# The archives of an index, built and checked; RELEASE="--dev --archs 90" rehearses it on any tree.
+RELEASE ?=
+
+release: $(BIN)/python
+	$(BIN)/python tools/release.py $(RELEASE)
+
+# The fragments of changelog.d into CHANGELOG.md: before the tag.
+changelog: $(VENV)/.dev
+	@test -n "$(VERSION)" || { echo "error: name the version: make changelog VERSION=0.2.0" >&2; exit 1; }
+	$(BIN)/towncrier build --yes --version $(VERSION)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

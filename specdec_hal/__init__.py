@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
     from specdec_hal.runner.slot_writer import SlotWriter
     from specdec_hal.runner.state import DecodeState
-
-__version__ = "0.1.0"
+    from specdec_hal.version import __version__ as __version__
 
 _HOME = {
+    "__version__": "version",
     "API_VERSION": "plugin.backend",
     "Backend": "plugin.backend",
     "BackendSpec": "plugin.backend",

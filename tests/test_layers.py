@@ -47,7 +47,7 @@ def test_every_room_has_a_floor() -> None:
     known = rooms.modules()
     assert {rooms.room(name) for name in known} - {"", *rooms.PARTS} == rooms.FLOORS.keys()
     top = {path.stem for path in (ROOT / "specdec_hal").iterdir() if path.suffix == ".py"}
-    assert top == {"__init__", "text", "errors", "request", "__main__", "conformance", "xpu"}
+    assert top == {"__init__", "text", "errors", "version", "request", "__main__", "conformance", "xpu"}
 
 
 def test_no_arrow_points_up() -> None:

@@ -1,8 +1,11 @@
-"""tools/train_drafter.py: what is refused before the target is loaded."""
+"""tools/train_drafter.py: its budget, resumed trainings, pictures, and what is refused before the target is loaded."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +48,134 @@ def test_too_little_text(
     with expected:
         tool.Trainer(tool.arguments())
     assert not (tmp_path / "out").exists()
+
+
+SMALL = (
+    "--target", str(ROOT / "models/tiny-py-lm"), "--text", str(ROOT / "docs/learn"), "--window", "32", "--batch", "2",
+    "--pool", "2", "--draft-vocab", "256", "--every", "3", "--depth", "1", "--block", "4", "--anchors", "4",
+)  # fmt: skip
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = script("tools/train_drafter.py")
+    monkeypatch.setattr(module, "HELD", 2)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    return module
+
+
+def trainer(tool: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> Any:
+    monkeypatch.setattr(sys, "argv", ["train_drafter.py", *SMALL, "--out", str(out), *options])
+    return tool.Trainer(tool.arguments())
+
+
+def equal(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_resumed_training_equals_an_uninterrupted_one(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import torch
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    trainer(tool, monkeypatch, whole, "--kind", kind, "--max-steps", "4").run()
+    stopped = trainer(tool, monkeypatch, parts, "--kind", kind, "--max-steps", "4")
+    step = stopped._step
+
+    def interrupted() -> Any:
+        loss = step()
+        if stopped.step == 2:
+            stopped.budget.stop()
+        return loss
+
+    stopped._step = interrupted
+    with pytest.raises(SystemExit, match="stopped after step 2; continue with --resume"):
+        stopped.run()
+    resumed = trainer(tool, monkeypatch, parts, "--kind", kind, "--resume")
+    assert resumed.step == 2 and resumed.args.max_steps == 4
+    resumed.run()
+    first, second = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (whole, parts))
+    for key in ("head", "optimizer", "step", "sum", "random", "text", "written"):
+        assert equal(first[key], second[key]), key
+    assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+    last = [json.loads((folder / "training.json").read_text())["history"][-1] for folder in (whole, parts)]
+    assert {**last[0], "seconds": 0} == {**last[1], "seconds": 0}
+
+
+def test_the_minutes_end_everything(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the target's passes move: one second for a token, five for a window."""
+    clock = [0.0]
+
+    def passed(model: Any, inputs: Any, output: Any) -> None:
+        clock[0] += 5 if output.logits.shape[1] == 32 else 1
+
+    monkeypatch.setattr(tool.time, "monotonic", lambda: clock[0])
+    made = trainer(tool, monkeypatch, tmp_path, "--minutes", "4", "--pool", "4096", "--tokens", "20000")
+    made.target.register_forward_hook(passed)
+    made.run()
+    assert (len(made.own), len(made.share)) == (16, 32)  # 28 passes each: 28 s of 36, and two batches until 96 s
+    assert made.step > 10
+    assert 220 < clock[0] <= 240
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert record["history"][-1]["step"] == made.step
+    made.args.resume = True
+    with pytest.raises(SystemExit, match=r"expected time for a step, got none in 2\d\d s; give more --minutes"):
+        later = tool.Trainer(made.args)
+        clock[0] += 10
+        later.run()
+
+
+def test_a_target_too_slow_to_write(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(tool.time, "monotonic", lambda: clock[0])
+    made = trainer(tool, monkeypatch, tmp_path, "--minutes", "10", "--tokens", "20000")
+    made.target.register_forward_hook(lambda *_: clock.__setitem__(0, clock[0] + 60))
+    made.run()
+    assert "the target wrote no window in its share of the time" in capsys.readouterr().out
+    assert len(made.own) == len(made.share) == 0 and made.step >= 1
+    assert "agreement_generated" not in made.history[-1]
+    assert clock[0] <= 600 + 2 * 60  # the last evaluation has two batches
+
+
+def test_the_curves_are_a_picture(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "BUCKET", 1)
+    trainer(tool, monkeypatch, tmp_path, "--max-steps", "3").run()
+    texts = [text.text for text in ET.parse(tmp_path / "loss.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == f"{tmp_path.name}: eagle3 for tiny-py-lm"
+    panels = {"Loss", "On held-out text", "On the target's own text"}
+    assert panels | {"draft position 0", "draft position 3"} <= set(texts)
+    assert len(json.loads((tmp_path / "training.json").read_text())["losses"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-steps", "2"), r"--resume: expected .*checkpoint\.pt, found none; start without --resume"),
+        (("--max-steps", "0"), "--max-steps: expected a number above 0, got 0"),
+        (("--minutes", "-1"), "--minutes: expected a number above 0, got -1.0"),
+        (
+            ("--kind", "dflash", "--anchors", "29"),
+            "--anchors: expected at most --window - --block = 28 blocks",
+        ),
+    ],
+)
+def test_arguments(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        trainer(tool, monkeypatch, tmp_path, *options, "--resume")
+    assert re.search(message, f"{refused.value}\n{capsys.readouterr().err}")
+
+
+def test_a_checkpoint_of_another_training(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer(tool, monkeypatch, tmp_path, "--max-steps", "1").run()
+    with pytest.raises(SystemExit, match=r"--resume: expected --batch 2 as in .*checkpoint\.pt, got 3"):
+        trainer(tool, monkeypatch, tmp_path, "--max-steps", "2", "--resume", "--batch", "3")

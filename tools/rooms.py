@@ -21,6 +21,7 @@ CORE = "specdec_hal"
 ROOMS = {
     "text": "wording of messages: did-you-mean, clipped and one-line texts",
     "errors": "every error raised on purpose",
+    "version": "the version of the installed package",
     "tensors": "views of any framework's tensors; devices and transfers, one module per framework; graph capture, "
     "memory, native libraries, groups of ranks",
     "ops": "the contract as code: an `OpSpec` per op; validation, documentation, C++ headers and test inputs derive "

@@ -14,19 +14,30 @@ gives the head its first weights; `--random` starts without.
 DFlash (z-lab) trains on `--anchors` random positions of each window: a block of `--block` rows begins with the token
 there, and the masked rows after it are compared with the target's distributions, with weights exp(-(k - 1) / 4).
 
-`--minutes` are those of the processor, so that other work on the machine does not change the result; on a GPU those of
-the clock. Writes config.json, model.safetensors and training.json; the card of a drafter is written by hand.
+`--minutes` bounds everything by the clock: at most a tenth of it reads text, and at most four tenths have passed when
+the target stops writing. The rest trains and evaluates; only a step or an evaluation that has begun is finished late.
+`--max-steps` bounds the optimizer's steps instead, or as well; alone, two runs on the same machine are equal.
+
+Writes config.json, model.safetensors, training.json and loss.svg; the card of a drafter is written by hand. At every
+evaluation, at the end, and at SIGINT or SIGTERM it also writes checkpoint.pt, from which `--resume` continues: a larger
+`--minutes` or `--max-steps` extends the training, and the budget counts from the first start.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import time
+
+STARTED = time.monotonic()  # the minutes of a command contain its imports
 
 import argparse
 import json
 import math
+import os
 import random
+import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +48,19 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from specdec_hal.bench.chart import Panel, drawing
+from specdec_hal.engine.progress import progress_bar
+
 HELD = 12
 """Files that are not trained on, to measure agreement."""
+READ, OWN, CONTINUED = 0.1, 0.15, 0.4
+"""Shares of the minutes that have passed at most when the text is read, and when the target stops writing the windows
+of evaluations and those of the training."""
+BUDGET = ("minutes", "max_steps", "every", "resume", "out", "device")
+"""Arguments that a resumed training may change."""
+CHECKPOINT = "checkpoint.pt"
+LINE_SECONDS, BUCKET = 10.0, 10
+"""Seconds between lines of progress where there is no terminal; steps of a point of the loss curve."""
 
 
 def arguments() -> argparse.Namespace:
@@ -55,7 +77,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1_500_000, help="most tokens of text that are read")
     parser.add_argument("--generated", type=float, default=0.5, help="share of windows that the target continues")
     parser.add_argument("--pool", type=int, default=1024, help="windows that the target continues in all")
-    parser.add_argument("--minutes", type=float, default=20.0, help="processor time of the training proper")
+    parser.add_argument("--minutes", type=float, help="of everything, by the clock (20 without --max-steps)")
+    parser.add_argument("--max-steps", type=int, help="optimizer's steps, which then set the learning rate")
+    parser.add_argument("--every", type=int, help="steps between evaluations (100 on a CPU, 1000 on a GPU)")
+    parser.add_argument("--resume", action="store_true", help=f"continue from {CHECKPOINT} in --out")
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=3, help="iterations of the training-time test")
@@ -68,7 +93,35 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--random", action="store_true", help="ignore the target's multi-token-prediction module")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=20)
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in ("minutes", "max_steps", "every", "window", "batch"):
+        if (value := getattr(args, name)) is not None and value <= 0:
+            parser.error(f"--{name.replace('_', '-')}: expected a number above 0, got {value}")
+    if args.kind == "dflash" and args.anchors > args.window - args.block:
+        most = args.window - args.block
+        parser.error(f"--anchors: expected at most --window - --block = {most} blocks in a window, got {args.anchors}")
+    return args
+
+
+class Budget:
+    """The minutes of a training that began at `started`, after `used` seconds of earlier runs; its request to stop."""
+
+    def __init__(self, minutes: float | None, started: float, used: float = 0.0) -> None:
+        self.began, self.seconds, self.stopped = started - used, 60 * (minutes or math.inf), False
+
+    def spent(self) -> float:
+        """Seconds since the first start."""
+        return time.monotonic() - self.began
+
+    def over(self, share: float = 1.0, ahead: float = 0.0) -> bool:
+        """Whether this share of the time will have passed in `ahead` seconds, or the training is to stop."""
+        return self.stopped or self.spent() + ahead >= share * self.seconds
+
+    def stop(self, *_: Any) -> None:
+        """Signal handler: end at the next step. The second signal ends the process at once."""
+        self.stopped = True
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
 
 Drafted = tuple[Tensor, Tensor, float]
@@ -303,14 +356,24 @@ class DFlash(Drafter):
 class Trainer:
     """A frozen target, its drafter, and windows of text."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, started: float | None = None) -> None:
         self.args = args
+        stored = self._stored() if args.resume else None
+        if args.minutes is None and args.max_steps is None:
+            args.minutes = 20.0
+        self.budget = Budget(
+            args.minutes, time.monotonic() if started is None else started, stored["seconds"] if stored else 0.0
+        )
         torch.manual_seed(args.seed)
         self.device = torch.device(args.device)
+        args.every = args.every or (100 if self.device.type == "cpu" else 1000)
         torch.set_float32_matmul_precision("high")
         self.tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
         config = AutoConfig.from_pretrained(args.target)
-        self.train, self.held = self._windows([] if config.bos_token_id is None else [config.bos_token_id])
+        if stored is None:
+            self.train, self.held = self._windows([] if config.bos_token_id is None else [config.bos_token_id])
+        else:
+            self.train, self.held = (part.long() for part in stored["text"])
         self.target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).to(self.device).eval()
         self.target.requires_grad_(False)
         config = self.target.config
@@ -328,7 +391,56 @@ class Trainer:
         self.covered = float(counts[ids.cpu()].sum() / counts.sum())
         kind = Eagle3 if args.kind == "eagle3" else DFlash
         self.head = kind(config, ids, self.target.lm_head.weight, args).to(self.device)
-        self.history: list[dict[str, Any]] = []
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.step, self.history, self.losses = 0, list[dict[str, Any]](), list[tuple[int, float]]()
+        self.share = self.own = self.train[:0]
+        self.sum, self.cost = torch.zeros((), device=self.device), 0.0
+        if stored is not None:
+            self._restore(stored)
+
+    def _stored(self) -> dict[str, Any]:
+        """The checkpoint in --out; SystemExit if there is none or if it is of a training with other arguments."""
+        args, path = self.args, self.args.out / CHECKPOINT
+        if not path.exists():
+            raise SystemExit(f"--resume: expected {path}, found none; start without --resume")
+        stored: dict[str, Any] = torch.load(path, map_location=args.device, weights_only=True)
+        given = described(args)
+        for name, value in stored["arguments"].items():
+            # Taps and mask token are chosen when they are not given.
+            if name not in BUDGET and given[name] != value and given[name] is not None:
+                option = name.replace("_", "-")
+                raise SystemExit(f"--resume: expected --{option} {value} as in {path}, got {given[name]}")
+        for name in ("layers", "mask_token"):
+            setattr(args, name, stored["arguments"][name])
+        for name in ("minutes", "max_steps", "every"):
+            if getattr(args, name) is None:
+                setattr(args, name, stored["arguments"][name])
+        return stored
+
+    def _restore(self, stored: dict[str, Any]) -> None:
+        self.head.load_state_dict(stored["head"])
+        self.optimizer.load_state_dict(stored["optimizer"])
+        self.step, self.history, self.losses = stored["step"], stored["history"], stored["losses"]
+        self.share, self.own = (part.long() for part in stored["written"])
+        self.sum = stored["sum"]
+        torch.set_rng_state(stored["random"].cpu())
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(stored["random_device"].cpu(), self.device)
+
+    def checkpoint(self) -> None:
+        """Everything that the next step depends on, in one file that is replaced as a whole."""
+        state: dict[str, Any] = {
+            "arguments": described(self.args), "seconds": self.budget.spent(), "step": self.step,
+            "head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "sum": self.sum,
+            "history": self.history, "losses": self.losses, "random": torch.get_rng_state(),
+            "text": [part.int() for part in (self.train, self.held)],
+            "written": [part.int() for part in (self.share, self.own)],
+        }  # fmt: skip
+        if self.device.type == "cuda":
+            state["random_device"] = torch.cuda.get_rng_state(self.device)
+        path = self.args.out / CHECKPOINT
+        torch.save(state, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)
 
     def _keep_last(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.last = [output[0] if isinstance(output, tuple) else output]
@@ -354,22 +466,33 @@ class Trainer:
             texts = [file.read_bytes().decode(errors="ignore") for file in files[first : first + 64]]
             for encoded in self.tokenizer.encode_batch(texts, add_special_tokens=False):
                 out += start + encoded.ids
-            if len(out) > limit:
+            if len(out) > limit or (len(out) >= 8 * self.args.window and self.budget.over(READ)):
                 break
         return torch.tensor(out[:limit])
 
     @torch.no_grad()
-    def continued(self, windows: Tensor) -> Tensor:
-        """The windows with all but their first eighth written by the target: half of them greedily."""
-        args, parts = self.args, []
-        for i, part in enumerate(windows.split(64 if self.device.type == "cpu" else 512)):
+    def continued(self, windows: Tensor, share: float, progress: Progress) -> Tensor:
+        """The windows with all but their first eighth written by the target: half of them greedily.
+
+        Fewer windows if this share of the time passes first.
+        """
+        args, parts = self.args, [windows[:0]]
+
+        def late(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.full((len(ids),), self.budget.over(share), device=ids.device)
+
+        for i, part in enumerate(windows.split(16 if self.device.type == "cpu" else 512)):
             kept = part[:, : args.window // 8].to(self.device)
             sampling = {"do_sample": True, "temperature": 0.8} if i % 2 else {"do_sample": False}
             new = args.window - kept.shape[1]
             made = self.target.generate(
-                kept, attention_mask=torch.ones_like(kept), max_new_tokens=new, min_new_tokens=new, **sampling
-            )
+                kept, attention_mask=torch.ones_like(kept), max_new_tokens=new, min_new_tokens=new,
+                stopping_criteria=[late], **sampling,
+            )  # fmt: skip
+            if made.shape[1] < args.window:
+                break
             parts.append(made.cpu())
+            progress(sum(map(len, parts)), len(windows), "windows written by the target")
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -380,11 +503,16 @@ class Trainer:
         return [streams[b].float() for b in self.args.layers], out.logits
 
     def agreement(self, windows: Tensor) -> list[float]:
-        """Share of rows whose best draft token is the target's, by draft, on tokens of the text."""
-        hits = []
+        """Share of rows whose best draft token is the target's, by draft, on the tokens of the windows.
+
+        Over fewer windows, but at least eight, if the time is over.
+        """
+        hits: list[list[float]] = []
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
             for x in windows.to(self.device).split(8):
+                if hits and self.budget.over():
+                    break
                 taps, logits = self.features(x)
                 wanted = logits.argmax(-1)
                 drafted = self.head.compared(self.target.get_input_embeddings(), x, taps, False)
@@ -411,33 +539,84 @@ class Trainer:
         return total
 
     def run(self) -> None:
-        """Train for the given processor time."""
-        args, head = self.args, self.head
-        say(f"text {self.train.numel()} tokens, draft vocabulary covers {self.covered:.4f} of them")
-        order = torch.randperm(len(self.train))
-        share = self.continued(self.train[order[: args.pool]]) if args.generated else self.train[:0]
-        own = self.continued(self.held[:16]) if args.generated else self.held[:16]
+        """Train until the budget ends."""
+        self.args.out.mkdir(parents=True, exist_ok=True)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.budget.stop)
+        with Progress() as progress:
+            if self.step == 0:
+                self._prepare(progress)
+            else:
+                say(f"resumed after step {self.step} and {self.budget.spent():.0f} s")
+            began, last, evaluated = self.step, 0.0, time.monotonic()
+            while not self._finished(last):
+                started = time.monotonic()
+                loss = self._step()
+                last = time.monotonic() - started
+                progress(*self._position(loss))
+                due = self.step % self.args.every == 0 or self.step == 1
+                # With a clock, evaluations take at most a tenth of it.
+                if due and (self.args.minutes is None or time.monotonic() - evaluated >= 9 * self.cost):
+                    self._record(loss)
+                    evaluated = time.monotonic()
+        if self.step == began:
+            raise SystemExit(
+                f"expected time for a step, got none in {self.budget.spent():.0f} s; give more --minutes or --max-steps"
+            )
+        if not self.history or self.history[-1]["step"] != self.step:
+            self._record(loss)
+        if self.budget.stopped:
+            raise SystemExit(f"stopped after step {self.step}; continue with --resume")
+
+    def _prepare(self, progress: Progress) -> None:
+        """The target's own text, and first weights."""
+        args, text = self.args, self.train.numel()
+        say(f"text {text} tokens, draft vocabulary covers {self.covered:.4f} of them")
+        order, self.own = torch.randperm(len(self.train)), self.held[:16]
+        if args.generated:
+            self.own = self.continued(self.own, OWN, progress)
+            self.share = self.continued(self.train[order[: args.pool]], CONTINUED, progress)
+            if len(self.share) == 0:
+                say("the target wrote no window in its share of the time: the text alone is trained on")
         warm = self._start()
-        say(f"continued {share.numel()} tokens; start {'from the MTP module' if warm else 'at random'}")
-        optimizer = torch.optim.AdamW(head.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
-        clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        began, step, seen = clock(), 0, 0
-        while (progress := (clock() - began) / (60 * args.minutes)) < 1:
-            rate = args.lr * min(1, (step + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            made = round(args.batch * args.generated) if len(share) else 0
-            picks = [self.train[torch.randint(len(self.train), (args.batch - made,))]]
-            picks += [share[torch.randint(len(share), (made,))]] if made else []
-            loss = self.loss(torch.cat(picks).to(self.device))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(head.parameters(), 0.5)
-            optimizer.step()
-            step, seen = step + 1, seen + args.batch * args.window
-            if step % (100 if self.device.type == "cpu" else 1000) == 0 or step == 1:
-                self._record(step, seen, loss, own, clock() - began)
-        self._record(step, seen, loss, own, clock() - began)
+        say(f"continued {self.share.numel()} tokens; start {'from the MTP module' if warm else 'at random'}")
+
+    def _finished(self, last: float) -> bool:
+        """Whether another step, as long as the last, and the last evaluation do not fit."""
+        most = self.args.max_steps
+        return (most is not None and self.step >= most) or self.budget.over(ahead=last + self.cost)
+
+    def _step(self) -> Tensor:
+        """One step of the optimizer; its loss."""
+        args, head = self.args, self.head
+        progress = self.step / args.max_steps if args.max_steps else self.budget.spent() / self.budget.seconds
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = args.lr * min(1, (self.step + 1) / 20) * (0.02 + 0.98 * cosine)
+        made = round(args.batch * args.generated) if len(self.share) else 0
+        picks = [self.train[torch.randint(len(self.train), (args.batch - made,))]]
+        picks += [self.share[torch.randint(len(self.share), (made,))]] if made else []
+        loss = self.loss(torch.cat(picks).to(self.device))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(head.parameters(), 0.5)
+        self.optimizer.step()
+        self.step, self.sum = self.step + 1, self.sum + loss.detach()
+        if self.step % BUCKET == 0:
+            self.losses.append((self.step, round(self.sum.item() / BUCKET, 4)))
+            self.sum = torch.zeros_like(self.sum)
+        return loss.detach()
+
+    def _position(self, loss: Tensor) -> tuple[float, float, Callable[[], str]]:
+        """How far the training is: done, of how much, and in words."""
+        args, budget = self.args, self.budget
+
+        def words() -> str:
+            return f"step {self.step}, loss {loss.item():.3f}"
+
+        if args.max_steps is not None:
+            return self.step, args.max_steps, words
+        return min(budget.spent(), budget.seconds), budget.seconds, words
 
     def _start(self) -> bool:
         """First weights that are not random; whether they are those of a multi-token-prediction module."""
@@ -450,12 +629,18 @@ class Trainer:
         own = {name: value.float().to(self.device) for name, value in stored.items()}
         return self.head.start(own, f"model.layers.{config.num_hidden_layers}.", final, embedded, taps)
 
-    def _record(self, step: int, seen: int, loss: Tensor, own: Tensor, seconds: float) -> None:
-        entry = {"step": step, "tokens": seen, "loss": round(loss.item(), 4), "seconds": round(seconds, 1)}
-        entry |= {"agreement_text": self.agreement(self.held[:16]), "agreement_generated": self.agreement(own)}
+    def _record(self, loss: Tensor) -> None:
+        """Evaluate, print, and save."""
+        began, args = time.monotonic(), self.args
+        entry = {"step": self.step, "tokens": self.step * args.batch * args.window, "loss": round(loss.item(), 4)}
+        entry |= {"seconds": round(self.budget.spent(), 1), "agreement_text": self.agreement(self.held[:16])}
+        if len(self.own):
+            entry["agreement_generated"] = self.agreement(self.own)
         self.history.append(entry)
         say(json.dumps(entry))
         self.save()
+        self.checkpoint()
+        self.cost = time.monotonic() - began
 
     def save(self) -> None:
         """The checkpoint in the format of `speculators`, half precision, without embedding (the target's)."""
@@ -490,9 +675,54 @@ class Trainer:
             "torch_dtype": "float16", **head.described(self.args.layers),
         }  # fmt: skip
         (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
-        record = {"arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.args).items()}}
-        record |= {"covered": self.covered, "text_tokens": self.train.numel(), "history": self.history}
+        record = {"arguments": described(self.args), "covered": self.covered, "text_tokens": self.train.numel()}
+        record |= {"history": self.history, "losses": self.losses}
         (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+        (out / "loss.svg").write_text(self.picture())
+
+    def picture(self) -> str:
+        """Loss and agreement by step, as an SVG."""
+        first = (self.history[0]["step"], self.history[0]["loss"])
+        panels = [Panel("Loss", "step", "cross-entropy", {"loss": [first, *self.losses]})]
+        for key, title in (("agreement_text", "On held-out text"), ("agreement_generated", "On the target's own text")):
+            known = [entry for entry in self.history if key in entry]
+            lines = {
+                f"draft position {at}": [(entry["step"], entry[key][at]) for entry in known]
+                for at in range(min(4, len(known[0][key])) if known else 0)
+            }
+            panels += [Panel(title, "step", "agreement with the target", lines, top=1.0)] if lines else []
+        return drawing(f"{self.args.out.name}: {self.args.kind} for {self.args.target.name}", panels)
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a line on stderr every ten seconds."""
+
+    def __init__(self) -> None:
+        self._bar = progress_bar("training", None, "{task.fields[note]}", transient=False, note="")
+        self._line = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._update = self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
+
+    def __call__(self, done: float, total: float, unit: str | Callable[[], str]) -> None:
+        """So much of `total` is done. A `unit` that costs time to say is a function."""
+        now = time.monotonic()
+        if now - self._line < (0.5 if sys.stderr.isatty() else LINE_SECONDS):
+            return
+        self._line, words = now, unit if isinstance(unit, str) else unit()
+        if sys.stderr.isatty():
+            self._update(completed=round(done), total=round(total), note=words)
+        else:
+            print(f"{done / total:4.0%}  {words}", file=sys.stderr, flush=True)
+
+
+def described(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments as JSON has them."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
 
 
 def say(message: str) -> None:
@@ -501,5 +731,5 @@ def say(message: str) -> None:
 
 
 if __name__ == "__main__":
-    Trainer(arguments()).run()
+    Trainer(arguments(), STARTED).run()
     sys.exit(0)

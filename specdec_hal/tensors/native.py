@@ -1,4 +1,4 @@
-"""Find and load the native libraries in ``specdec_hal/lib``."""
+"""Find and load the native libraries in ``specdec_hal/lib``, or of a distribution of their own (specdec-hal-cuda)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from specdec_hal.errors import BackendUnavailableError
 from specdec_hal.tensors.memory import age_heap, collector_paused
 
 BUILD_HINT = "build it: `make setup` in a clone, or `pip install --no-build-isolation -e .` in your own environment"
+_PACKAGES = ("specdec_hal.lib", "specdec_hal_cuda")
 
 
 def library_path(name: str) -> Path | None:
     """Where ``lib<name>.so`` is installed, or None. Imports nothing, so a backend's probe may call it.
 
-    Uses the import system, because an editable install separates libraries from sources; this also triggers the rebuild
-    of installs with ``editable.rebuild=true``.
+    The package's own build comes before that of a distribution such as specdec-hal-cuda. Uses the import system,
+    because an editable install separates libraries from sources; this also triggers the rebuild of installs with
+    ``editable.rebuild=true``.
     """
-    try:
-        spec = importlib.util.find_spec(f"specdec_hal.lib.lib{name}")
-    except ModuleNotFoundError:  # no specdec_hal/lib at all: nothing was built
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+    for package in _PACKAGES:
+        try:
+            spec = importlib.util.find_spec(f"{package}.lib{name}")
+        except ModuleNotFoundError:  # the package is absent: nothing was built
+            continue
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin)
+    return None
 
 
 @cache
