@@ -12,6 +12,8 @@ import numpy as np
 Row = Mapping[str, Any]
 """A row of `compare --method`: one prompt, one method."""
 _RESAMPLES = 2000
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+"""Student's t for 95 % at 1, 2, ... degrees of freedom; above them its limit is near enough."""
 
 
 def prompt_label(prompt: str) -> str:
@@ -73,6 +75,16 @@ def pooled_acceptance(rows: Sequence[Row]) -> tuple[int | None, list[float]]:
         for at in range(max(map(len, rates), default=0))
     ]
     return (sum(counted) if known else None), together
+
+
+def interval_of_turns(ratios: Sequence[float]) -> list[float] | None:
+    """The 95 % interval of the geometric mean of ratios that were measured in turns; None for a single turn."""
+    if len(ratios) < 2:
+        return None
+    logs = np.log(np.asarray(ratios, np.float64))
+    student = _STUDENT[min(len(logs), len(_STUDENT) + 1) - 2]
+    half = student * logs.std(ddof=1) / np.sqrt(len(logs))
+    return [float(value) for value in np.exp(logs.mean() + np.array([-half, half]))]
 
 
 def _ratio(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def metrics_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("acceptance rate", number(summary["acceptance_rate"])),
         ("mean acceptance length", number(summary.get("mean_acceptance_length"))),
         ("acceptance by position", numbers(summary["acceptance_by_position"])),
-        ("seconds by stage", ", ".join(f"{name} {value:.2f}" for name, value in stages if value >= 0.005)),
+        *((f"seconds of {name}", f"{value:.2f}") for name, value in stages if value >= 0.005),
         *(("fallback", f"{op}: {calls} calls") for op, calls in summary.get("fallback_calls", {}).items()),
     ]
 

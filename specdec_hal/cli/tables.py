@@ -23,13 +23,15 @@ class Rows:
     """A title, columns and rows of text. `spare`: numbers of the columns to drop on a narrow terminal, in order.
 
     In a terminal, columns are dropped until each cell fits on a line; if that is not enough, texts take several lines.
-    Words, names and numbers are never split. A pipe or file gets every column at full width.
+    Words, names and numbers are never split. A pipe or file gets every column, at full width or, if texts can be
+    broken, in `widest` characters.
     """
 
     title: str
     columns: Sequence[str]
     spare: Sequence[int] = ()
     header: bool = True
+    widest: int | None = None
     cells: list[tuple[str, ...]] = field(default_factory=list)
     styles: list[str | None] = field(default_factory=list)
 
@@ -44,7 +46,9 @@ class Rows:
         widths = list(map(self._width, columns))
         terminal = console.width
         if console.is_terminal:
-            columns, widths = self._fitted(terminal)
+            columns, widths = self._fitted(terminal, self.spare)
+        elif self.widest is not None:
+            columns, widths = self._fitted(self.widest, ())
         console.width = max(terminal, _total(widths), len(self.title))
         console.print(self._table(columns, widths))
         console.width = terminal
@@ -63,12 +67,12 @@ class Rows:
             table.add_row(*(cells[column] for column in columns), style=style)
         return table
 
-    def _fitted(self, width: int) -> tuple[list[int], list[int]]:
+    def _fitted(self, width: int, spare: Sequence[int]) -> tuple[list[int], list[int]]:
         """Columns, and how wide each is."""
         columns = list(range(len(self.columns)))
         empty = [column for column in columns if not any(self._texts(column))]
-        for spare in (None, *empty, *self.spare):
-            columns = [column for column in columns if column != spare]
+        for dropped in (None, *empty, *spare):
+            columns = [column for column in columns if column != dropped]
             widths = self._shrunk(columns, width, 1)
             if _total(widths) <= width:
                 return columns, widths

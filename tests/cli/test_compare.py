@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.bench.pooled import pooled
+from specdec_hal.bench.pooled import interval_of_turns, pooled
 from specdec_hal.cli import decoding, main
+from specdec_hal.cli.compare import picture, warnings
 from specdec_hal.cli.decoding import Run
 from specdec_hal.runner import ModelRunner
 
@@ -163,7 +165,8 @@ def test_a_sweep_over_k(model: Model, capsys: Capture, tmp_path: Path) -> None:
     for row in document["pooled"]:
         assert row["speedup"] == pytest.approx(row["tokens_per_step"] / row["break_even"])
     assert main(["bench", "--read", str(record)]) == 0
-    printed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " K=" in line][-4:]
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("warning: ")]
+    printed = [line.split()[0] for line in lines if " K=" in line][-4:]
     fastest = sorted(document["pooled"][1:], key=lambda row: -row["speedup"])
     assert printed == [row["method"].split()[0] for row in fastest]
 
@@ -255,3 +258,102 @@ def test_warnings_have_the_form_of_the_program(model: Model, capsys: Capture, mo
     finally:
         logging.getLogger().removeHandler(root)
     assert capsys.readouterr().err == "specdec-hal: look\n"
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[bool, int], float]) -> None:
+    """Runs take `seconds(with drafts, turn)`."""
+    turns = {True: 0, False: 0}
+
+    def decode(runner: ModelRunner, prompts: Any, progress: Any = None, **options: Any) -> Run:
+        run = decoding.decode(runner, prompts, **options)
+        drafts = runner.config.speculative.method != "naive"
+        turns[drafts] += progress is not None
+        return Run(run.outputs, seconds(drafts, turns[drafts]), run.summary)
+
+    monkeypatch.setattr("specdec_hal.cli.compare.decode", decode)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "turns"),
+    [
+        (lambda drafts, turn: 0.5 if drafts else 1.0, 3),
+        (lambda drafts, turn: 1.0 if drafts else 1.0 + turn % 2, 10),  # the interval stays wide
+        (lambda drafts, turn: 11.0 if drafts else 11.0 + 5 * (turn % 2), 3),  # a minute is enough
+    ],
+)
+def test_turns_until_the_speed_up_is_known(
+    model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch, seconds: Any, turns: int
+) -> None:
+    timed(monkeypatch, seconds)
+    document = compare(capsys, *model().ngram, "--prompt", "a", "--max-new-tokens", "4")
+    assert (document["repeat"], len(document["all_speedups"])) == (turns, turns)
+    low, high = document["speedup_95"]
+    assert low <= document["speedup"] * 1.05 and high * 1.05 >= document["speedup"]
+
+
+def test_the_interval_of_turns() -> None:
+    assert interval_of_turns([2.0]) is None
+    assert interval_of_turns([2.0, 2.0]) == pytest.approx([2.0, 2.0])
+    # The logarithms of 1, 2 and 4 in units of log 2: mean 1, deviation 1, Student's t 4.30.
+    assert interval_of_turns([1.0, 2.0, 4.0]) == pytest.approx([2 ** (1 - 4.30 / 3**0.5), 2 ** (1 + 4.30 / 3**0.5)])
+
+
+def test_a_speed_up_above_the_tokens_per_step(model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (*model().ngram, "--prompt", "a", "--max-new-tokens", "40", "--repeat", "1")
+    timed(monkeypatch, lambda drafts, turn: 1.0 if drafts else 8.0)
+    (line,) = compare(capsys, *options)["warnings"]
+    assert line.startswith("ngram: 8.00 times as fast at ") and "repeat this on an idle machine" in line
+    (line,) = compare(capsys, *options, "--method", "ngram")["warnings"]
+    assert line.startswith("prompt, ngram: 8.00 times as fast at ")
+    assert main(["compare", *options]) == 0
+    assert "warning: ngram: 8.00 times as fast" in capsys.readouterr().out
+    timed(monkeypatch, lambda drafts, turn: 1.0 if drafts else 1.5)
+    assert compare(capsys, *options)["warnings"] == []
+
+
+def test_the_last_request_of_a_batch_may_take_all_steps() -> None:
+    """2 requests in 12 steps instead of 40: 3.3 times as fast at 2 tokens per request and step."""
+    spec = {"tokens_per_step": 2.0, "steps": 12}
+    document = {"naive": {"tokens_per_step": 1.0, "steps": 40}, "spec": spec, "method": "ngram", "speedup": 3.3}
+    assert warnings(document) == []
+    assert len(warnings({**document, "speedup": 3.5})) == 1
+
+
+def test_the_picture_has_the_largest_k(model: Model, capsys: Capture, tmp_path: Path) -> None:
+    file, alone = tmp_path / "k.svg", tmp_path / "one.svg"
+    options = [*model().ngram, *PROMPTS, "--repeat", "1"]
+    compare(capsys, *options, "--method", "ngram,suffix", "--sweep", "1,3", "--plot", str(file))
+    compare(capsys, *options, "--plot", str(alone))
+    shown, one = (
+        [text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")] for path in (file, alone)
+    )
+    assert shown[:3] == [f"Acceptance by position, {tmp_path.name}, K = 3", "ngram", "suffix"]
+    assert {"All 2 prompts", "prompt", "prompt #2", "0", "2"} <= set(shown) and "3" not in shown
+    assert one[:3] == [f"Acceptance by position, {tmp_path.name}", "ngram", "All prompts"]
+    assert main(["compare", *options, "--plot", str(tmp_path / "k.png")]) == 2
+    assert "--plot: expected a file FILE.svg, got " in capsys.readouterr().err
+
+
+def test_tables_fit_into_120_columns(capsys: Capture, tmp_path: Path) -> None:
+    """Long names, 15 drafts and ten prompts, in a pipe."""
+    rates = [0.97 - 0.01 * at for at in range(15)]
+    methods = ["naive", "ngram K=15", "hybrid_mtp_ngram K=15", "draft_model K=15"]
+    rows = [
+        {
+            "prompt": f"examples/prompts/edit_function_{n}.txt", "method": method, "tokens": 128, "steps": 12,
+            "seconds": 1.0, "tokens_per_step": 11.5, "speedup": 10.25, "speedup_95": [10.11, 11.22],
+            "tokens_per_second": 11108.25, "num_drafts": 12, "mean_acceptance_length": 11.5,
+            "acceptance_by_position": [] if method == "naive" else rates, **({} if method == "naive" else {"k": 15}),
+        }
+        for n in range(10)
+        for method in methods
+    ]  # fmt: skip
+    document: dict[str, Any] = {"identical": True, "repeat": 3, "backend": "cpu", "model": "tiny-py-lm"}
+    document |= {"rows": rows, "pooled": pooled(rows), "strategy": "greedy", "temperature": 0.0}
+    (tmp_path / "r.json").write_text(json.dumps({**document, "differences": []}))
+    assert main(["bench", "--read", str(tmp_path / "r.json")]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 120
+    assert "Methods, tiny-py-lm" in out and "All 10 prompts: acceptance, tiny-py-lm" in out
+    assert out.count("0.97") == 3 * 10 + 3 and out.count("0.84") == 3 * 10 + 3
+    assert "All 10 prompts" in picture(document)
