@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -179,3 +181,35 @@ def test_a_checkpoint_of_another_training(tool: Any, tmp_path: Path, monkeypatch
     trainer(tool, monkeypatch, tmp_path, "--max-steps", "1").run()
     with pytest.raises(SystemExit, match=r"--resume: expected --batch 2 as in .*checkpoint\.pt, got 3"):
         trainer(tool, monkeypatch, tmp_path, "--max-steps", "2", "--resume", "--batch", "3")
+
+
+PAGE = ROOT / "docs" / "use" / "train_a_drafter.md"
+MARK = "<!-- tested by tests/test_train_drafter.py, with a smaller budget -->"
+
+
+@pytest.mark.slow
+def test_the_page(tmp_path: Path) -> None:
+    """Its commands in order, with a budget of some steps: what they print and write is there."""
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    blocks = re.findall(rf"{MARK}\n```\n(.*?)```\n", PAGE.read_text(), re.S)
+    assert len(blocks) == len(re.findall("^```$", PAGE.read_text(), re.M)) // 2 == 4
+    small = " ".join(("--window 32 --batch 2 --pool 2 --tokens 20000 --draft-vocab 256 --max-steps", "{steps}"))
+    budgets = {
+        "--minutes 60": small.format(steps=2), "--minutes 90": small.format(steps=3),
+        "--max-new-tokens 48": "--max-new-tokens 4 --repeat 1", "build/my-eagle3": str(tmp_path / "my-eagle3"),
+    }  # fmt: skip
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    printed = []
+    for block in blocks:
+        for given, budget in budgets.items():
+            block = block.replace(given, budget)
+        done = subprocess.run(
+            ["bash", "-c", block], cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        printed.append(done.stdout)
+    assert "start from the MTP module" in printed[0] and '{"step": 2, ' in printed[0]
+    assert "resumed after step 2 and " in printed[1] and '{"step": 3, ' in printed[1]
+    assert "eagle3 K=5" in printed[3] and "identical tokens" in printed[3]
+    wanted = {"config.json", "model.safetensors", "training.json", "loss.svg", "checkpoint.pt", "acceptance.svg"}
+    assert {file.name for file in (tmp_path / "my-eagle3").iterdir()} == wanted
