@@ -5,7 +5,10 @@ FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ make && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir '.[paddle,models,serve]'
+# --build-arg VERSION=0.2.0: the context has no history.
+ARG VERSION
+RUN python -m venv /venv \
+  && SPECDEC_HAL_BUILD_VERSION=$VERSION /venv/bin/pip install --no-cache-dir '.[paddle,models,serve]'
 
 FROM python:3.11-slim-bookworm
 # PaddlePaddle's wheel loads OpenMP's runtime.

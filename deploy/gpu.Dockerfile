@@ -6,7 +6,10 @@ RUN apt-get update \
   && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-RUN python3 -m venv /venv && /venv/bin/pip install --no-cache-dir '.[transformers,models,serve,structured]'
+# --build-arg VERSION=0.2.0: the context has no history.
+ARG VERSION
+RUN python3 -m venv /venv \
+  && SPECDEC_HAL_BUILD_VERSION=$VERSION /venv/bin/pip install --no-cache-dir '.[transformers,models,serve,structured]'
 
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 # Triton compiles its launchers with a C compiler.

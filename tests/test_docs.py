@@ -66,7 +66,8 @@ def test_commands_and_settings_are_those_of_the_program(page: str) -> None:
 
 
 LINKED = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-LINKED += [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("[a-z]*/**/README.md"))]
+PLACES = (path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("[a-z]*/**/README.md")))
+LINKED += [path for path in PLACES if not path.startswith("build/")]
 """Pages that `make site` does not check, as it does those of docs/."""
 
 

@@ -90,7 +90,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     trainer(tool, monkeypatch, whole, "--kind", kind, "--max-steps", "4").run()
     stopped = trainer(tool, monkeypatch, parts, "--kind", kind, "--max-steps", "4")
-    step = stopped._step
+    step = stopped.train_batch
 
     def interrupted() -> Any:
         loss = step()
@@ -98,7 +98,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
             stopped.budget.stop()
         return loss
 
-    stopped._step = interrupted
+    stopped.train_batch = interrupted
     with pytest.raises(SystemExit, match="stopped after step 2; continue with --resume"):
         stopped.run()
     resumed = trainer(tool, monkeypatch, parts, "--kind", kind, "--resume")
@@ -193,19 +193,19 @@ def test_the_page(tmp_path: Path) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     blocks = re.findall(rf"{MARK}\n```\n(.*?)```\n", PAGE.read_text(), re.S)
     assert len(blocks) == len(re.findall("^```$", PAGE.read_text(), re.M)) // 2 == 4
-    small = " ".join(("--window 32 --batch 2 --pool 2 --tokens 20000 --draft-vocab 256 --max-steps", "{steps}"))
+    small = "--window 32 --batch 2 --pool 2 --tokens 20000 --draft-vocab 256 --max-steps {steps}"
     budgets = {
         "--minutes 60": small.format(steps=2), "--minutes 90": small.format(steps=3),
         "--max-new-tokens 48": "--max-new-tokens 4 --repeat 1", "build/my-eagle3": str(tmp_path / "my-eagle3"),
+        "--plot ": f"--plot {tmp_path}/my-eagle3/",
     }  # fmt: skip
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     printed = []
     for block in blocks:
         for given, budget in budgets.items():
             block = block.replace(given, budget)
-        done = subprocess.run(
-            ["bash", "-c", block], cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-        )
+        line = ["bash", "-c", block]
+        done = subprocess.run(line, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         printed.append(done.stdout)
     assert "start from the MTP module" in printed[0] and '{"step": 2, ' in printed[0]

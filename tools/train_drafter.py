@@ -551,7 +551,7 @@ class Trainer:
             began, last, evaluated = self.step, 0.0, time.monotonic()
             while not self._finished(last):
                 started = time.monotonic()
-                loss = self._step()
+                loss = self.train_batch()
                 last = time.monotonic() - started
                 progress(*self._position(loss))
                 due = self.step % self.args.every == 0 or self.step == 1
@@ -586,7 +586,7 @@ class Trainer:
         most = self.args.max_steps
         return (most is not None and self.step >= most) or self.budget.over(ahead=last + self.cost)
 
-    def _step(self) -> Tensor:
+    def train_batch(self) -> Tensor:
         """One step of the optimizer; its loss."""
         args, head = self.args, self.head
         progress = self.step / args.max_steps if args.max_steps else self.budget.spent() / self.budget.seconds

@@ -2,11 +2,12 @@
 
 A commit with the tag vX.Y.Z is X.Y.Z. N commits later the version is X.Y.(Z+1).devN, and before the first tag it is
 FIRST.devN. A source archive has the version that its PKG-INFO names. A copy without history, such as a Docker
-context, has FIRST.dev0.
+context, has FIRST.dev0, or what SPECDEC_HAL_BUILD_VERSION says.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ def _git(root: Path, *words: str) -> str | None:
 
 def version(root: Path = ROOT) -> str:
     """The version of the source tree at `root`, without a local part, which no index takes."""
+    if given := os.environ.get("SPECDEC_HAL_BUILD_VERSION"):
+        return given
     if (root / "PKG-INFO").exists():
         return str(HeaderParser().parsestr((root / "PKG-INFO").read_text())["Version"])
     if not (root / ".git").exists():  # a repository above it is another project's

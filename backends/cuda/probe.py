@@ -101,7 +101,8 @@ def probe() -> Probe:
             False,
             f"the native library lib{LIBRARY}.so is not installed",
             "build it where nvcc is: `make setup` in a clone, or "
-            "`pip install --no-build-isolation -C cmake.define.SPECDEC_CUDA=ON -e .` in your own environment",
+            "`pip install --no-build-isolation -C cmake.define.SPECDEC_CUDA=ON -e .` in your own environment; "
+            "a release has it in the wheel specdec-hal-cuda",
         )
     try:
         build = Build.read(library)

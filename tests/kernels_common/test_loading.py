@@ -14,6 +14,17 @@ def test_the_library_is_loaded_once():
     assert loader.library_path("specdec_common").name == "libspecdec_common.so"
 
 
+def test_a_distribution_of_its_own(monkeypatch, tmp_path):
+    """As specdec-hal-cuda. A library of the package's own build comes first."""
+    (tmp_path / "specdec_hal_cuda").mkdir()
+    for name in ("specdec_planted", "specdec_common"):
+        (tmp_path / "specdec_hal_cuda" / f"lib{name}.so").touch()
+    assert loader.library_path("specdec_planted") is None
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert loader.library_path("specdec_planted") == tmp_path / "specdec_hal_cuda" / "libspecdec_planted.so"
+    assert not loader.library_path("specdec_common").is_relative_to(tmp_path)
+
+
 def test_a_missing_library_names_the_hint():
     assert loader.library_path("specdec_absent") is None
     with pytest.raises(BackendUnavailableError, match=r"libspecdec_absent\.so.*build it: `make setup`"):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import zipfile
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from specdec_hal.backends.cuda.probe import Build
 from specdec_hal.ops import OPS
 from tests.support.environments import Environment
+from tests.support.scripts import script
 from tests.support.sessions import run_sessions
 from tests.xpu.program import MODES, PAIRS
 
@@ -65,6 +67,16 @@ def test_the_cuda_library_needs_no_cuda_installation(cuda_library: Path) -> None
     """The runtime is inside. It opens the driver by name when the first op runs; nothing else may be mentioned."""
     needed = set(re.findall(rb"lib(cuda|cudart|nvrtc)[.\w]*\.so[.\d]*", cuda_library.read_bytes()))
     assert needed == {b"cuda"}
+
+
+def test_the_wheel_has_its_licences(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        fields = HeaderParser().parsestr(archive.read(metadata).decode())
+    licences = {name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name}
+    assert licences == {"LICENSE", "THIRD_PARTY_LICENSES.txt"} == set(fields.get_all("License-File"))
+    assert fields["Version"] == script("tools/version.py").version()
 
 
 def test_explain_every_op(installed: Environment) -> None:
