@@ -108,7 +108,7 @@ class Release:
         self.args, self.version, self.left_out = args, now, list[str]()
         self.work, self.out = args.work.resolve(), args.out.resolve()
         self.bin = self.work / "tools" / "bin"
-        self.source = self.work / f"specdec_hal-{now}"
+        self.source = self.work / "source"  # the same folder for every version, for ccache
 
     def run(self, *words: object, **more: Any) -> str:
         """The output of a command of the tools' environment, whose programs are found first."""
@@ -134,8 +134,10 @@ class Release:
         with Step("Source archive"):
             self.run(self.bin / "python", "-m", "build", "--sdist", "--no-isolation", "--outdir", self.out, ROOT)
             shutil.rmtree(self.source, ignore_errors=True)
-            with tarfile.open(self.out / f"{self.source.name}.tar.gz") as archive:
+            name = f"specdec_hal-{self.version}"
+            with tarfile.open(self.out / f"{name}.tar.gz") as archive:
                 archive.extractall(self.work, filter="data")
+            (self.work / name).rename(self.source)
         machine = platform.machine()
         self.wheel(self.source, machine, ["SPECDEC_CUDA=OFF"])
         self.cuda(machine)
@@ -177,12 +179,13 @@ class Release:
 
     def wheel(self, source: Path, machine: str, defines: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Build a wheel, add its list of parts, give it the tag of its symbols."""
-        raw = self.work / "raw" / f"{source.name}-{machine}"
+        name = "specdec-hal" if source == self.source else "specdec-hal-cuda"
+        raw = self.work / "raw" / f"{name}-{machine}"
         shutil.rmtree(raw, ignore_errors=True)
         options = [f"cmake.define.{one}" for one in ("SPECDEC_STRICT=ON", *defines)]
-        options.append(f"build-dir={self.work}/cmake/{source.name}-{machine}")
+        options.append(f"build-dir={self.work}/cmake/{name}-{machine}")
         settings = [word for option in options for word in ("-C", option)]
-        with Step(f"Wheel of {source.name} for {machine}"):
+        with Step(f"{name} for {machine}"):
             isolated = ("--no-build-isolation", "--no-deps")
             self.pip("wheel", *settings, *isolated, "--wheel-dir", raw, source, env=dict(env or {}))
             (built,) = raw.glob("*.whl")
