@@ -224,7 +224,10 @@ class Release:
             environment = Environment.make(folder, [f"{main}[paddle,models,serve,conformance]", *rest])
         model = shutil.copytree(ROOT / "models" / "tiny-py-lm", folder / "work" / "tiny-py-lm")
         with Step("specdec-hal --version, backends, generate, serve, conformance"):
-            checked(environment, model.name, self.version, cuda=bool(rest))
+            try:
+                checked(environment, model.name, self.version, cuda=bool(rest))
+            except AssertionError as error:
+                raise SystemExit(f"release: {error}") from None
         with Step("List of everything that was installed"):
             bill = self.out / f"specdec_hal-{self.version}.cdx.json"
             python = environment.bin / "python"
