@@ -40,6 +40,11 @@ def test_the_demo_takes_an_environment_that_has_everything(tmp_path: Path) -> No
     assert "pip" not in steps and "specdec-hal generate" in steps
 
 
+def test_a_release_installs_its_tools_itself(tmp_path: Path) -> None:
+    steps = plan("release", tmp_path / "none")
+    assert "bin/python tools/release.py" in steps and "pip install" not in steps
+
+
 @pytest.mark.parametrize("target", ["demo", "setup"])
 def test_modules_are_compiled_once(target: str, tmp_path: Path) -> None:
     """pip compiles those of packages that it copies, and an editable one stays where it is."""
