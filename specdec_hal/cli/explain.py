@@ -19,6 +19,7 @@ from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.registry import Explanation
 from specdec_hal.runner.method import methods_of
+from specdec_hal.tensors.cpu_threads import cores
 from specdec_hal.text import did_you_mean
 
 HELP = "explain an op or a backend"
@@ -41,10 +42,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         runtime = read_runtime(args)
         config = runtime.config
         explanation = runtime.registry.explain(config.backend.name, fallback=config.fallback.allow)
-        model = None if config.model.path is None else _explain_model(runtime)
+        facts = {"cores": cores(), "http_workers": config.serve.num_http_workers}
+        facts |= {} if config.model.path is None else _explain_model(runtime)
     else:
-        explanation, model = _explain_backend(args.name), None
-    _print_backend(explanation, model, output)
+        explanation, facts = _explain_backend(args.name), {}
+    _print_backend(explanation, facts, output)
     return 0
 
 
@@ -113,11 +115,11 @@ def _op_document(spec: OpSpec) -> dict[str, Any]:
     }
 
 
-def _print_backend(explanation: Explanation, model: dict[str, Any] | None, output: Output) -> None:
+def _print_backend(explanation: Explanation, facts: dict[str, Any], output: Output) -> None:
     if output.json:
         ops = [asdict(status) for status in explanation]
         document: dict[str, Any] = {"backend": explanation.backend, "ops": ops}
-        output.document({**document, **(model or {})})
+        output.document({**document, **facts})
         return
     rows = Rows(f"Backend '{explanation.backend}'", ("op", "available", "via", "modes, or what is missing"))
     missing = {(status.available, status.reason, status.hint) for status in explanation}
@@ -126,8 +128,11 @@ def _print_backend(explanation: Explanation, model: dict[str, Any] | None, outpu
         detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.hint) if p)
         rows.add_row("all" if alike else status.op, "yes" if status.available else "no", status.via, detail)
     rows.print(output.console)
-    if model is not None:
-        how = "do not depend" if model["batch_invariant"] else "may depend"
+    if facts:
+        processes = "1 HTTP process" if facts["http_workers"] == 1 else f"{facts['http_workers']} HTTP processes"
+        print(f"serve: {processes}, on a machine of {facts['cores']} cores", file=output.stdout)
+    if "methods" in facts:
+        how = "do not depend" if facts["batch_invariant"] else "may depend"
         print(f"model: a token's bits {how} on the rest of its step", file=output.stdout)
-        first, *others = model["methods"]
+        first, *others = facts["methods"]
         print(f"drafts: {first}{''.join(f'; {one} while it is faster' for one in others)}", file=output.stdout)

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="same as --set serve.split=true or false: HTTP and engine in two processes (default), or all in one",
     )
-    parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; not with --no-split")
+    parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N, or auto; not with --no-split")
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="same as --set serve.log_format=...; logs go to stderr"
     )
@@ -126,15 +126,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
         replicas.run(runtime.config, placed, args.api_key, lambda url: _say(output, runtime.config, url))
         return 0
     template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
-    with server.listen(runtime.config) as listeners:  # before the model is loaded, which takes time
+    workers = runtime.config.serve.num_http_workers
+    with server.listen(runtime.config, workers) as listeners:  # before the model is loaded, which takes time
         if args.api_key is None and not gate.is_loopback(listeners[0].getsockname()[0]):
             complain("anyone who can reach this address may use the server; set --api-key")
         if runtime.config.serve.split:
             fds = tuple(listener.fileno() for listener in listeners)
+            args.overrides.append(f"serve.http_workers={workers}")  # the same in all processes
             command = partial(_command, args, fds)
             if args.api_key is not None:
                 os.environ[API_KEY] = args.api_key  # process lists do not show it
-            return Supervisor(command, fds, len(fds)).run()
+            return Supervisor(command, fds, workers).run()
         from specdec_hal.engine import AsyncEngine
 
         began = time.perf_counter()

@@ -37,6 +37,7 @@ from specdec_hal.ops.enums import Strategy
 from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.ops.vocabulary import SERVED
 from specdec_hal.plugin.backend import AUTO
+from specdec_hal.tensors.cpu_threads import cores
 from specdec_hal.text import one_line, short
 
 MAX_DRAFTS = SERVED["S"] - 1
@@ -44,6 +45,8 @@ DEFAULT_DRAFTS = 5
 MAX_CONTEXT = SERVED["L"]
 INT32_MAX = (1 << 31) - 1
 NAIVE = "naive"
+MOST_WORKERS = 8
+"""Most HTTP processes of `serve.http_workers` "auto"."""
 OVERRIDE, ARGUMENT = "--set", "argument"
 """Source of a value outside files: the command line, or keyword arguments."""
 NAMES = "names"
@@ -485,7 +488,7 @@ class ServeSettings(Section):
     `open_metrics`: serve /metrics without the API key.
 
     `split`: `specdec-hal serve` runs HTTP and engine as separate processes. `http_workers`: with `split`, number of
-    HTTP processes. `output_queue`: frames that may wait for each of them, on each side of its socket. `slow_reader`: if
+    HTTP processes; "auto": half of the cores that the server may use, at most 8. `output_queue`: frames that may wait for each of them, on each side of its socket. `slow_reader`: if
     an output queue is full, the engine waits, or drops requests with an error. `log_format`: format of the log on
     stderr. `access_log`: log a line per request.
     """
@@ -505,11 +508,18 @@ class ServeSettings(Section):
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     open_metrics: bool = False
     split: bool = True
-    http_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    http_workers: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     output_queue: Annotated[int, Field(ge=1, le=INT32_MAX)] = 64
     slow_reader: Literal["wait", "drop"] = "wait"
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
+
+    @property
+    def num_http_workers(self) -> int:
+        """`http_workers`, with "auto" resolved; 1 without `split`."""
+        if not self.split:
+            return 1
+        return max(1, min(cores() // 2, MOST_WORKERS)) if self.http_workers == AUTO else self.http_workers
 
 
 class StructuredSettings(Section):
@@ -618,7 +628,7 @@ def _timed(config: Config) -> Iterator[tuple[str, str]]:
 
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     """Inconsistent keys: (key to change, message)."""
-    if config.serve.http_workers > 1 and not config.serve.split:
+    if config.serve.http_workers not in (AUTO, 1) and not config.serve.split:
         yield (
             "serve.http_workers",
             f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split: true",

@@ -14,7 +14,6 @@ x86 these sizes never include one row, so plain decoding costs as much as two ro
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from ctypes import c_int32, create_string_buffer
@@ -34,6 +33,7 @@ from specdec_hal.models.llama_cpp_api import FRAMEWORK
 from specdec_hal.models.rows import RowSizes, agreeing
 from specdec_hal.models.tokenizer import Tokenizer, cannot_encode
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
+from specdec_hal.tensors import cpu_threads
 
 _LENDING = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
 """Architectures whose embedding and head are plain tables."""
@@ -147,7 +147,7 @@ class LlamaCpp:
         self._drafts = 0
         self.config, self.api = self._file.config, self._file.api
         self._batch_invariant, self._dtype = batch_invariant, dtype
-        self._threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        self._threads = cpu_threads.cores() if threads is None else threads
         self._batch = self.api.llama_batch_init(BATCH, 0, 1)
         weakref.finalize(self, self.api.llama_batch_free, self._batch)
         self._token, self._pos, self._counts = (

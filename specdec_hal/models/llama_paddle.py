@@ -104,7 +104,7 @@ class LlamaPaddle(Llama):
         return ops.swiglu(x, None)
 
     def _host_threads(self) -> int:
-        return self._asked_threads or len(os.sched_getaffinity(0))
+        return self._asked_threads or cpu_threads.cores()
 
     def new_attention(self, layers: int, slots: int, positions: int) -> Attention:
         """See Llama."""

@@ -68,6 +68,7 @@ def started(config: Config, runner: ModelRunner, load_s: float) -> None:
         "method": config.speculative.method,
         "max_model_len": runner.max_model_len,
         "max_num_seqs": config.runner.max_num_seqs,
+        "http_workers": config.serve.num_http_workers,
         "end_tokens": sorted(runner.end_tokens),
         "load_s": round(load_s, 1),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -51,6 +51,8 @@ class Observed(NamedTuple):
 
     histograms: Sequence[tuple[Sequence[int], float]] = ()
     prompt_tokens: int = 0
+    process: dict[str, float] = {}  # noqa: RUF012
+    """Prometheus's metrics of the process."""
 
 
 class ServerMetrics:
@@ -61,7 +63,8 @@ class ServerMetrics:
         labels = (model_name, engine.backend, engine.method)
         self._engine = _EngineCollector(labels, engine.num_speculative_tokens, engine.cache)
         self._registry.register(self._engine)
-        ProcessCollector(registry=self._registry)  # of this HTTP process
+        self._processes = _Processes()
+        self._registry.register(self._processes)
         self._histograms = {
             name: Histogram(f"vllm:{name}", text, bounds, labels) for name, (text, bounds) in _HISTOGRAMS.items()
         }
@@ -75,11 +78,13 @@ class ServerMetrics:
 
     def observed(self) -> Observed:
         """This process's observations, for another that renders them."""
-        return Observed([(list(one.counts), one.sum) for one in self._histograms.values()], self.prompt_tokens)
+        histograms = [(list(one.counts), one.sum) for one in self._histograms.values()]
+        return Observed(histograms, self.prompt_tokens, self._processes.own())
 
     def render(self, counts: Counts, others: Collection[Observed] = ()) -> bytes:
         """All metrics in Prometheus's text format, with the engine's counts and other processes' observations."""
-        self._engine.counts = counts
+        self._engine.counts, self._engine.http_workers = counts, 1 + len(others)
+        self._processes.others = [other.process for other in others]
         self._engine.prompt_tokens = self.prompt_tokens + sum(other.prompt_tokens for other in others)
         for at, histogram in enumerate(self._histograms.values()):
             histogram.others = [other.histograms[at] for other in others if other.histograms]
@@ -160,13 +165,41 @@ class Histogram(Collector):
         yield family
 
 
+class _Processes(Collector):
+    """Prometheus's metrics of a process, of all HTTP processes together: sums, except for the earliest start and the
+    lowest limit of open files.
+    """
+
+    def __init__(self) -> None:
+        self._own = ProcessCollector(registry=None)
+        self.others: list[dict[str, float]] = []
+        """The same of other processes."""
+
+    def own(self) -> dict[str, float]:
+        """This process's values by name."""
+        return {sample.name: sample.value for family in self._own.collect() for sample in family.samples}
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        for family in self._own.collect():
+            least = family.name in ("process_start_time_seconds", "process_max_fds")
+            together: Callable[[list[float]], float] = min if least else sum
+            family.samples = [
+                sample._replace(
+                    value=together([sample.value, *(one[sample.name] for one in self.others if sample.name in one)])
+                )
+                for sample in family.samples
+            ]
+            yield family
+
+
 class _EngineCollector(Collector):
     """The latest counts of an engine."""
 
     def __init__(self, labels: tuple[str, ...], positions: int, cache: Mapping[str, str]) -> None:
         self._labels, self._positions, self._cache = labels, positions, cache
         self.counts: Counts | None = None
-        self.prompt_tokens = 0
+        self.prompt_tokens, self.http_workers = 0, 1
 
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""
@@ -184,6 +217,7 @@ class _EngineCollector(Collector):
         text = "Prompt tokens of requests that were queued, once for each choice."
         yield self._counter("vllm:prompt_tokens", text, self.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Generated tokens.", counts.emitted)
+        yield self._gauge("specdec_hal:http_workers", "Processes that serve HTTP.", self.http_workers)
         yield self._counter("vllm:num_preemptions", "Preempted requests.", load.preemptions)
         text = "Tokens looked up in the prefix cache, once per request with a slot."
         yield self._counter("vllm:prefix_cache_queries", text, load.prefix_queries)

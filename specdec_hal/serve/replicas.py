@@ -17,6 +17,7 @@ from typing import Any
 from specdec_hal.config import Config, load, parse
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import EngineDeadError
+from specdec_hal.plugin.backend import AUTO
 from specdec_hal.serve.ray_cluster import LOCAL, connect
 from specdec_hal.tensors.memory import freeze_heap
 
@@ -100,7 +101,7 @@ def run(config: Config, replicas: Replicas, api_key: str | None, started: Callab
     """Serve until SIGINT or SIGTERM; `started` is called with the address. ClusterError as from :func:`connect`."""
     if config.runner.journal is not None:
         raise config.error("runner.journal", "expected null with --replicas, which would share the file; remove it")
-    if config.serve.http_workers > 1:
+    if config.serve.http_workers not in (AUTO, 1):
         raise config.error("serve.http_workers", "expected 1 with --replicas, whose processes Ray Serve starts")
     ray = connect("ray.serve", replicas.address, replicas.most * replicas.cpus)
     serve: Any = import_module("ray.serve")

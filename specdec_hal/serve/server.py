@@ -108,8 +108,8 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def listen(config: Config) -> Iterator[list[socket.socket]]:
-    """Sockets of `serve.host` and `serve.port`, one per `serve.http_workers`, among which the kernel distributes
+def listen(config: Config, workers: int = 1) -> Iterator[list[socket.socket]]:
+    """Sockets of `serve.host` and `serve.port`, one for each of the HTTP processes, among which the kernel distributes
     connections; ConfigError if unavailable.
 
     Connections inherit TCP_USER_TIMEOUT (Linux): the kernel ends one after `serve.send_timeout_s` without an
@@ -118,14 +118,14 @@ def listen(config: Config) -> Iterator[list[socket.socket]]:
     """
     with ExitStack() as stack:
         listeners = list[socket.socket]()
-        for _ in range(config.serve.http_workers):
+        for _ in range(workers):
             port = listeners[0].getsockname()[1] if listeners else config.serve.port
-            listeners.append(stack.enter_context(_listener(config, port)))
+            listeners.append(stack.enter_context(_listener(config, port, several=workers > 1)))
         yield listeners
 
 
-def _listener(config: Config, port: int) -> socket.socket:
-    host, several = config.serve.host, config.serve.http_workers > 1
+def _listener(config: Config, port: int, several: bool) -> socket.socket:
+    host = config.serve.host
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=2048, reuse_port=several)

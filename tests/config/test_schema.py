@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specdec_hal.config import MAX_DRAFTS, Config, SpeculativeSettings, load, parse
+from specdec_hal.config import MAX_DRAFTS, Config, SpeculativeSettings, load, parse, schema
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import BackendUnavailableError, ConfigError
 from specdec_hal.ops import OPS
@@ -111,6 +112,21 @@ def test_one_problem(problems: Problems, section: str) -> None:
 def test_keys_that_are_wrong_together(problems: Problems, text: str, message: str) -> None:
     (line,) = problems(text)
     assert line.startswith(f"c.yaml:{message}")
+
+
+@pytest.mark.parametrize(
+    ("keys", "cores", "workers"),
+    [
+        ({}, 1, 1), ({}, 2, 1), ({}, 3, 1), ({}, 4, 2), ({}, 16, 8), ({}, 64, 8), ({"http_workers": "auto"}, 6, 3),
+        ({"http_workers": 5}, 2, 5), ({"split": False}, 16, 1), ({"http_workers": "auto", "split": False}, 16, 1),
+        ({"http_workers": 1, "split": False}, 16, 1),
+    ],
+)  # fmt: skip
+def test_http_workers_by_the_cores(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], cores: int, workers: int
+) -> None:
+    monkeypatch.setattr(schema, "cores", lambda: cores)
+    assert parse({"serve": keys}).serve.num_http_workers == workers
 
 
 def test_every_problem_of_a_file_at_once(problems: Problems) -> None:

@@ -39,6 +39,31 @@ def test_available(monkeypatch: pytest.MonkeyPatch, given: str, cores: int, thre
     assert cpu_threads.available() == threads
 
 
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/", {}, 6),
+        ("0::/", {"cpu.max": "max 100000\n"}, 6),
+        ("0::/", {"cpu.max": "250000 100000\n"}, 3),
+        ("0::/pod/one", {"pod/cpu.max": "200000 100000\n", "pod/one/cpu.max": "max 100000\n"}, 2),
+        ("0::/pod/gone", {"cpu.max": "10000 100000\n"}, 1),
+        ("1:name=systemd:/\n0::/", {"cpu.max": "900000 100000\n"}, 6),
+        ("3:cpuset:/a\n2:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "50000"}, 3),
+        ("2:cpu,cpuacct:/a", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "50000"}, 6),
+    ],
+)
+def test_cores_are_those_of_the_affinity_and_of_the_quota(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, membership: str, files: dict[str, str], expected: int
+) -> None:
+    for name, text in {"groups/membership": membership, **{f"groups/{name}": text for name, text in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(cpu_threads, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cpu_threads, "MEMBERSHIP", tmp_path / "groups/membership")
+    assert cpu_threads.cores() == expected
+
+
 @needs_paddle
 @pytest.mark.parametrize(("given", "most"), [({}, os.cpu_count()), ({"OMP_NUM_THREADS": "1"}, 1)])
 def test_paddle_itself_asks_for_nothing(given: dict[str, str], most: int) -> None:

@@ -91,17 +91,18 @@ def test_a_request_that_raises_is_logged_too(capsys: pytest.CaptureFixture[str])
 
 def test_what_is_served(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     logs.configure(ServeSettings(log_format="json"))
-    with serving(model={"path": str(tmp_path)}, runner={"max_num_seqs": 4, "max_model_len": 64}) as running:
+    own = {"runner": {"max_num_seqs": 4, "max_model_len": 64}, "serve": {"split": False, "port": 0}}
+    with serving(model={"path": str(tmp_path)}, **own) as running:
         capsys.readouterr()
         found: Running = running
         logs.started(found.engine.config, found.engine.runner, 1.23)
         (line,) = map(json.loads, lines(capsys))
     shown = {
         key: line[key]
-        for key in ("message", "model", "backend", "method", "max_model_len", "max_num_seqs", "end_tokens")
+        for key in ("message", "model", "backend", "method", "max_model_len", "max_num_seqs", "http_workers", "end_tokens")
     }
     assert shown == {
         "message": "serving", "model": tmp_path.name, "backend": "reference", "method": "ngram", "max_model_len": 64,
-        "max_num_seqs": 4, "end_tokens": sorted(found.engine.runner.end_tokens),
+        "max_num_seqs": 4, "http_workers": 1, "end_tokens": sorted(found.engine.runner.end_tokens),
     }  # fmt: skip
     assert line["load_s"] == 1.2 and "kv_cache_mib" not in line  # the history model's cache grows

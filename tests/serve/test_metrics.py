@@ -75,6 +75,7 @@ def test_counters_are_those_of_the_answers(running: Running) -> None:
     assert few <= value("vllm:iteration_tokens_total_bucket", le="16.0") == steps
     cache = {"enable_prefix_caching": "False"}  # a model without blocks
     assert value("vllm:cache_config_info", **cache) == 1
+    assert value("specdec_hal:http_workers") == 1
     assert value("process_start_time_seconds", labels={}) > 1e9 and value("process_open_fds", labels={}) > 2
     for name in ("time_to_first_token", "request_queue_time", "e2e_request_latency"):
         assert value(f"vllm:{name}_seconds_count") == 3, name

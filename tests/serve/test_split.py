@@ -44,19 +44,19 @@ pytestmark = pytest.mark.anyio
 INFO = EngineInfo("reference", 64, [0], "ngram", 3)
 
 
-def kills(count: int, seed: int, http_workers: int = 1) -> None:
-    outcomes, findings = kill_under_load(count, 4, seed, http_workers)
+def kills(count: int, seed: int, **more: int) -> None:
+    outcomes, findings = kill_under_load(count, 4, seed, **more)
     assert not findings
     assert outcomes["whole"] >= count and outcomes.keys() <= {"whole", "connection lost"}, outcomes
 
 
 def test_each_process_is_killed_under_load() -> None:
-    kills(4, 3, http_workers=2)
+    kills(4, 3)
 
 
 @pytest.mark.slow
 def test_processes_are_killed_at_random() -> None:
-    kills(4, 2)
+    kills(4, 2, http_workers=1)
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 def comparable(event: dict[str, Any]) -> dict[str, Any]:
     """Without what no two answers have in common. Engine ids are in messages too."""
-    text = re.sub(r"(cmpl-|chatcmpl-)[0-9a-f]+", "ID", json.dumps({**event, "created": 0}))
+    text = re.sub(r"(cmpl-|chatcmpl-)(1-)?[0-9a-f]+", "ID", json.dumps({**event, "created": 0}))
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -252,8 +252,12 @@ def know_of_each_other(server: Server) -> None:
     body = {"prompt": [1, 2], "max_tokens": 6, "ignore_eos": True}
     ids = [httpx.post(f"{server.url}/v1/completions", json=body).json()["id"] for _ in range(40)]
     assert {messages.owner(one) for one in ids} == {0, 1}
+    spent = 0.0
     for _ in range(8):
         metrics = httpx.get(f"{server.url}/metrics").text
+        assert re.search(r"specdec_hal:http_workers{.*} 2\.0", metrics), metrics
+        before, spent = spent, float(re.findall(r"^process_cpu_seconds_total (\S+)", metrics, re.M)[0])
+        assert spent >= before, "a counter, although any process answers"
         for name, count in (("prompt_tokens_total", 80), ("e2e_request_latency_seconds_count", 40)):
             assert re.search(rf"vllm:{name}{{.*}} {count}\.0", metrics), metrics
     body |= {"max_tokens": 60, "stream": True}
@@ -268,7 +272,7 @@ def know_of_each_other(server: Server) -> None:
 def test_processes_that_speak_http_know_of_each_other_and_share_the_limit_of_concurrent_requests() -> None:
     """Whichever of them is killed."""
     body = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True, "method": "none"}
-    with split_server(2, max_concurrent_requests=2) as server, ExitStack() as held:
+    with split_server(max_concurrent_requests=2) as server, ExitStack() as held:
         server.until_ready()
         know_of_each_other(server)
         server.slow_down()
@@ -336,7 +340,7 @@ async def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     tokenizer: Any = LetterTokenizer()
     sent = Sent()
     monkeypatch.setattr("specdec_hal.serve.split.remote.Outbox", lambda *args: sent)
-    engine = RemoteEngine(parse({}), tokenizer, tmp_path)
+    engine = RemoteEngine(parse({"serve": {"http_workers": 1}}), tokenizer, tmp_path)
     engine.receive(messages.Hello(INFO, []))
     assert not engine.unready and engine.info == INFO
     yield engine, sent
@@ -564,7 +568,7 @@ def test_an_engine_has_a_journal_of_its_own(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("specdec_hal.runner.journal.Journal", make)
     for resume in (False, True):
-        engine = EngineProcess(make_runner(), tmp_path, ServeSettings(split=True), resume=resume)
+        engine = EngineProcess(make_runner(), tmp_path, ServeSettings(http_workers=1), resume=resume)
         try:
             if not resume:
                 engine.runner.add_request(Request("a", [1, 2], SamplingParams(max_new_tokens=30, bad_token_ids=[0])))
@@ -584,7 +588,7 @@ async def test_deadlines_count_from_the_arrival_in_http(remote: Remote, tmp_path
     http.receive(messages.Hello(INFO, []))  # of an engine that did not take it before it died
     assert sent[-1] == submit
     await asyncio.sleep(0.3)
-    engine = EngineProcess(make_runner(runner={"queue_timeout_s": 0.2}), tmp_path, ServeSettings(), resume=False)
+    engine = EngineProcess(make_runner(runner={"queue_timeout_s": 0.2}), tmp_path, ServeSettings(http_workers=1), resume=False)
     try:
         engine.carry_out(messages.for_engine(messages.encode(submit)))
         engine.runner.step()
@@ -605,7 +609,7 @@ def test_an_engine_that_resumes_computes_nothing_before_it_knows_who_waits(tmp_p
     for _ in range(3):
         runner.step()
     resumed = make_runner(runner={"journal": str(path)})
-    engine = EngineProcess(resumed, tmp_path, ServeSettings(), resume=True)
+    engine = EngineProcess(resumed, tmp_path, ServeSettings(http_workers=1), resume=True)
     try:
         assert [stream.request.request_id for stream in resumed.streams] == ["a", "b"] and not engine.works
         engine.carry_out(messages.Keep(["b", "not yet here"]))

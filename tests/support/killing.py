@@ -67,7 +67,7 @@ class Server:
 
 
 @contextmanager
-def split_server(http_workers: int = 1, **serve: Any) -> Iterator[Server]:
+def split_server(http_workers: int = 2, **serve: Any) -> Iterator[Server]:
     """`serve`: more keys of the section."""
     command = [sys.executable, str(SCRIPT), json.dumps({"http_workers": http_workers, **serve})]
     with TemporaryDirectory() as folder, subprocess.Popen(
@@ -119,7 +119,7 @@ def check(number: int, answer: Answer) -> list[str]:
     return found
 
 
-def kill_under_load(kills: int, clients: int, seed: int, http_workers: int = 1) -> tuple[Counter[str], list[str]]:
+def kill_under_load(kills: int, clients: int, seed: int, http_workers: int = 2) -> tuple[Counter[str], list[str]]:
     """What came of the requests, and what was wrong with any."""
     rng, names = random.Random(seed), messages.parts(http_workers)
     with split_server(http_workers) as server:

@@ -83,7 +83,7 @@ def be(part: Part, serve: dict[str, Any], listeners: list[int]) -> None:
 
 
 def supervise(serve: dict[str, Any]) -> int:
-    with server.listen(config(Path(), serve)) as listeners:
+    with server.listen(config(Path(), serve), config(Path(), serve).serve.num_http_workers) as listeners:
         fds = tuple(listener.fileno() for listener in listeners)
 
         def command(part: Part) -> list[str]:

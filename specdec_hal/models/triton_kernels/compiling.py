@@ -32,6 +32,7 @@ from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from specdec_hal.tensors import cpu_threads
 from specdec_hal.text import describe
 
 _log = logging.getLogger("specdec_hal")
@@ -142,7 +143,7 @@ def compiling(workers: int | None = None) -> Iterator[None]:
     missing = {kernel: marker for kernel, marker in wanted.items() if not marker.exists()}
     if not missing:
         return
-    began, count = time.perf_counter(), min(workers or len(os.sched_getaffinity(0)), len(missing))
+    began, count = time.perf_counter(), min(workers or cpu_threads.cores(), len(missing))
     if why := compile_all(list(missing), count):  # launches compile the rest
         _log.warning("kernels could not be compiled ahead: %s", why)
         return

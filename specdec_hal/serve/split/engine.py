@@ -33,7 +33,7 @@ class EngineProcess:
         self.runner = runner
         self._context = context = zmq.Context()
         self._commands = receiver(context, messages.endpoint(directory, ENGINE), 0)
-        workers = range(settings.http_workers)
+        workers = range(settings.num_http_workers)
         self._http = [Outbox(context, directory, messages.http(worker)) for worker in workers]
         readers = [messages.endpoint(directory, messages.frames(worker)) for worker in workers]
         frames = FrameSender(context, readers, settings.output_queue, drop=settings.slow_reader == "drop")

@@ -104,7 +104,7 @@ class RemoteEngine:
         self._inbox.bind(messages.endpoint(directory, messages.http(worker)))
         out: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._engine = Outbox(out, directory, ENGINE)
-        workers, most = config.serve.http_workers, config.serve.max_concurrent_requests
+        workers, most = config.serve.num_http_workers, config.serve.max_concurrent_requests
         self.request_limit = RequestLimit(most, directory / "places", worker, workers)
         others = set(range(workers)) - {worker}
         self._peers = {other: Outbox(out, directory, messages.http(other)) for other in others}

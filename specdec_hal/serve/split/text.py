@@ -45,7 +45,7 @@ class TextThread:
         self._most = settings.output_queue
         self._reader = FrameReader()
         self._processor = TokenProcessor(
-            tokenizer.detokenizer, lambda name: settings.http_workers == 1 or messages.owner(name) == worker
+            tokenizer.detokenizer, lambda name: settings.num_http_workers == 1 or messages.owner(name) == worker
         )
         self._room = threading.Semaphore()
         self._closed = False
