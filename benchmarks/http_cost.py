@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
 import secrets
 import subprocess
 import sys
@@ -27,7 +25,7 @@ from typing import Any
 import numpy as np
 import record
 import zmq
-from serving_load import ROOT, Clients, family, resident_mb
+from serving_load import ROOT, Clients, parts, processor_s, resident_mb
 
 from specdec_hal.config import load
 from specdec_hal.engine.async_engine import EngineInfo
@@ -137,13 +135,9 @@ def served(workers: int, tokens: int, step_ms: float, most: int) -> Iterator[tup
             while not (said := Path(out.name).read_text()).endswith("\n"):
                 assert time.monotonic() < due and process.poll() is None, "the server does not start"
                 time.sleep(0.1)
-            parts = [pid for pid in family(process.pid) if b"--part=http" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            while len(parts) < workers:
+            while len(found := parts(process.pid)) < 1 + workers:
                 time.sleep(0.1)
-                parts = [
-                    pid for pid in family(process.pid) if b"--part=http" in Path(f"/proc/{pid}/cmdline").read_bytes()
-                ]
-            yield said.strip(), parts
+            yield said.strip(), [pid for name, pid in found.items() if name != ENGINE]
         finally:
             process.terminate()
             process.wait(30)
@@ -157,8 +151,8 @@ def supervise(workers: int, tokens: int, step_ms: float, most: int, out: str) ->
 
         def command(part: Part) -> list[str]:
             if part.name == ENGINE:
-                own = [str(part.directory), str(workers), str(tokens), str(step_ms)]
-                return [sys.executable, __file__, "--engine", *own]
+                own = [f"--part={ENGINE}", str(part.directory), str(workers), str(tokens), str(step_ms)]
+                return [sys.executable, __file__, *own]
             words = [word for key in keys for word in ("--set", key)]
             own = [f"--part={part.name}", f"--directory={part.directory}", f"--alive-fd={part.alive_fd}"]
             own += [f"--listener-fd={fds[part.worker or 0]}", f"--resume={int(part.resume)}"]
@@ -169,22 +163,16 @@ def supervise(workers: int, tokens: int, step_ms: float, most: int, out: str) ->
         return supervisor.run()
 
 
-def processor_s(pids: list[int]) -> float:
-    """Seconds that the threads of these processes have run."""
-    paths = (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    return sum(int(path.read_text().split()[0]) for path in paths) / 1e9
-
-
 def measured(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
     """Costs of a request and an event of so many tokens."""
     body = {"prompt": TEXT[:400], "temperature": 0, **args.body}
-    with served(args.http_workers, tokens, args.step_ms, args.clients) as (url, parts), Clients(1) as asking:
+    with served(args.http_workers, tokens, args.step_ms, args.clients) as (url, http), Clients(1) as asking:
 
         def cost(requests: int, new_tokens: int) -> tuple[float, int, int]:
             wanted = [{**body, "max_tokens": new_tokens, "return_token_ids": True}] * requests
-            began = processor_s(parts)
+            began = sum(map(processor_s, http))
             answers, _ = asking.closed_loop(wanted, args.clients, url)
-            spent = processor_s(parts) - began
+            spent = sum(map(processor_s, http)) - began
             assert all(answer.ok for answer in answers), "a request failed"
             got = sum(sum(answer.tokens) for answer in answers)
             assert got == requests * new_tokens, f"expected {requests * new_tokens} tokens, got {got}"
@@ -202,13 +190,13 @@ def measured(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
         return {
             "request_us": round(1e6 * middle[0], 1), "event_us": round(1e6 * middle[1], 2),
             "tokens_per_event": round(middle[2], 2), "token_us": round(1e6 * middle[1] / middle[2], 2),
-            "resident_mb": [round(resident_mb(pid), 1) for pid in parts],
+            "resident_mb": [round(resident_mb(pid), 1) for pid in http],
         }  # fmt: skip
 
 
 def main() -> None:
     """Measure and print."""
-    if len(sys.argv) > 1 and sys.argv[1] == "--engine":
+    if len(sys.argv) > 1 and sys.argv[1] == f"--part={ENGINE}":
         directory, workers, tokens, step_ms = sys.argv[2:]
         StandIn(Path(directory), int(workers), int(tokens), float(step_ms) / 1e3).run()
     if len(sys.argv) > 1 and sys.argv[1] == "--serve":

@@ -7,8 +7,9 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 - `load`: 1, 4 and 16 clients (`--load-clients`) that ask one request after the other, plainly and with n-gram drafts.
 - `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
 - `output_path`: 8 requests at once in the engine alone (without text or frames), in one process with HTTP, and in two
-processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
-  --client-processes 8 --http-workers 6``, and ``--large`` for a model that a GPU has to work for.
+processes or more, for each of ``--http-workers``; answers have uneven lengths. On a GPU ``--together 64 --clients 128
+  --turns 36 --client-processes 8 --http-workers 1 auto``, ``--kinds plain ngram`` without and with drafts, and
+  ``--large`` for a model that a GPU has to work for.
 - `gpus`: one server on a GPU, a server on each of two, which share the clients as replicas would, and one server over
   two ranks (`--large --load-clients 1 8 64 --client-processes 8`; on a machine without GPUs the embedded model).
 """
@@ -33,13 +34,15 @@ from typing import Any
 
 import numpy as np
 import record
-from serving_load import ROOT, Answer, Clients, closed_loop, server
+from serving_load import ROOT, Answer, Clients, closed_loop, parts, processor_s, server
 
 CLIENTS = (1, 4, 16)
 SETTLE_S = 1.5
 """Between loads: vLLM's processes poll for a second after their last message, on cores that the next server needs."""
 TOGETHER = 8
 METHODS = {"plain": "speculative.method=naive", "ngram": "speculative.num_speculative_tokens=5"}
+METHOD_KEYS = {None: [], "plain": [METHODS["plain"]], "ngram": []}
+"""Of `output_path`; None and "ngram": as configs/serve.yaml has it."""
 PARTS = ("load", "logprobs", "output_path", "gpus")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
 NAIVE = ("--set", "speculative.method=naive")
@@ -140,13 +143,13 @@ def model_keys(folder: Path | None) -> list[str]:
     return [*keys, "backend.name=cuda"]
 
 
-def engine_alone(new_tokens: int, together: int, turns: int, model: Path | None) -> None:
+def engine_alone(new_tokens: int, together: int, turns: int, model: Path | None, kind: str | None) -> None:
     """A process that decodes as many requests whenever it gets a line, and prints tokens per second."""
     import specdec_hal as sd
     from specdec_hal.runner import Request, SamplingParams, build_runner
 
     slots = [f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={turns * together}"]
-    runtime = sd.load(ROOT / "configs/serve.yaml", [*slots, *model_keys(model)])
+    runtime = sd.load(ROOT / "configs/serve.yaml", [*slots, *model_keys(model), *METHOD_KEYS[kind]])
     tokenizer = runtime.load_tokenizer()
     runner = build_runner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
     asked = [
@@ -162,11 +165,12 @@ def engine_alone(new_tokens: int, together: int, turns: int, model: Path | None)
 
 
 @contextmanager
-def engine_process(new_tokens: int, together: int, turns: int, model: Path | None) -> Iterator[Any]:
+def engine_process(new_tokens: int, together: int, turns: int, model: Path | None, kind: str | None) -> Iterator[Any]:
     """A function that has the engine alone decode once: tokens per second."""
     command = [sys.executable, __file__, "--engine-alone", "--new-tokens", str(new_tokens)]
     command += ["--together", str(together), "--turns", str(turns)]
     command += [] if model is None else ["--model", str(model)]
+    command += [] if kind is None else ["--kinds", kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         sent, got = process.stdin, process.stdout
@@ -180,39 +184,50 @@ def engine_process(new_tokens: int, together: int, turns: int, model: Path | Non
         process.kill()
 
 
-def output_path(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of so many requests at once: the engine, one process, and several."""
+def output_path(args: argparse.Namespace, kind: str | None) -> dict[str, Any]:
+    """Tokens per second of so many requests at once: the engine, one process, and several, with their times to the
+    first token.
+    """
     new_tokens, together, turns = args.new_tokens, args.together, args.turns
     clients = args.clients or together
     keys = (f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={2 * clients}",
-            f"serve.max_concurrent_requests={2 * clients}")  # fmt: skip
+            f"serve.max_concurrent_requests={2 * clients}", *METHOD_KEYS[kind])  # fmt: skip
     wanted = uneven(turns * together, new_tokens)
-    split = ("--split", "--http-workers", str(args.http_workers))
-    rates: dict[str, list[float]] = {"engine": [], "one_process": [], "split": []}
+    rates: dict[str, list[float]] = {}
+    first: dict[str, list[float]] = {}
+    busy: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         model = stack.enter_context(large_model()) if args.large else None
         slots = [word for key in (*keys, *model_keys(model)) for word in ("--set", key)]
         asking = stack.enter_context(Clients(args.client_processes))
-        engine = stack.enter_context(engine_process(new_tokens, together, turns, model))
-        urls = {
-            "one_process": stack.enter_context(server("--no-split", *slots))[1],
-            "split": stack.enter_context(server(*split, *slots))[1],
-        }
+        engine = stack.enter_context(engine_process(new_tokens, together, turns, model, kind))
+        servers = {} if args.split else {"one_process": stack.enter_context(server("--no-split", *slots))}
+        for workers in args.http_workers:
+            split = ("--split", "--http-workers", workers)
+            name = f"split_{workers}" if len(args.http_workers) > 1 else "split"
+            servers[name] = stack.enter_context(server(*split, *slots))
         for at in range(args.rounds + 1):
             found = {"engine": engine()}
-            for name, url in urls.items():
+            for name, (pid, url) in servers.items():
+                processes = {part: (one, processor_s(one)) for part, one in parts(pid).items()}
                 answers, seconds = asking.closed_loop(wanted, clients, url)
+                busy[name] = {part: (processor_s(one) - had) / seconds for part, (one, had) in processes.items()}
                 assert all(answer.ok for answer in answers), f"{name}: a request failed"
                 found[name] = sum(sum(answer.tokens) for answer in answers) / seconds
+                if at:
+                    first.setdefault(name, []).extend(answer.times[0] for answer in answers)
             if at:
                 for name, rate in found.items():
-                    rates[name].append(rate)
+                    rates.setdefault(name, []).append(rate)
+            print(kind, {name: round(rate) for name, rate in found.items()}, file=sys.stderr, flush=True)
     figures: dict[str, Any] = {"requests": together, "clients": clients, "client_processes": args.client_processes}
     figures |= {"http_workers": args.http_workers, "model": "1 B random parameters" if args.large else "embedded"}
     figures |= {name: {"tokens_per_second": statistics.median(r), "rounds": r} for name, r in rates.items()}
     base = figures["engine"]["tokens_per_second"]
-    for name in urls:
-        figures[name]["overhead"] = 1 - figures[name]["tokens_per_second"] / base
+    for name in servers:
+        overhead = 1 - figures[name]["tokens_per_second"] / base
+        figures[name] |= {"overhead": overhead, "time_to_first_token": spread(first[name])}
+        figures[name]["busy"] = busy[name]  # processor time over time, in the last round
     return figures
 
 
@@ -226,7 +241,7 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
         model = stack.enter_context(large_model()) if args.large else None
         keys = [*model_keys(model), f"runner.max_num_seqs={most}", f"runner.max_waiting_requests={2 * most}"]
         keys += ["runner.max_model_len=1024", "runner.queue_timeout_s=null", "model.framework=transformers"]
-        keys += [f"serve.http_workers={args.http_workers}"] if args.split else ["serve.split=false"]
+        keys += [f"serve.http_workers={args.http_workers[0]}"] if args.split else ["serve.split=false"]
         asking = stack.enter_context(Clients(args.client_processes))
         servers: dict[str, list[str]] = {}
 
@@ -238,7 +253,7 @@ def gpus(args: argparse.Namespace) -> dict[str, Any]:
             asyncio.run(closed_loop(url, bodies(1, 1), 1))  # what it compiles, the next ones find
             print(f"{name}: answers after {time.perf_counter() - began:.1f} s", flush=True)
 
-        for kind in args.kinds:
+        for kind in args.kinds or METHODS:
             method = METHODS[kind]
             start(f"{kind}, one GPU", first, method)
             servers[f"{kind}, two replicas"] = servers[f"{kind}, one GPU"].copy()
@@ -298,9 +313,13 @@ def main() -> None:
     parser.add_argument("--load-clients", type=int, nargs="+", default=CLIENTS, metavar="N", help="load, gpus: so many")
     parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
     parser.add_argument("--clients", type=int, help="output_path: more than run at once, so that some always wait")
-    parser.add_argument("--http-workers", type=int, default=1, help="output_path, gpus: of split servers")
-    parser.add_argument("--split", action="store_true", help="gpus: run HTTP in processes of their own")
-    parser.add_argument("--kinds", nargs="+", choices=METHODS, default=[*METHODS], help="gpus: without or with drafts")
+    parser.add_argument(
+        "--http-workers", nargs="+", default=["1"], help="output_path (several), gpus: of split servers"
+    )
+    parser.add_argument("--split", action="store_true", help="gpus, output_path: only servers of several processes")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=METHODS, help="gpus (default: both), output_path: without or with drafts"
+    )
     parser.add_argument("--turns", type=int, default=3, help="output_path: requests of each client")
     parser.add_argument("--client-processes", type=int, default=1, help="output_path, gpus: that share the clients")
     parser.add_argument("--large", action="store_true", help="output_path, gpus: 1 B random parameters; needs a GPU")
@@ -309,11 +328,12 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # servers end with it
     if args.engine_alone:
-        engine_alone(args.new_tokens, args.together, args.turns, args.model)
+        engine_alone(args.new_tokens, args.together, args.turns, args.model, args.kinds and args.kinds[0])
         return
     figures: dict[str, Any] = {"new_tokens": args.new_tokens}
     if "output_path" in args.only:
-        figures["output_path"] = output_path(args)
+        found = {kind: output_path(args, kind) for kind in args.kinds or [None]}
+        figures["output_path"] = found.get(None, found)
     if "gpus" in args.only:
         figures["gpus"] = gpus(args)
     if "logprobs" in args.only:

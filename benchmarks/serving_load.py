@@ -9,6 +9,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -144,6 +145,21 @@ def family(pid: int) -> list[int]:
     """A process and all below it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(below for child in children for below in family(int(child)))]
+
+
+def parts(pid: int) -> dict[str, int]:
+    """The processes of a split server by name; empty for a server of one process."""
+    found = dict[str, int]()
+    for one in family(pid):
+        name = re.search(rb"--part=([^\0]+)", Path(f"/proc/{one}/cmdline").read_bytes())
+        if name is not None:
+            found[name[1].decode()] = one
+    return found
+
+
+def processor_s(pid: int) -> float:
+    """Seconds that the threads of a process have run."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def resident_mb(pid: int) -> float:

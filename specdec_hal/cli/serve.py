@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="same as --set serve.split=true or false: HTTP and engine in two processes (default), or all in one",
     )
-    parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N, or auto; not with --no-split")
+    parser.add_argument(
+        "--http-workers", metavar="N", help="same as --set serve.http_workers=N, or auto; not with --no-split"
+    )
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="same as --set serve.log_format=...; logs go to stderr"
     )
@@ -246,7 +248,9 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
                 with socket(fileno=int(args.listener_fd)) as listener:
                     engine.local = service = Service(engine, config.served_name, config.serve, template, engine)
                     silent = part.resume or part.worker
-                    await _serve(make_app(service, args.api_key), service, listener, None if silent else output)
+                    app = make_app(service, args.api_key)
+                    freeze_heap()
+                    await _serve(app, service, listener, None if silent else output)
             finally:
                 engine.close()
 

@@ -488,9 +488,10 @@ class ServeSettings(Section):
     `open_metrics`: serve /metrics without the API key.
 
     `split`: `specdec-hal serve` runs HTTP and engine as separate processes. `http_workers`: with `split`, number of
-    HTTP processes; "auto": half of the cores that the server may use, at most 8. `output_queue`: frames that may wait for each of them, on each side of its socket. `slow_reader`: if
-    an output queue is full, the engine waits, or drops requests with an error. `log_format`: format of the log on
-    stderr. `access_log`: log a line per request.
+    HTTP processes; "auto": half of the cores that the server may use, at most 8. `output_queue`: frames that may
+    wait for each of them, on each side of its socket. `slow_reader`: if an output queue is full, the engine waits,
+    or drops requests with an error. `log_format`: format of the log on stderr. `access_log`: log a line per
+    request.
     """
 
     host: Text = "127.0.0.1"

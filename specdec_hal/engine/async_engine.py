@@ -93,6 +93,11 @@ class RequestStream:
         self.stop: Callable[[str], None] = engine.abort
         """Called with the id of a request that it ends."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether every request has ended, and :meth:`read` has returned all deltas."""
+        return not self._gained and len(self.outputs) == len(self._names)
+
     async def read(self) -> list[StreamDelta]:
         """New deltas since the last call, one per request; empty once every request has ended.
 

@@ -5,6 +5,7 @@ A choice of a whole answer is built like that of a chunk, from one delta that jo
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
@@ -36,6 +37,9 @@ LEAST = -9999.0
 
 _TAIL = 32
 """Characters at the end of a prompt that may be a parser's marker."""
+_TEXT, _IDS, _FLAGS = "\0text", "\0ids", "\0flags"
+_SAMPLES = re.compile(rb'"\\u0000text"|\["\\u0000(?:ids|flags)"\]')
+"""Where a chunk has the text, the tokens and the flags of these."""
 _COUNTED = ("num_drafts", "drafted_tokens", "accepted_tokens", "mean_acceptance_length")
 """Draft statistics in `usage`."""
 _REASONS = {"cancelled": "abort"}
@@ -61,6 +65,8 @@ class Answer(ABC):
     _started: set[int] = field(default_factory=set)
     _tokens: dict[int, int] = field(default_factory=dict)
     """Counts per choice so far, if every chunk reports them."""
+    _frames: dict[int, list[bytes]] = field(default_factory=dict)
+    """The bytes of a choice's chunks around their text and tokens, if nothing else differs."""
     params: SamplingParams = field(default_factory=SamplingParams)
     """The engine's info, once known."""
     end_tokens: Collection[int] = ()
@@ -112,6 +118,30 @@ class Answer(ABC):
 
     def chunk(self, index: int, delta: StreamDelta) -> bytes:
         """One event of a stream."""
+        if delta.finish_reason is None and self._grows_by_text and index in self._started:
+            return self._framed(index, delta)
+        return self._any_chunk(index, delta)
+
+    def _framed(self, index: int, delta: StreamDelta) -> bytes:
+        """As :meth:`_any_chunk`, if only text and tokens are new."""
+        frame = self._frames.get(index)
+        if frame is None:
+            sample = StreamDelta(delta.request_id, (_IDS,), (_FLAGS,), ((_TEXT, False),), None)  # type: ignore[arg-type]
+            self._frames[index] = frame = _SAMPLES.split(self._any_chunk(index, sample))
+        text = encode(delta.text)
+        if len(frame) == 2:
+            return b"".join((frame[0], text, frame[1]))
+        tokens, flags = encode(delta.token_ids), encode(delta.accepted_draft)
+        return b"".join((frame[0], text, frame[1], tokens, frame[2], flags, frame[3]))
+
+    @cached_property
+    def _grows_by_text(self) -> bool:
+        """Whether a choice's chunks between its first and its last differ in their text and tokens alone."""
+        request, params = self.request, self.params
+        others = request.return_drafts or request.return_spans or request.stream_options.continuous
+        return request.generates and params.logprobs is None and params.prompt_logprobs is None and not others
+
+    def _any_chunk(self, index: int, delta: StreamDelta) -> bytes:
         options = self.request.stream_options
         more: Json = {"usage": None} if options.include_usage else {}
         if options.continuous:
@@ -313,6 +343,10 @@ class ChatAnswer(Answer):
             for token, entry in zip(delta.token_ids, delta.logprobs, strict=False)
         ]
 
+    @cached_property
+    def _grows_by_text(self) -> bool:
+        return super()._grows_by_text and self.parser(self.params) is None
+
     def _said(self, index: int, delta: StreamDelta, part: str) -> Json:
         """The text of a delta, split by the parser if there is one."""
         if index not in self._parsers:
@@ -481,9 +515,8 @@ ERRORS: dict[int | str, Json] = {
 """The errors of every route, for the OpenAPI document."""
 
 
-def encode(data: Json) -> bytes:
-    """As JSON."""
-    return msgspec.json.encode(data)
+encode = msgspec.json.Encoder().encode
+"""As JSON."""
 
 
 def event(data: Json) -> bytes:

@@ -6,26 +6,24 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
-from fastapi import Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import specdec_hal
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError, WorkerError
 from specdec_hal.serve.answers import ERRORS, CompletionAnswer, Json, error_body, refusal, refuse
-from specdec_hal.serve.bodies import Bodies, BodyError
+from specdec_hal.serve.bodies import BodyError
+from specdec_hal.serve.direct import Direct
 from specdec_hal.serve.forms import WrongKeyError
 from specdec_hal.serve.gate import METRICS, Gate
 from specdec_hal.serve.protocol import (
     AbortRequest,
-    Body,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -45,40 +43,27 @@ _ONLY_ITSELF = (
 """Content security policy: the page may only call this server, and must not be framed."""
 
 
-def _as_it_is(body: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    return body if isinstance(body, Body) else validate(body)
-
-
-READ = WrapValidator(_as_it_is)
-"""Type of a validated body, so that pydantic does not run model validators again."""
-
-
-class _JsonRequest(Request):
-    """A request with a body of one kind."""
-
-    def __init__(self, request: Request, kind: type[Body], bodies: Bodies) -> None:
-        super().__init__(request.scope, request.receive)
-        self._kind, self._bodies = kind, bodies
-
-    async def json(self) -> Body:
-        """The validated body. BodyError or RequestError if it is invalid."""
-        try:
-            return await self._bodies.read(self._kind, await self.body())
-        except RequestError as error:  # FastAPI would handle other errors itself
-            raise BodyError(str(error)) from error
-        except WorkerError as error:
-            raise BodyError(str(error), status=503) from error
-
-
 class Route(APIRoute):
-    """Reads the parameter `body` by :class:`Bodies`."""
+    """Calls an endpoint with a `body` directly: FastAPI's way takes a quarter of the time of a request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """As FastAPI has it."""
-        handle, kind = super().get_route_handler(), get_type_hints(self.endpoint).get("body")
+        parameters = get_type_hints(self.endpoint)
+        kind, endpoint = parameters.get("body"), self.endpoint
+        if kind is None:
+            return super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            return await handle(_JsonRequest(request, kind, request.app.state.bodies) if kind else request)
+            _expect_json(request)
+            if not (raw := await request.body()):
+                raise BodyError("expected JSON, got an empty body")
+            try:
+                body = await request.app.state.bodies.read(kind, raw)
+            except WorkerError as error:
+                raise BodyError(str(error), status=503) from error
+            given = {"request": request} if "request" in parameters else {}
+            answer = await endpoint(body, **given)
+            return answer if isinstance(answer, Response) else JSONResponse(answer)
 
         return handle_json
 
@@ -133,8 +118,6 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
 
-    json_body = [Depends(_expect_json)]
-
     @app.exception_handler(HTTPException)
     async def refused_here(request: Request, error: HTTPException) -> Response:
         return refuse(error)
@@ -143,10 +126,6 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def invalid(request: Request, error: BodyError) -> Response:
         headers = {"Retry-After": "1"} if error.status_code == 503 else None
         return JSONResponse(error_body(error.status_code, error.detail, error.param), error.status_code, headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def empty(request: Request, error: RequestValidationError) -> Response:
-        return JSONResponse(error_body(400, "expected JSON, got an empty body"), 400)
 
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
@@ -167,34 +146,34 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def broken(request: Request, error: Exception) -> Response:
         return refuse(refusal(500, FAILED))
 
-    @app.post("/v1/completions", responses=STREAM, dependencies=json_body)
-    async def completions(body: Annotated[CompletionRequest, READ], request: Request) -> Response:
+    @app.post("/v1/completions", responses=STREAM)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         answer = CompletionAnswer(body, service.name, service.tokenizer, body.prompts, service.mark)
         return await service.answer(request, answer)
 
-    @app.post("/v1/chat/completions", responses=STREAM, dependencies=json_body)
-    async def chat_completions(body: Annotated[ChatCompletionRequest, READ], request: Request) -> Response:
+    @app.post("/v1/chat/completions", responses=STREAM)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a chat."""
         return await service.answer(request, await service.chat_answer(body))
 
-    @app.post("/v1/responses", responses=STREAM, dependencies=json_body)
-    async def responses(body: Annotated[ResponsesRequest, READ], request: Request) -> Response:
+    @app.post("/v1/responses", responses=STREAM)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Continue a chat, in the form of OpenAI's Responses API."""
         return await service.answer(request, await service.responses_answer(body))
 
-    @app.post("/abort", dependencies=json_body)
-    async def abort(body: Annotated[AbortRequest, READ]) -> Any:
+    @app.post("/abort")
+    async def abort(body: AbortRequest) -> Any:
         """End a running answer."""
         return await service.abort(body.request_id)
 
-    @app.post("/tokenize", dependencies=json_body)
-    async def tokenize(body: Annotated[TokenizeRequest, READ]) -> Any:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Any:
         """The tokens of a text, or of a chat's prompt."""
         return Response(await service.tokenize(body), media_type="application/json")
 
-    @app.post("/detokenize", dependencies=json_body)
-    async def detokenize(body: Annotated[DetokenizeRequest, READ]) -> Any:
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of tokens, special tokens included."""
         return Response(await service.detokenize(body), media_type="application/json")
 
@@ -237,4 +216,5 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
         """Whether new requests are accepted."""
         return service.ready()
 
+    app.middleware_stack = Direct(app.build_middleware_stack())
     return app

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_hal.config.schema import Config, ServeSettings
 from specdec_hal.serve import relay
+from specdec_hal.serve.direct import SEND
 
 if TYPE_CHECKING:
     from specdec_hal.runner import ModelRunner
@@ -110,6 +111,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         began, status, answer = time.perf_counter(), 0, b""
+        scope.setdefault(SEND, send)
 
         async def watch(message: Message) -> None:
             nonlocal status, answer

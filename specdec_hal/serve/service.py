@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -23,6 +22,7 @@ from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import Answer, ChatAnswer, Json, check_model, encode, refusal, token_text
 from specdec_hal.serve.bodies import Bodies, BodyError
+from specdec_hal.serve.direct import SEND
 from specdec_hal.serve.forms import WrongKeyError
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.protocol import (
@@ -160,7 +160,7 @@ class Service:
     async def _until_gone(self, http: Request, answer: Answer, stream: RequestStream, timing: Timing) -> Response:
         """The whole answer; a disconnect aborts it."""
         whole = asyncio.ensure_future(self._whole(answer, stream, timing))
-        gone = asyncio.ensure_future(_disconnected(http))
+        gone = asyncio.ensure_future(_disconnected(http.receive))
         try:
             await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
             if not whole.done():
@@ -266,40 +266,51 @@ class Service:
         check_model(name, self.name)
 
 
-class _Events(StreamingResponse):
-    """Server-sent events: the choices' deltas, then the end or an error."""
+class _Events(Response):
+    """Server-sent events: the choices' deltas, then the end or an error. One message per step."""
+
+    media_type = "text/event-stream"
 
     def __init__(self, service: Service, answer: Answer, stream: RequestStream, timing: Timing) -> None:
         self._service, self._answer, self._stream, self._timing = service, answer, stream, timing
-        headers = {**_headers(answer), "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(self._events(), media_type="text/event-stream", headers=headers)
+        self.status_code, self.background = 200, None
+        self.init_headers({**_headers(answer), "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(send, scope.get(SEND, send)))
+        gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
         finally:
+            writing.cancel()
+            gone.cancel()
             self._service.close(self._answer, self._stream, self._timing)
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        answer, stream = self._answer, self._stream
-        if opening := answer.opening():
-            yield opening
+    async def _write(self, start: Send, send: Send) -> None:
+        answer, stream, gained_at = self._answer, self._stream, self._timing.gained
+        await start({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        events = answer.opening()
         try:
-            while gained := await stream.read():
-                self._timing.gained(gained)
-                yield b"".join(
-                    answer.chunk(index_of(delta.request_id), delta)
-                    for delta in gained
-                    if delta.finish_reason not in ("error", "timeout")
+            while not stream.ended:
+                if events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                gained = await stream.read()
+                gained_at(gained)
+                events = b"".join(
+                    [
+                        answer.chunk(index_of(delta.request_id), delta)
+                        for delta in gained
+                        if delta.finish_reason not in ("error", "timeout")
+                    ]
                 )
             outputs = in_order(stream)
             failure = next(filter(None, map(failed, outputs)), None)
         except EngineDeadError:
             failure = refusal(503, STOPPED)
-        if failure is not None:
-            yield answer.failure(failure)
-        else:
-            yield answer.closing(outputs)
+        events += answer.closing(outputs) if failure is None else answer.failure(failure)
+        await send({"type": "http.response.body", "body": events, "more_body": False})
 
 
 def _headers(answer: Answer) -> dict[str, str]:
@@ -333,6 +344,6 @@ async def _off_loop(size: int, work: Callable[[], _Made]) -> _Made:
     return work() if size <= _SHORT else await asyncio.to_thread(work)
 
 
-async def _disconnected(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

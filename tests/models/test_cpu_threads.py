@@ -55,7 +55,10 @@ def test_available(monkeypatch: pytest.MonkeyPatch, given: str, cores: int, thre
 def test_cores_are_those_of_the_affinity_and_of_the_quota(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, membership: str, files: dict[str, str], expected: int
 ) -> None:
-    for name, text in {"groups/membership": membership, **{f"groups/{name}": text for name, text in files.items()}}.items():
+    for name, text in {
+        "groups/membership": membership,
+        **{f"groups/{name}": text for name, text in files.items()},
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))

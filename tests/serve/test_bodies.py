@@ -9,7 +9,7 @@ import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -114,7 +114,7 @@ class Failing(Body):
         raise StopIteration
 
 
-async def accept(body: Annotated[Counted, app.READ]) -> None:
+async def accept(body: Counted) -> None:
     """A route."""
 
 

@@ -99,7 +99,16 @@ def test_what_is_served(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> No
         (line,) = map(json.loads, lines(capsys))
     shown = {
         key: line[key]
-        for key in ("message", "model", "backend", "method", "max_model_len", "max_num_seqs", "http_workers", "end_tokens")
+        for key in (
+            "message",
+            "model",
+            "backend",
+            "method",
+            "max_model_len",
+            "max_num_seqs",
+            "http_workers",
+            "end_tokens",
+        )
     }
     assert shown == {
         "message": "serving", "model": tmp_path.name, "backend": "reference", "method": "ngram", "max_model_len": 64,

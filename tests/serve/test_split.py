@@ -588,7 +588,9 @@ async def test_deadlines_count_from_the_arrival_in_http(remote: Remote, tmp_path
     http.receive(messages.Hello(INFO, []))  # of an engine that did not take it before it died
     assert sent[-1] == submit
     await asyncio.sleep(0.3)
-    engine = EngineProcess(make_runner(runner={"queue_timeout_s": 0.2}), tmp_path, ServeSettings(http_workers=1), resume=False)
+    engine = EngineProcess(
+        make_runner(runner={"queue_timeout_s": 0.2}), tmp_path, ServeSettings(http_workers=1), resume=False
+    )
     try:
         engine.carry_out(messages.for_engine(messages.encode(submit)))
         engine.runner.step()

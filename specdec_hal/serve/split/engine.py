@@ -93,12 +93,9 @@ class EngineProcess:
 
     def _obey(self, wait: bool) -> None:
         """Execute queued commands; waits for one if `wait`."""
-        try:
-            while True:
-                self.carry_out(messages.for_engine(self._commands.recv(0 if wait else zmq.NOBLOCK)))
-                wait = False
-        except zmq.Again:
-            return
+        while wait or self._commands.get(zmq.EVENTS) & zmq.POLLIN:
+            self.carry_out(messages.for_engine(self._commands.recv()))
+            wait = False
 
     def carry_out(self, command: ToEngine) -> None:
         """Do what a message says."""

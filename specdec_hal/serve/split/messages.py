@@ -65,6 +65,7 @@ class SubmittedRequest(msgspec.Struct, array_like=True):
     request_id: str
     prompt_token_ids: list[int]
     params: dict[str, Any]
+    """Those that are not defaults of :class:`SamplingParams`."""
     timeout_s: float | None
     ttft_timeout_s: float | None
     arrived_s: float | None
@@ -74,7 +75,9 @@ class SubmittedRequest(msgspec.Struct, array_like=True):
     def of(cls, request: Request) -> SubmittedRequest:
         """Without its callback."""
         late = request.timeout_s, request.ttft_timeout_s, request.arrived_s
-        return cls(request.request_id, list(request.prompt_token_ids), request.params.model_dump(), *late)
+        return cls(
+            request.request_id, list(request.prompt_token_ids), request.params.model_dump(exclude_defaults=True), *late
+        )
 
     def request(self) -> Request:
         """The request for the engine's runner."""

@@ -18,6 +18,7 @@ from specdec_hal.config import Config
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream, arriving
 from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError, WorkerError
 from specdec_hal.models import Tokenizer
+from specdec_hal.request import NO_COUNTS, Drafts, FinishReason, TokenLogprobs
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.request_limit import RequestLimit
@@ -25,6 +26,7 @@ from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, Outbox, ToEngine, ToHttp
 from specdec_hal.serve.split.text import TextThread, end_process
 from specdec_hal.serve.stream import OutputDelta
+from specdec_hal.serve.stream.processor import RequestSummary
 
 _log = logging.getLogger("specdec_hal")
 
@@ -42,9 +44,14 @@ class _Live:
     stream: RequestStream
     number: int
     """Its submission."""
-    deltas: list[StreamDelta] = field(default_factory=list)
-    tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    flags: list[bool] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    drafts: list[Drafts] = field(default_factory=list)
     chars: int = 0
+    """Of the texts."""
     aborted: bool = False
     deaths: int = 0
 
@@ -53,30 +60,34 @@ class _Live:
 
         EngineDeadError if something is missing.
         """
-        delta, old_tokens, old_chars = update.delta, self.tokens - update.token_start, self.chars - update.char_start
+        delta, had = update.delta, len(self.tokens)
+        old_tokens, old_chars = had - update.token_start, self.chars - update.char_start
         if old_tokens < 0 or old_chars < 0:
             raise EngineDeadError("a part of the output is missing")
         if old_tokens or old_chars:
-            drafts = tuple(one for one in delta.drafts if one.start >= self.tokens)
+            drafts = tuple(one for one in delta.drafts if one.start >= had)
             delta = _after(delta, old_tokens, old_chars)._replace(drafts=drafts)
         if not (delta.token_ids or delta.spans or delta.finish_reason):
             return None
-        self.tokens += len(delta.token_ids)
+        self.tokens += delta.token_ids
+        self.flags += delta.accepted_draft
         for text, _ in delta.spans:
+            self.texts.append(text)
             self.chars += len(text)
-        self.deltas.append(delta)
+        if delta.logprobs:
+            self.logprobs += delta.logprobs
+        if delta.drafts:
+            self.drafts += delta.drafts
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         return delta
 
-    def output(self, update: OutputDelta) -> RequestOutput:
+    def output(self, reason: FinishReason, ended: RequestSummary) -> RequestOutput:
         """The whole output after the end."""
-        whole, ended = StreamDelta.joined(self.deltas), update.ended
-        assert ended is not None and whole.finish_reason is not None
         steps, drafted, accepted, num_drafts = ended.counts
         return RequestOutput(
-            whole.request_id, ended.prompt_tokens, whole.token_ids, whole.accepted_draft, whole.text,
-            whole.finish_reason, ended.error, whole.logprobs, steps, drafted, accepted, ended.queue_s,
-            whole.prompt_logprobs, whole.drafts, self.request.params.seed, num_drafts,
-            ended.num_cached_tokens,
+            self.request.request_id, ended.prompt_tokens, tuple(self.tokens), tuple(self.flags), "".join(self.texts),
+            reason, ended.error, tuple(self.logprobs), steps, drafted, accepted, ended.queue_s, self.prompt_logprobs,
+            tuple(self.drafts), self.request.params.seed, num_drafts, ended.num_cached_tokens,
         )  # fmt: skip
 
 
@@ -339,21 +350,8 @@ class RemoteEngine:
         if live.number in self._submitted:
             self._answer(live.number, EngineDeadError(why))
             return
-        delta = StreamDelta(name, (), (), (), "error")
-        live.deltas.append(delta)
-        whole = StreamDelta.joined(live.deltas)
-        live.stream.take(delta)
-        live.stream.take(
-            RequestOutput(
-                name,
-                len(live.request.prompt_token_ids),
-                whole.token_ids,
-                whole.accepted_draft,
-                whole.text,
-                "error",
-                why,
-            )
-        )
+        live.stream.take(StreamDelta(name, (), (), (), "error"))
+        live.stream.take(live.output("error", RequestSummary(len(live.request.prompt_token_ids), why, NO_COUNTS, None)))
         del self._live[name]
         self._engine.send(messages.Release(name, "error"))
 
@@ -372,9 +370,9 @@ class RemoteEngine:
             live.stream.take(delta)
         if update.ended is not None:
             del self._live[name]
-            live.stream.take(live.output(update))
             reason = update.delta.finish_reason
             assert reason is not None
+            live.stream.take(live.output(reason, update.ended))
             self._engine.send(messages.Release(name, reason))
 
 

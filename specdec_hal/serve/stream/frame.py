@@ -30,6 +30,7 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     prompt_tokens: int
     max_new_tokens: int
     params: dict[str, Any]
+    """Those that are not defaults of :class:`~specdec_hal.request.SamplingParams`."""
     queue_s: float | None
     token_ids: list[int] = []
     accepted_draft: list[bool] = []

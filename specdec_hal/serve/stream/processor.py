@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from specdec_hal.errors import FrameError
@@ -13,6 +14,9 @@ from specdec_hal.output.text import RequestText
 from specdec_hal.request import Drafts, FinishReason, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.serve.frame_codes import PREEMPTED, FrameKind
 from specdec_hal.serve.stream.frame import OutputFrame, PromptScores, StreamStart
+
+_delta = partial(tuple.__new__, StreamDelta)
+"""A fast constructor of StreamDelta."""
 
 
 class RequestSummary(NamedTuple):
@@ -52,18 +56,18 @@ class _Stream:
 
     def add(
         self,
-        tokens: Sequence[int] = (),
-        flags: Sequence[bool] = (),
+        tokens: tuple[int, ...] = (),
+        flags: tuple[bool, ...] = (),
         reason: FinishReason | None = None,
-        logprobs: Sequence[TokenLogprobs] = (),
-        drafts: Sequence[Drafts] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        drafts: tuple[Drafts, ...] = (),
         counts: tuple[int, int, int, int] | None = None,
     ) -> None:
         """Make the text of what the request gained."""
-        scores = self.prompt_logprobs
-        scored = tuple(scores) if not self.text.count and len(scores) == self.start.prompt_tokens else ()
-        given = tuple(tokens), tuple(flags), (), reason, tuple(logprobs), scored, tuple(drafts)
-        made = self.text.take(StreamDelta(self.start.request_id, *given, counts or self.text.counts))
+        text, scores = self.text, self.prompt_logprobs
+        scored = tuple(scores) if scores and not text.count and len(scores) == self.start.prompt_tokens else ()
+        given = self.start.request_id, tokens, flags, (), reason, logprobs, scored, drafts, counts or text.counts
+        made = text.take(_delta(given))
         if made is not None:
             self.pending.append(made)
 
@@ -151,7 +155,8 @@ class TokenProcessor:
         params = SamplingParams(**start.params)
         text = self._texts.begin(start.request_id, params, start.prompt_tail)
         stream = _Stream(start, params, text, list(start.prompt_logprobs))
-        stream.add(start.token_ids, start.accepted_draft, None, start.logprobs, start.drafts, start.counts)
+        tokens, flags = tuple(start.token_ids), tuple(start.accepted_draft)
+        stream.add(tokens, flags, None, tuple(start.logprobs), tuple(start.drafts), start.counts)
         self._touched[start.number] = self._streams[start.number] = stream
 
     def _score(self, scores: PromptScores) -> None:
@@ -163,7 +168,7 @@ class TokenProcessor:
 
     def _extend(self, frame: OutputFrame) -> None:
         """Add the tokens of all entries."""
-        tokens, accepted_draft = frame.emitted, list(map(bool, frame.accepted_draft))
+        tokens, accepted_draft = tuple(frame.emitted), tuple(map(bool, frame.accepted_draft))
         end = 0
         for number, start, count, drafted in zip(frame.numbers, frame.starts, frame.counts, frame.drafted, strict=True):
             if number in self._others:
@@ -183,8 +188,8 @@ class TokenProcessor:
             if start != text.count:
                 had = f"expected {text.count} tokens before, got {start}"
                 raise FrameError(f"starts: request '{stream.start.request_id}': {had}; some are missing")
-            logprobs = [] if wants.logprobs is None else frame.logprobs(rows, wants.logprobs)
-            drafts = [Drafts(start, verified, sum(flags))] if verified else []
+            logprobs = () if wants.logprobs is None else tuple(frame.logprobs(rows, wants.logprobs))
+            drafts = (Drafts(start, verified, sum(flags)),) if verified else ()
             steps, *others = counts = text.counts
             if drafted >= 0:
                 counts = steps + 1, others[0] + drafted, others[1] + sum(flags), others[2] + (drafted > 0)
@@ -198,16 +203,16 @@ class TokenProcessor:
         self._unpaired = {}
 
     def _pair(
-        self, stream: _Stream, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]
+        self, stream: _Stream, number: int, start: int, drafted: int, tokens: Sequence[int], from_draft: Sequence[bool]
     ) -> tuple[int, ...]:
         """The verified drafts of these tokens, for a request with return_drafts."""
         if drafted < 1:
             return ()
         verified = self._unpaired.pop((number, start), ())
         found = [token == draft for token, draft in zip(tokens, verified, strict=False)]
-        if len(verified) != drafted or found != from_draft[: len(found)]:
+        if len(verified) != drafted or found != list(from_draft[: len(found)]):
             name = f"drafts: request '{stream.start.request_id}'"
-            raise FrameError(f"{name}: expected {drafted} that give {tokens} after {start}, got {list(verified)}")
+            raise FrameError(f"{name}: expected {drafted} that give {list(tokens)} after {start}, got {list(verified)}")
         return verified
 
     def _deltas_of(self, stream: _Stream) -> list[OutputDelta]:
@@ -217,7 +222,8 @@ class TokenProcessor:
         delta = pending[0] if len(pending) == 1 else StreamDelta.joined(pending)
         start, tokens, chars, ended = stream.start, stream.tokens, stream.chars, None
         stream.tokens += len(delta.token_ids)
-        stream.chars += sum(len(text) for text, _ in delta.spans)
+        for text, _ in delta.spans:
+            stream.chars += len(text)
         if delta.finish_reason is not None:
             stream.closed = True
             ended = RequestSummary(

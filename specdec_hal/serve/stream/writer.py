@@ -139,15 +139,15 @@ class FrameWriter(StepSink):
     ) -> dict[int, int]:
         """Send collected entries with a step's tokens."""
         step = self._step
-        where = np.concatenate([np.array(step.slots, np.int64), slots])
-        mask = report.counted[where]
+        where = np.concatenate([np.array(step.slots, np.int64), slots]) if step.slots else slots
+        mask, first = report.counted[where], len(step.slots)
+        (numbers, prompts), counts = self._by_slot[:, slots], report.counts[slots]
         step.slots += slots.tolist()
-        numbers, prompts = self._by_slot[:, slots]
         step.numbers += numbers.tolist()
-        step.starts += (table.length[slots] - report.counts[slots] - prompts).tolist()
-        step.counts += report.counts[slots].tolist()
+        step.starts += (table.length[slots] - counts - prompts).tolist()
+        step.counts += counts.tolist()
         step.drafted += report.drafted[slots].tolist()
-        step.accepted_draft += report.matches[slots][report.counted[slots]].tobytes()
+        step.accepted_draft += report.matches[slots][mask[first:]].tobytes()
         if not self._send_drafts(report):
             step, self._step = self._step, _Step()
             self._lose(step)
@@ -216,8 +216,8 @@ class FrameWriter(StepSink):
 def _start(number: int, sequence: Sequence) -> StreamStart:
     request = sequence.request
     return StreamStart(
-        number, request.request_id, sequence.prompt_len, sequence.max_new_tokens, request.params.model_dump(),
-        sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
+        number, request.request_id, sequence.prompt_len, sequence.max_new_tokens,
+        request.params.model_dump(exclude_defaults=True), sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
         sequence.counts, list(sequence.prompt_logprobs), list(sequence.drafts),
         list(request.prompt_token_ids[-PROMPT_TAIL:]), sequence.num_cached_tokens,
     )  # fmt: skip
