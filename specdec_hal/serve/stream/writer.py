@@ -217,7 +217,8 @@ def _start(number: int, sequence: Sequence) -> StreamStart:
     request = sequence.request
     return StreamStart(
         number, request.request_id, sequence.prompt_len, sequence.max_new_tokens,
-        request.params.model_dump(exclude_defaults=True), sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
-        sequence.counts, list(sequence.prompt_logprobs), list(sequence.drafts),
+        request.params.model_dump(exclude_defaults=True), sequence.queue_s, list(sequence.token_ids),
+        list(sequence.accepted_draft), list(sequence.logprobs), sequence.counts, list(sequence.prompt_logprobs),
+        list(sequence.drafts),
         list(request.prompt_token_ids[-PROMPT_TAIL:]), sequence.num_cached_tokens,
     )  # fmt: skip
