@@ -5,14 +5,17 @@ CUDA's, and Python's of compiled modules. `caches`: "none" are filled, as on a n
 which `pip install` fills; "all" are. `late`: compilations and captures that the first requests still waited for.
 
 Parts: `embedded`, `LLM` of the embedded model under configs/cuda.yaml; `qwen3`, of Qwen3-0.6B's shape with random
-weights in bfloat16; `serve`, ``specdec-hal serve`` of the embedded model until /ready.
+weights in bfloat16; `serve`, ``specdec-hal serve`` of the embedded model until /ready, and then requests with what load
+generators add to theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,8 +28,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/cuda.yaml"
-# serve uses the caches that the embedded model has filled; qwen3 empties them.
-STATES = {"embedded": ("none", "python", "all"), "serve": ("all",), "qwen3": ("python", "all")}
+STATES = {"embedded": ("none", "python", "all"), "serve": ("none", "python", "all"), "qwen3": ("python", "all")}
+EMPTY = {"none": ("triton", "cuda", "python"), "python": ("triton", "cuda"), "all": ()}
+CHOICE = {"structured_outputs": {"choice": ["return a + b", "pass"]}}
+ADDED: list[dict[str, Any]] = [
+    {"ignore_eos": True}, {"ignore_eos": True, "min_tokens": 32}, {"n": 4, "temperature": 0.8}, {"logprobs": 0},
+    {"presence_penalty": 0.5, "repetition_penalty": 1.1}, {"logprobs": 3, "frequency_penalty": 0.5}, {"logprobs": 20},
+    {"stop_token_ids": [7]}, CHOICE, {**CHOICE, "logprobs": 5, "presence_penalty": 0.5},
+]  # fmt: skip
+"""Keys of load generators' requests."""
 QWEN3 = {
     "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
@@ -82,24 +92,32 @@ def own(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def until_ready() -> float:
-    """Seconds until a server answers /ready with 200."""
-    from serving_load import server
+def serve() -> dict[str, Any]:
+    """Seconds until a server answers /ready with 200, and what was prepared late for requests right after that."""
+    from serving_load import closed_loop, server
 
     began = time.perf_counter()
     with server("--config", str(CONFIG), "--set", "model.framework=transformers") as (_, url):
         while True:
             try:
                 with urllib.request.urlopen(f"{url}/ready"):
-                    return time.perf_counter() - began
+                    ready_s = time.perf_counter() - began
+                    break
             except urllib.error.HTTPError:
                 time.sleep(0.02)
+        asked = [{"prompt": "def add(a, b):\n" * (1 + at % 40), "max_tokens": 32} for at in range(120)]
+        bodies = [{**body, **ADDED[at % len(ADDED)]} for at, body in enumerate(asked)]
+        answers = asyncio.run(closed_loop(url, bodies, 12))[0]
+        assert all(answer.ok for answer in answers), "a request failed"
+        with urllib.request.urlopen(f"{url}/metrics") as metrics:
+            found = re.findall(r'late_preparations_total{.*kind="(.*?)".*} (.*)', metrics.read().decode())
+        return {"ready_s": ready_s, "late": {kind: int(float(count)) for kind, count in found}}
 
 
 def measure(part: str, folder: str) -> dict[str, Any]:
     """One start of a part."""
     if part == "serve":
-        return {"ready_s": until_ready()}
+        return serve()
     model = [f"--model={folder}/model"] if part == "qwen3" else []
     found: dict[str, Any] = json.loads(own("--child", repr(time.time()), *model).stdout.splitlines()[-1])
     return found
@@ -129,9 +147,8 @@ def main() -> None:
             if part == "qwen3":
                 own("--make", f"{folder}/model")
             for state in STATES[part]:
-                if state == "python":
-                    for cache in ("triton", "cuda"):
-                        shutil.rmtree(f"{folder}/{cache}", ignore_errors=True)
+                for cache in EMPTY[state]:
+                    shutil.rmtree(f"{folder}/{cache}", ignore_errors=True)
                 rows.append({"part": part, "caches": state, **measure(part, folder)})
                 print(json.dumps(rows[-1]), flush=True)
                 if given.out is not None:

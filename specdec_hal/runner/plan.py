@@ -121,6 +121,11 @@ class CompiledStep:
         """The captured parts."""
         return [part.replay for part in self.parts if part.replay is not None]
 
+    @property
+    def captured(self) -> bool:
+        """Whether all parts are."""
+        return all(part.replay is not None for part in self.parts)
+
     def begin(self, step: StepBuilder, **options: Any) -> None:
         """Collect the next calls of `step` in a new part."""
         self.parts.append(Part([], **options))
@@ -232,6 +237,10 @@ class StepCompiler:
         self._late = {"bind": 0, "capture": 0}
         self._no_drafts: Call | None = None
         self.plans: dict[Bucket, CompiledStep] = {}
+        self._whole = {Features()}
+        """Needs whose plans are captured in as few parts as possible. Plans of others share parts."""
+        self._parts: dict[tuple[Any, ...], CompiledStep] = {}
+        """Shared parts: those that sample by slots and needs, and those before and after by the other sizes."""
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
         self._model_ids: Any = None
         self._fed = 0
@@ -261,8 +270,9 @@ class StepCompiler:
     # ---- choosing a plan
 
     def features(self, sequences: Collection[Sequence], masked: bool = False) -> Features:
-        """The needs of a step. `masked`: whether rows have masks."""
-        return Features.of(sequences, self.model.config.vocab_size, masked)
+        """The needs of a step, and more if fewer plans have to be prepared then. `masked`: whether rows have masks."""
+        found = Features.of(sequences, self.model.config.vocab_size, masked)
+        return found if not self.static or found in self._whole else found._replace(stops=True)
 
     def bucket(self, slots: int, tokens: int, context: int, chunked: bool, features: Features) -> Bucket:
         """The smallest bucket for a step; sizes are powers of two, for few buckets."""
@@ -283,19 +293,25 @@ class StepCompiler:
             return _sizes(rows + 16, size["T_cap"])
         return sorted({max(one, rows) for one in _sizes(128, size["T_cap"])})
 
-    def warm_up(self, features: Iterable[Features], progress: Callable[[int, int], None]) -> None:
-        """Bind, launch and capture the plans of all steps with these needs.
+    def warm_up(
+        self, features: Collection[Features], others: Iterable[Features], progress: Callable[[int, int], None]
+    ) -> None:
+        """Bind, launch and capture the plans of all steps with these needs, and those of `others` from shared parts.
 
         All slots are idle, so nothing is computed. `progress(done, all)` may raise, which ends it.
         """
         if not self.static:
             return
-        buckets = [bucket for wanted in features for bucket in self._buckets(wanted)]
+        self._whole.update(features)
+        more = dict.fromkeys(one._replace(stops=True) for one in (*features, *others))
+        shared = [one for one in more if one not in self._whole]
+        whole = [bucket for wanted in features for bucket in self._buckets(wanted)]
+        buckets = [*whole, *(bucket for wanted in shared for bucket in self._buckets(wanted))]
         self._warming = True
         try:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
                 with compiling():  # only collects the model's kernels, to compile them in parallel
-                    for bucket in buckets:
+                    for bucket in whole:
                         self._bound(bucket).run(self.state.device.stream(), TimedStep(), _no_masks)
             for done, bucket in enumerate(buckets):
                 progress(done, len(buckets))
@@ -309,8 +325,8 @@ class StepCompiler:
 
     def _warm(self, bucket: Bucket) -> bool:
         """Whether this bucket's plan is ready. Changed draft probabilities drop all plans."""
-        plan = self.plans.get(bucket)
-        return plan is not None and plan.launches > 0 and (bool(plan.replays) or not self.captured)
+        plan = self._bound(bucket)
+        return plan.captured if self.captured else plan.launches > 0
 
     def _buckets(self, features: Features) -> list[Bucket]:
         """Every bucket of steps with these needs, large ones first: scratch memory that grows is never given back."""
@@ -329,7 +345,7 @@ class StepCompiler:
         plan = self.plans.get(bucket)
         if plan is None:
             self.plans[bucket] = plan = self._plan(bucket)
-            self._late["bind"] += self.static and not self._warming
+            self._late["bind"] += self.static and not self._warming and not plan.captured
         return plan
 
     @property
@@ -357,7 +373,7 @@ class StepCompiler:
         if not self.static:
             bucket = self._read_rows(bucket, stream, record)
         plan = self._bound(bucket)
-        if not plan.replays and self.captured and plan.launches:
+        if self.captured and plan.launches and not plan.captured:
             self._capture(plan)
         plan.launches += 1
         plan.run(stream, record, make_masks)
@@ -384,7 +400,8 @@ class StepCompiler:
 
         try:
             for part in plan.parts:
-                part.replay = device.capture(partial(launch, part))
+                if part.replay is None:
+                    part.replay = device.capture(partial(launch, part))
         except Exception as error:
             self.captured = False
             self.capture_failures += 1
@@ -400,20 +417,54 @@ class StepCompiler:
 
     def release(self) -> None:
         """Free the captured steps."""
-        for plan in self.plans.values():
+        for plan in (*self.plans.values(), *self._parts.values()):
             _release(plan)
         self.plans.clear()
+        self._parts.clear()
 
     # ---- the calls
 
     def _plan(self, bucket: Bucket) -> CompiledStep:
+        if self.static and bucket.features not in self._whole:
+            return self._shared_plan(bucket)
+        plan, step = self._new(bucket)
+        self._first(bucket, plan, step)
+        self._sample(bucket, plan, step)
+        self._last(bucket, plan, step)
+        return plan
+
+    def _new(self, bucket: Bucket) -> tuple[CompiledStep, StepBuilder]:
         step = StepBuilder(self.backend, self.state, _extents(bucket))
+        return CompiledStep([Part(step.calls)]), step
+
+    def _shared_plan(self, bucket: Bucket) -> CompiledStep:
+        """A plan of parts that other plans have too: to sample depends on the number of slots, not on other sizes."""
+        first = self._part(bucket, self._first, "first", *bucket[:-1])
+        sample = self._part(bucket, self._sample, "sample", bucket.slots, bucket.features)
+        last = self._part(bucket, self._last, "last", *bucket[:-1])
+        parts = [part for some in (first, sample, last) for part in some.parts if part.calls]
+        plan = CompiledStep(parts, sample.report, sample.logprobs)
+        plan.view = last.view
+        return plan
+
+    def _part(self, bucket: Bucket, add: Callable[[Bucket, CompiledStep, StepBuilder], None], *key: Any) -> CompiledStep:
+        if key not in self._parts:
+            part, step = self._new(bucket)
+            add(bucket, part, step)
+            self._parts[key] = part
+        return self._parts[key]
+
+    def _first(self, bucket: Bucket, plan: CompiledStep, step: StepBuilder) -> None:
+        """From the scheduler's decisions to logits."""
         if self.static:
             self._head(step)
             self._forward(bucket, step)
-        plan = CompiledStep([Part(step.calls)])
-        self._tail(bucket, plan, step)
-        return plan
+        buffers, rows = self._buffers, bucket.rows
+        for layer, x in buffers.hidden.items():
+            order = {"is_speculative": True, "token_order": self._order}
+            step.add("gather", "gather_next_token", x[: bucket.tokens], out=buffers.picked[layer][:rows], **order)
+        logits = self._logits(buffers.picked[FINAL_NORM][:rows], buffers.logits[:rows], bucket.slots)
+        step.call("logits", logits)
 
     def _head(self, step: StepBuilder) -> None:
         """From the scheduler's decisions to the packed tokens of the step."""
@@ -440,17 +491,10 @@ class StepCompiler:
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in self._buffers.hidden.items()}
         step.call("forward", lambda stream: model.forward_device(batch, hidden))
 
-    def _tail(self, bucket: Bucket, plan: CompiledStep, step: StepBuilder) -> None:
-        """From hidden states to drafts of the next step."""
-        state, buffers, features, rows = self.state, self._buffers, bucket.features, bucket.rows
-        hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
-        picked = {layer: tensor[:rows] for layer, tensor in buffers.picked.items()}
-        for layer, x in hidden.items():
-            order = {"is_speculative": True, "token_order": self._order}
-            step.add("gather", "gather_next_token", x, out=picked[layer], **order)
-        logits = buffers.logits[:rows]
-        step.call("logits", self._logits(picked[FINAL_NORM], logits, bucket.slots))
-        raw = logits
+    def _sample(self, bucket: Bucket, plan: CompiledStep, step: StepBuilder) -> None:
+        """From logits to the slots' new status."""
+        state, features, rows = self.state, bucket.features, bucket.rows
+        raw = logits = self._buffers.logits[:rows]
         if features.changes_logits and features.logprobs:
             raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
             step.call("penalties", lambda stream: state.device.assign(raw, logits))
@@ -484,6 +528,12 @@ class StepCompiler:
         if features.stops:
             step.add("verify", "set_stop_sequences")
         step.add("update", "update_model_status")
+
+    def _last(self, bucket: Bucket, plan: CompiledStep, step: StepBuilder) -> None:
+        """The drafts of the next step, if the device makes them."""
+        buffers = self._buffers
+        hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
+        picked = {layer: tensor[: bucket.rows] for layer, tensor in buffers.picked.items()}
         bounds = StepBounds(bucket.slots, bucket.tokens, bucket.query, bucket.context)
         plan.view = partial(self._view, hidden, picked, bounds)
         if isinstance(self.proposer, SwitchedProposer):
@@ -538,6 +588,7 @@ class StepCompiler:
             return
         self._draft_probs = draft_probs
         self.plans.clear()
+        self._parts.clear()
 
     def _check_drafts(self) -> None:
         """PluginError if the next step's drafts or base tokens are outside the vocabulary."""
@@ -688,7 +739,7 @@ def _release(plan: CompiledStep) -> None:
 
 def _columns(top: int, vocab_size: int) -> int:
     """N for a number of alternatives (-1: no log-probabilities)."""
-    return 1 + top if top < 1 else 1 + _round_up(top, 1, vocab_size - 1)
+    return 1 + top if top < 1 else 1 + _round_up(top, min(4, vocab_size - 1), vocab_size - 1)
 
 
 def _sizes(least: int, most: int) -> list[int]:

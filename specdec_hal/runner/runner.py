@@ -53,6 +53,8 @@ from specdec_hal.structured.compiler import Grammars
 from specdec_hal.text import describe, short
 
 _log = logging.getLogger("specdec_hal")
+LOGPROBS = (0, 4, 8, 16, 20)
+"""Alternatives of each log-probability for which steps are prepared; others are rounded up to one of them."""
 
 
 class ModelRunner:
@@ -291,11 +293,11 @@ class ModelRunner:
         self._hook.forget()
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
-        """Compile and capture all steps of requests with the defaults of the section `sampling`, without options, and
-        with a grammar if a library is installed.
+        """Compile and capture all steps of requests with the defaults of the section `sampling` and without options, and
+        with penalties, stop tokens, log-probabilities, and a grammar if a library is installed.
 
-        Other options (log-probabilities, penalties, ...) are bound on first use, counted by `late` of :meth:`summary`.
-        Nothing to do without device launches. `progress(done, all)` is called before each step and at the end; raising
+        Other options (`logit_bias`, `allowed_token_ids`, limits of thinking) are bound on first use, counted by `late`
+        of :meth:`summary`. Nothing to do without device launches. `progress(done, all)` is called before each step and at the end; raising
         ends the warm-up. RequestError while requests are live.
         """
         with self._guard.driving("warm_up"), self.state.device.working():
@@ -306,13 +308,19 @@ class ModelRunner:
                 return
             self._slots.apply(self.scheduler.idle())
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
+            own = [Sequence(Request("", [0], one), 1) for one in asked]
+            penalised = Sequence(Request("", [0], SamplingParams(presence_penalty=1.0)), 1)
+            scored = [Sequence(Request("", [0], SamplingParams(logprobs=top)), 1) for top in LOGPROBS]
             masked = (False, True) if self.tokenizer is not None and self.grammars.names else (False,)
-            features = [
-                self.compiler.features([Sequence(Request("", [0], one), 1)], with_masks)
+            features = dict.fromkeys(self.compiler.features([one]) for one in own)
+            others = dict.fromkeys(
+                self.compiler.features([one, *penalties, *scores], with_masks)
                 for with_masks in masked
-                for one in asked
-            ]
-            self.compiler.warm_up(dict.fromkeys(features), progress)
+                for one in own
+                for penalties in ([], [penalised])
+                for scores in ([], *([one] for one in scored))
+            )
+            self.compiler.warm_up(features, others, progress)
 
     @property
     def method(self) -> str:

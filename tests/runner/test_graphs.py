@@ -124,7 +124,7 @@ def test_a_runner_that_is_closed() -> None:
     runner = make("suffix", with_proposer(Guess), {})
     assert decode(runner) == plain()
     graphs = [graph for plan in runner.compiler.plans.values() for graph in plan.replays]
-    assert len(graphs) == 2
+    assert len(graphs) == 4  # two plans of two parts: `bad_token_ids` are not for all requests
     runner.add_request(Request("late", [3, 4, 5]))
     ended = list[str]()
     runner.resources.callback(ended.append, "once")

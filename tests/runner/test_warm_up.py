@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +21,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.serve.service import Service
 from tests.proposers.conftest import registry_with_draft_model, settings_of
+from tests.serve.conftest import served
 from tests.support.graphs import GraphDevice, LaunchingBackend, plain_tokens
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
@@ -88,6 +91,13 @@ def decode(runner: ModelRunner, **more: Any) -> None:
         assert more or outputs[str(number)].token_ids == plain_tokens(prompt, params)
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {"ignore_eos": True}, {"ignore_eos": True, "min_new_tokens": 9}, {"presence_penalty": 0.5}, {"logprobs": 0},
+    {"logprobs": 2}, {"logprobs": 9, "frequency_penalty": 1.0}, {"logprobs": 20}, {"stop_token_ids": [7]},
+]  # fmt: skip
+"""Of requests that wait for nothing."""
+
+
 @pytest.mark.parametrize(
     ("method", "strategy"),
     [("ngram", "target_match"), ("mtp", "target_match"), ("mtp", "rejection"), ("suffix", "target_match")],
@@ -99,8 +109,8 @@ def test_no_request_waits(method: str, strategy: str) -> None:
         runner = build_runner(config, LaunchingBackend(), CompilingModel(), registry=registry)  # type: ignore[arg-type]
     seen = list[tuple[int, int]]()
     runner.warm_up(lambda done, steps: seen.append((done, steps)))
-    captured = runner.summary()["graphs"]
-    assert seen == [(done, captured) for done in range(captured + 1)] and captured > 6
+    captured, steps = runner.summary()["graphs"], seen[0][1]
+    assert seen == [(done, steps) for done in range(steps + 1)] and 6 < captured <= steps
     assert runner.summary()["late"] == WAITS
     forwards = runner.model.forwards  # type: ignore[attr-defined]
     if strategy == "rejection":
@@ -113,9 +123,10 @@ def test_no_request_waits(method: str, strategy: str) -> None:
     summary = runner.summary()
     assert (summary["late"], summary["graphs"], summary["failed_steps"]) == (WAITS, captured, 0)
     assert runner.model.forwards > forwards  # type: ignore[attr-defined]
-    decode(runner, ignore_eos=True)
-    assert runner.summary()["late"] == WAITS
-    decode(runner, logprobs=2)
+    for options in OPTIONS:
+        decode(runner, **options)
+        assert runner.summary()["late"] == WAITS, options
+    decode(runner, logit_bias={3: 1.0})
     late = runner.summary()["late"]
     assert late["bind"] >= late["capture"] > 0 == late["compile"], "what nobody has announced"
     assert runner.counts().late == late
@@ -182,6 +193,44 @@ def test_engines_warm_up(wanted: bool | None) -> None:
         await asyncio.to_thread(engine.close)
 
     asyncio.run(serve())
+
+
+GENERATED: list[dict[str, Any]] = [
+    {"ignore_eos": True},  # vLLM's benchmark, guidellm
+    {"ignore_eos": True, "min_tokens": 12, "stream_options": {"include_usage": True}},  # aiperf
+    {"n": 3, "temperature": 0.8, "seed": 5},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    {"logprobs": 0},
+    {"logprobs": 3, "temperature": 1.0, "seed": 1, "repetition_penalty": 1.1},
+    {"logprobs": 20, "ignore_eos": True},
+    {"stop": ["qq"], "stop_token_ids": [7]},
+    {"structured_outputs": {"choice": ["bcdefbc", "fed"]}},
+    {"structured_outputs": {"choice": ["bcdefbc", "fed"]}, "logprobs": 5, "presence_penalty": 0.5},
+]
+"""What load generators add to their requests."""
+
+
+def test_requests_of_load_generators_wait_for_nothing() -> None:
+    config, registry = settings(serve={"port": 0, "split": False})
+    runtime = Runtime(config, registry)
+    runtime.backend = LaunchingBackend()
+    engine = AsyncEngine(CompilingModel(), runtime, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+    with served(engine, "letters", None) as running, ThreadPoolExecutor(8) as clients:
+        running.until(lambda: running.http.get("/ready").status_code == 200)
+        graphs = engine.runner.summary()["graphs"]
+        bodies = [
+            {"prompt": [3, 5, 6] * (1 + at % 9), "max_tokens": 12, "stream": bool(at % 2), **more}
+            for at in range(3)
+            for more in GENERATED
+        ]
+        for wave in (bodies[: len(GENERATED)], bodies):  # alone, and in changing company
+            answers = list(clients.map(running.post, wave)) if wave is bodies else list(map(running.post, wave))
+            assert {answer.status_code for answer in answers} == {200}
+            found = re.findall(r"late_preparations_total{.*} (.*)", running.http.get("/metrics").text)
+            assert found == ["0.0"] * len(WAITS), engine.runner.summary()["late"]
+        assert engine.runner.summary()["graphs"] == graphs > 0
+        assert running.post({"prompt": [3, 5], "max_tokens": 9, "logit_bias": {"3": 1}}).status_code == 200
+        assert engine.runner.summary()["late"]["bind"] > 0, "what nobody has announced"
 
 
 def test_an_engine_that_is_closed_does_not_warm_up_on(joined: threading.Event) -> None:
