@@ -447,7 +447,9 @@ class StepCompiler:
         plan.view = last.view
         return plan
 
-    def _part(self, bucket: Bucket, add: Callable[[Bucket, CompiledStep, StepBuilder], None], *key: Any) -> CompiledStep:
+    def _part(
+        self, bucket: Bucket, add: Callable[[Bucket, CompiledStep, StepBuilder], None], *key: Any
+    ) -> CompiledStep:
         if key not in self._parts:
             part, step = self._new(bucket)
             add(bucket, part, step)

@@ -138,3 +138,39 @@ def test_bytes_of_a_chats_tokens_are_their_own(tokenizers: dict[str, Tokenizer])
     assert scored[-1]["bytes"] is None and scored[-1]["token"] == "</s>"
     assert bytes(byte for one in scored[:-1] for byte in one["bytes"]).decode() == text
     assert [one["bytes"] for one in scored[0]["top_logprobs"]] == [[0xC3], [0xC4], None]
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {}, {"return_token_ids": True}, {"n": 2}, {"stream_options": {"include_usage": True}},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}, {"return_spans": True},
+        {"return_drafts": True},
+    ],
+    ids=str,
+)  # fmt: skip
+@given(texts=st.lists(st.sampled_from(['"\\', "é\n", "\0text", "\0ids", "", "a"]), min_size=2, max_size=5))
+@settings(max_examples=20)
+def test_chunks_of_cached_bytes(
+    tokenizers: dict[str, Tokenizer], chat: bool, keys: dict[str, Any], texts: list[str]
+) -> None:
+    """They have the bytes of chunks that are built from scratch, whatever is in the text."""
+    made = list[Answer]()
+    for _ in range(2):
+        one: Answer
+        if chat:
+            body = ChatCompletionRequest(messages=[{"role": "user", "content": "a"}], **keys)
+            one = ChatAnswer(body, '"m', tokenizers["bytes"], ["a"])
+        else:
+            one = CompletionAnswer(CompletionRequest(prompt="a", **keys), '"m', tokenizers["bytes"], ["a"])
+        one.id, one.created, one.prompt_ids, one.seeds = "x", 1, [PROMPT], [None, 3]
+        made.append(one)
+    for at, text in enumerate(texts):
+        reason = "stop" if at + 1 == len(texts) else None
+        delta = StreamDelta("x-1", (at, 7), (False, True), ((text, False), (text, True)), reason)
+        for index in range(keys.get("n", 1)):
+            assert made[0].chunk(index, delta) == made[1]._any_chunk(index, delta)
+    assert bool(made[0]._frames) == (len(texts) > 2 and not {"return_spans", "return_drafts"} & keys.keys() and (
+        "continuous_usage_stats" not in keys.get("stream_options", {})
+    ))  # fmt: skip
