@@ -520,7 +520,7 @@ class ServeSettings(Section):
         """`http_workers`, with "auto" resolved; 1 without `split`."""
         if not self.split:
             return 1
-        return max(1, min(cores() // 2, MOST_WORKERS)) if self.http_workers == AUTO else self.http_workers
+        return self.http_workers if isinstance(self.http_workers, int) else max(1, min(cores() // 2, MOST_WORKERS))
 
 
 class StructuredSettings(Section):

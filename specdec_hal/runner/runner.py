@@ -293,12 +293,12 @@ class ModelRunner:
         self._hook.forget()
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
-        """Compile and capture all steps of requests with the defaults of the section `sampling` and without options, and
-        with penalties, stop tokens, log-probabilities, and a grammar if a library is installed.
+        """Compile and capture all steps of requests with the defaults of the section `sampling`, of those without
+        options, and of both with penalties, stop tokens, log-probabilities, and a grammar if a library is installed.
 
         Other options (`logit_bias`, `allowed_token_ids`, limits of thinking) are bound on first use, counted by `late`
-        of :meth:`summary`. Nothing to do without device launches. `progress(done, all)` is called before each step and at the end; raising
-        ends the warm-up. RequestError while requests are live.
+        of :meth:`summary`. Nothing to do without device launches. `progress(done, all)` is called before each step and
+        at the end; raising ends the warm-up. RequestError while requests are live.
         """
         with self._guard.driving("warm_up"), self.state.device.working():
             self._read_down_to(0)

@@ -93,7 +93,7 @@ class EngineProcess:
 
     def _obey(self, wait: bool) -> None:
         """Execute queued commands; waits for one if `wait`."""
-        while wait or self._commands.get(zmq.EVENTS) & zmq.POLLIN:
+        while wait or self._commands.poll(0):
             self.carry_out(messages.for_engine(self._commands.recv()))
             wait = False
 
