@@ -260,7 +260,7 @@ def know_of_each_other(server: Server) -> None:
         assert spent >= before, "a counter, although any process answers"
         for name, count in (("prompt_tokens_total", 80), ("e2e_request_latency_seconds_count", 40)):
             assert re.search(rf"vllm:{name}{{.*}} {count}\.0", metrics), metrics
-    body |= {"max_tokens": 60, "stream": True}
+    body |= {"max_tokens": 60, "stream": True, "method": "none"}  # for long enough
     for _ in range(8):
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
             named = {"request_id": answer.headers["X-Request-Id"]}
@@ -516,6 +516,31 @@ async def test_frames_become_text_while_the_loop_is_busy(text: Text) -> None:
     assert whole.token_ids == output.token_ids and whole.text == LetterTokenizer().decode(list(output.token_ids))
     assert {one.delta.request_id for call in text.calls for one in call} == {"cmpl-1-aa-0"}
     assert len(text.calls) < text.runner.metrics.steps, "several frames come in one call"
+
+
+async def test_fast_steps_share_a_call(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hand-overs are some time apart: less with a short queue, which would be full otherwise. The first does not wait."""
+
+    class Clock:
+        now, slept = 100.0, list[float]()
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.slept.append(seconds)
+
+    monkeypatch.setattr("specdec_hal.serve.split.text.time", clock := Clock())
+    for at, waits in enumerate((False, True, False)):
+        clock.slept.clear()
+        text.writer.begin()
+        text.runner.add_request(Request(f"cmpl-1-{at}a-0", [3, 5, 6], SamplingParams(max_new_tokens=1)))
+        while text.runner.has_requests:
+            text.runner.step()
+        text.writer.flush()
+        await text.until_ended(f"cmpl-1-{at}a-0")
+        assert clock.slept == pytest.approx([8e-4] * waits)
+        clock.now += 1.0 * waits
 
 
 async def test_a_loop_that_takes_nothing_fills_the_queue(text: Text) -> None:

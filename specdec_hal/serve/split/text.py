@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from specdec_hal.serve.stream import FrameReader, OutputDelta, TokenProcessor
 from specdec_hal.serve.stream.channel import receiver
 
 _log = logging.getLogger("specdec_hal")
+_APART_S = 2e-3
+"""Least time from one hand-over to the next: steps that are faster share an event."""
+_FRAME_S = 1e-4
+"""The same per frame that may wait, so that a short queue does not stop the engine."""
 
 
 class TextThread:
@@ -43,6 +48,8 @@ class TextThread:
         endpoint = messages.endpoint(directory, messages.frames(worker))
         self._frames = receiver(self._context, endpoint, settings.output_queue)
         self._most = settings.output_queue
+        self._apart_s, self._due = min(_APART_S, _FRAME_S * settings.output_queue), 0.0
+        """The latter: of the next hand-over, at the earliest."""
         self._reader = FrameReader()
         self._processor = TokenProcessor(
             tokenizer.detokenizer, lambda name: settings.num_http_workers == 1 or messages.owner(name) == worker
@@ -86,6 +93,7 @@ class TextThread:
             self._room.acquire()
             if not self._closed:
                 self._loop.call_soon_threadsafe(self._hand_over, deltas)
+            self._due = time.monotonic() + self._apart_s
 
     def _hand_over(self, deltas: list[OutputDelta]) -> None:
         self._room.release()
@@ -98,6 +106,8 @@ class TextThread:
 
     def _waiting(self) -> Iterator[bytes]:
         yield self._frames.recv()
+        if (early := self._due - time.monotonic()) > 0:
+            time.sleep(early)
         for _ in range(self._most - 1):
             try:
                 yield self._frames.recv(zmq.NOBLOCK)
