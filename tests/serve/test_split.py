@@ -519,7 +519,7 @@ async def test_frames_become_text_while_the_loop_is_busy(text: Text) -> None:
 
 
 async def test_fast_steps_share_a_call(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hand-overs are some time apart: less with a short queue, which would be full otherwise. The first does not wait."""
+    """Hand-overs are some time apart, less with a short queue, which would be full otherwise. The first is at once."""
 
     class Clock:
         now, slept = 100.0, list[float]()
