@@ -219,7 +219,7 @@ def output_path(args: argparse.Namespace, kind: str | None) -> dict[str, Any]:
             if at:
                 for name, rate in found.items():
                     rates.setdefault(name, []).append(rate)
-            print(kind, {name: round(rate) for name, rate in found.items()}, file=sys.stderr, flush=True)
+            print(kind, {name: round(rate) for name, rate in found.items()}, busy, file=sys.stderr, flush=True)
     figures: dict[str, Any] = {"requests": together, "clients": clients, "client_processes": args.client_processes}
     figures |= {"http_workers": args.http_workers, "model": "1 B random parameters" if args.large else "embedded"}
     figures |= {name: {"tokens_per_second": statistics.median(r), "rounds": r} for name, r in rates.items()}
@@ -332,7 +332,11 @@ def main() -> None:
         return
     figures: dict[str, Any] = {"new_tokens": args.new_tokens}
     if "output_path" in args.only:
-        found = {kind: output_path(args, kind) for kind in args.kinds or [None]}
+        found = figures["output_path"] = {}
+        for kind in args.kinds or [None]:
+            found[kind] = output_path(args, kind)
+            if args.out is not None and kind is not None:
+                record.write(figures, args.out)  # in case that time runs out
         figures["output_path"] = found.get(None, found)
     if "gpus" in args.only:
         figures["gpus"] = gpus(args)

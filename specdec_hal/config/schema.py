@@ -45,8 +45,8 @@ DEFAULT_DRAFTS = 5
 MAX_CONTEXT = SERVED["L"]
 INT32_MAX = (1 << 31) - 1
 NAIVE = "naive"
-MOST_WORKERS = 8
-"""Most HTTP processes of `serve.http_workers` "auto"."""
+MOST_WORKERS = 4
+"""Most HTTP processes of `serve.http_workers` "auto": eight slowed the engine of a host of 16 cores down."""
 OVERRIDE, ARGUMENT = "--set", "argument"
 """Source of a value outside files: the command line, or keyword arguments."""
 NAMES = "names"
@@ -488,7 +488,7 @@ class ServeSettings(Section):
     `open_metrics`: serve /metrics without the API key.
 
     `split`: `specdec-hal serve` runs HTTP and engine as separate processes. `http_workers`: with `split`, number of
-    HTTP processes; "auto": half of the cores that the server may use, at most 8. `output_queue`: frames that may
+    HTTP processes; "auto": one per four cores that the server may use, at most 4. `output_queue`: frames that may
     wait for each of them, on each side of its socket. `slow_reader`: if an output queue is full, the engine waits,
     or drops requests with an error. `log_format`: format of the log on stderr. `access_log`: log a line per
     request.
@@ -520,7 +520,7 @@ class ServeSettings(Section):
         """`http_workers`, with "auto" resolved; 1 without `split`."""
         if not self.split:
             return 1
-        return self.http_workers if isinstance(self.http_workers, int) else max(1, min(cores() // 2, MOST_WORKERS))
+        return self.http_workers if isinstance(self.http_workers, int) else max(1, min(cores() // 4, MOST_WORKERS))
 
 
 class StructuredSettings(Section):

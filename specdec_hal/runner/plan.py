@@ -41,6 +41,11 @@ from specdec_hal.tensors.transfer import Fetched, Outputs
 
 _log = logging.getLogger("specdec_hal")
 
+LOGPROBS = (-1, 0, 5, 20)
+"""Alternatives, -1 without log-probabilities, to which a step's are rounded up; more become powers of two. OpenAI's API
+has at most 5 and 20.
+"""
+
 Call = Callable[[int], None]
 """A part of a step; takes the stream."""
 
@@ -741,7 +746,8 @@ def _release(plan: CompiledStep) -> None:
 
 def _columns(top: int, vocab_size: int) -> int:
     """N for a number of alternatives (-1: no log-probabilities)."""
-    return 1 + top if top < 1 else 1 + _round_up(top, min(4, vocab_size - 1), vocab_size - 1)
+    few = [one for one in LOGPROBS if top <= one]
+    return 1 + min(vocab_size - 1, few[0] if few else _round_up(top, 1, vocab_size - 1))
 
 
 def _sizes(least: int, most: int) -> list[int]:

@@ -37,7 +37,7 @@ from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.journal import Journal, Record, record_of, revive
 from specdec_hal.runner.method import DraftMethods
 from specdec_hal.runner.metrics import Counts, Load, Metrics, TimedStep, clock
-from specdec_hal.runner.plan import CompiledStep, Features, LaunchedStep
+from specdec_hal.runner.plan import LOGPROBS, CompiledStep, Features, LaunchedStep
 from specdec_hal.runner.prefill_budget import PrefillBudget
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Bisection
@@ -53,8 +53,6 @@ from specdec_hal.structured.compiler import Grammars
 from specdec_hal.text import describe, short
 
 _log = logging.getLogger("specdec_hal")
-LOGPROBS = (0, 4, 8, 16, 20)
-"""Alternatives of each log-probability for which steps are prepared; others are rounded up to one of them."""
 
 
 class ModelRunner:
@@ -310,7 +308,7 @@ class ModelRunner:
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
             own = [Sequence(Request("", [0], one), 1) for one in asked]
             penalised = Sequence(Request("", [0], SamplingParams(presence_penalty=1.0)), 1)
-            scored = [Sequence(Request("", [0], SamplingParams(logprobs=top)), 1) for top in LOGPROBS]
+            scored = [Sequence(Request("", [0], SamplingParams(logprobs=top)), 1) for top in LOGPROBS[1:]]
             masked = (False, True) if self.tokenizer is not None and self.grammars.names else (False,)
             features = dict.fromkeys(self.compiler.features([one]) for one in own)
             others = dict.fromkeys(

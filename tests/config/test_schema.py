@@ -117,7 +117,7 @@ def test_keys_that_are_wrong_together(problems: Problems, text: str, message: st
 @pytest.mark.parametrize(
     ("keys", "cores", "workers"),
     [
-        ({}, 1, 1), ({}, 2, 1), ({}, 3, 1), ({}, 4, 2), ({}, 16, 8), ({}, 64, 8), ({"http_workers": "auto"}, 6, 3),
+        ({}, 1, 1), ({}, 2, 1), ({}, 7, 1), ({}, 8, 2), ({}, 16, 4), ({}, 64, 4), ({"http_workers": "auto"}, 12, 3),
         ({"http_workers": 5}, 2, 5), ({"split": False}, 16, 1), ({"http_workers": "auto", "split": False}, 16, 1),
         ({"http_workers": 1, "split": False}, 16, 1),
     ],
