@@ -2,7 +2,8 @@
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
-Parts: models (Llamas of three sizes), decoders (several families), both with random weights.
+Parts: models (Llamas of three sizes), decoders (several families), fp8 (the Llama of 8 B parameters in bfloat16 and in
+FP8), all with random weights.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -36,7 +37,7 @@ from tests.support.paged import Paged  # noqa: E402
 
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"models": 12, "decoders": 15}
+SHARDS = {"models": 12, "decoders": 15, "fp8": 12}
 DEVICE = "cuda"
 Row = dict[str, Any]
 
@@ -123,13 +124,23 @@ def prepared(model: Any, slots: int, k: int, context: int, bucket: int) -> Calla
 
 
 def steps(
-    name: str, config: Any, cases: list[tuple[int, int]], traced: tuple[tuple[int, int], ...] = (), prompt: int = 0
+    name: str,
+    config: Any,
+    cases: list[tuple[int, int]],
+    traced: tuple[tuple[int, int], ...] = (),
+    prompt: int = 0,
+    quantization: str = "none",
 ) -> Iterator[Row]:
     """Captured steps of slots that all decode K+1 tokens after 500 others, by slots and K, with random weights.
 
     `traced`: of these also the kernels. `prompt`: after the step of one slot, one of so many tokens of a prompt.
+    `quantization`: as the key of that name.
     """
     whole = of_transformers(config)
+    if quantization != "none":
+        from specdec_hal.models.transformers.fp8 import DYNAMIC, Plan
+
+        Plan(Path(name), {}, (128, 128), quantization == DYNAMIC).finish(whole, DEVICE)
     floor, model = Floor(whole), adapter(whole)
     for slots, k in cases:
         graph = captured(prepared(model, slots, k, 500, 1024))
@@ -199,6 +210,21 @@ def part_models() -> list[Row]:
         for row in steps(name, config, list(mine(cases)), prompt=2048):
             print(json.dumps(row), flush=True)
             rows.append(row)
+        torch.cuda.empty_cache()
+    return rows
+
+
+def part_fp8() -> list[Row]:
+    """Steps after 500 tokens and a prompt of 2,048, in bfloat16, with weights in FP8, and also activations."""
+    rows = []
+    cases = product(("none", "fp8", "fp8_dynamic"), ((1, 0), (8, 5), (64, 0), (64, 5)))
+    for kind, group in groupby(mine(cases), lambda case: case[0]):
+        config = MODELS["8B"]()
+        if COMPILE_ONLY:
+            config.num_hidden_layers = 2
+        for row in steps("8B", config, [case for _, case in group], ((1, 0), (64, 5)), 2048, quantization=kind):
+            rows.append({**row, "quantization": kind})
+            print(json.dumps(rows[-1]), flush=True)
         torch.cuda.empty_cache()
     return rows
 

@@ -189,7 +189,9 @@ class ModelSettings(Section):
     `framework`: library that runs the model; "auto": llama.cpp for a .gguf file, else the first of paddle, transformers
     and paddleformers that has the architecture and is installed. `dtype`: dtype of weights and KV cache; "auto":
     float32 on CPUs, the checkpoint's own on GPUs (Paddle's model is always float32; with llama.cpp it is that of the KV
-    cache, "auto" float16). `generation_config`: "auto" takes sampling defaults from the checkpoint's
+    cache, "auto" float16). `quantization` (transformers): "auto": weights in FP8 stay so, on GPUs; "none":
+    they are widened to `dtype`; "fp8": linear layers get weights in FP8 at loading, on GPUs; "fp8_dynamic": activations
+    are in FP8 too, with a scale per token. `generation_config`: "auto" takes sampling defaults from the checkpoint's
     generation_config.json for keys missing in the section `sampling`; "none" ignores them, but not its end tokens.
     `num_threads`: most CPU threads of the model; null: default of its implementation (one per core of the process, with
     Paddle and PyTorch at most OMP_NUM_THREADS). `pdl_rows`: in steps of at most this many rows, Triton's kernels start
@@ -204,6 +206,7 @@ class ModelSettings(Section):
     download: bool = False
     framework: FrameworkChoice = AUTO
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    quantization: Literal["auto", "none", "fp8", "fp8_dynamic"] = "auto"
     generation_config: Literal["auto", "none"] = "auto"
     num_threads: Annotated[int | None, Field(ge=1, le=1024)] = None
     pdl_rows: Annotated[int | None, Field(ge=0, le=1 << 20)] = None

@@ -91,14 +91,19 @@ class Runtime:
         device = self.backend.device_name  # first: raises where the backend cannot run
         dtype = None if settings.dtype == AUTO else settings.dtype
         threads = settings.num_threads
-        chosen = {
+        chosen: dict[str, Any] = {
             "dtype": dtype,
             "batch_invariant": self.config.engine.batch_invariant,
             "threads": threads,
             "group": group,
         }
         chosen["pdl_rows"] = settings.pdl_rows
-        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        if settings.quantization != AUTO:
+            if device == "cpu" and settings.quantization != "none":
+                message = f"expected a GPU with FP8 for {settings.quantization}, got {device}; leave it out"
+                raise self.config.error("model.quantization", message)
+            chosen["quantization"] = settings.quantization
+        options = {name: value for name, value in chosen.items() if value is not None}
         return load_model(path, settings.framework, registry=self.registry, device=device, **options)
 
     def load_tokenizer(self) -> Tokenizer:

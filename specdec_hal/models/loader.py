@@ -48,7 +48,8 @@ def load_model(
     Paddle, a plug-in's for "torch", transformers and paddleformers with a model of the architecture.
     `options` go to the model: ``device`` ("cpu"), ``batch_invariant``; on a CPU ``threads``; ``dtype`` for
     transformers, by default float32 on CPUs and the checkpoint's own on GPUs, and for llama.cpp, see
-    :class:`~specdec_hal.models.llama_cpp.LlamaCpp`.
+    :class:`~specdec_hal.models.llama_cpp.LlamaCpp`; ``quantization`` for transformers: what the key
+    ``model.quantization`` may be.
 
     Logs the tokens that end a text, and a warning for each file that would change the model and is not applied.
 
@@ -88,6 +89,7 @@ def _check_memory(
     *,
     device: str = "cpu",
     group: Group | None = None,
+    quantization: str = AUTO,
     **options: Any,
 ) -> None:
     """InsufficientMemoryError if the weights, as stored, or this rank's part of them, do not fit."""
@@ -104,10 +106,12 @@ def _check_memory(
     need = registry.model_memory(name, framework, path, device)
     if need is None:
         return
-    ranks = 1 if group is None or device == "cpu" else group.size  # each reads all on the host
+    shares = 1 if group is None or device == "cpu" else group.size  # each rank reads all on the host
+    if quantization.startswith("fp8"):  # at least half of weights of 16 bits
+        shares *= 2
     require(
         str(path),
-        {part: size // ranks for part, size in need.weights.items()},
+        {part: size // shares for part, size in need.weights.items()},
         device,
         get_device(device, holder).free_bytes(),
         "use a smaller checkpoint, a smaller model.dtype on a GPU, or end other programs",

@@ -26,6 +26,7 @@ PADDLEFORMERS = "paddleformers"
 
 
 def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = None, **options: Any) -> Any:
+    _not_quantised("paddle", options)
     if dtype != "float32":
         raise _refused("paddle", "dtype", "float32", dtype, "use model.framework transformers for others")
     if group is not None:
@@ -38,6 +39,7 @@ def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = N
 
 
 def _paddleformers(path: str | Path, *, group: Group | None = None, **options: Any) -> Any:
+    _not_quantised(PADDLEFORMERS, options)
     if group is not None:
         hint = "use model.framework transformers for more"
         raise _refused(PADDLEFORMERS, "tensor_parallel", "1", group.size, hint)
@@ -61,6 +63,7 @@ def _paddleformers_memory(path: str | Path, *, device: str) -> ModelMemory:
 
 
 def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) -> Any:
+    _not_quantised(FRAMEWORK, options)
     if group is not None:
         raise _refused(FRAMEWORK, "tensor_parallel", "1", group.size, "use model.framework transformers for more")
     from specdec_hal.models.llama_cpp import LlamaCpp
@@ -123,6 +126,12 @@ def _arranged(path: str | Path) -> tuple[Any, Any]:
 
     config = read_config(path)
     return config, arrange(read_weights(path, config), config)
+
+
+def _not_quantised(framework: str, options: dict[str, Any]) -> None:
+    """Take the option away, unless it is one of `transformers`."""
+    if (chosen := options.pop("quantization", "auto")) not in ("auto", "none"):
+        raise _refused(framework, "quantization", "auto or none", chosen, "use model.framework transformers on a GPU")
 
 
 def _refused(framework: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:

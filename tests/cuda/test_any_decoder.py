@@ -12,6 +12,7 @@ import specdec_hal as sd
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams, build_runner
+from tests.support.fp8_models import write_fp8
 from tests.support.hf_models import ARCHITECTURES, VOCABULARY, Case, write_model
 from tests.support.history_model import LetterTokenizer
 
@@ -74,10 +75,40 @@ def test_states_of_known_prefixes(case: Case, storage: str) -> None:
 
 @pytest.mark.parametrize("kind", list(ARCHITECTURES))
 def test_bfloat16(case: Case) -> None:
+    model = load_model(case.folder, "transformers", device="cuda:0", dtype="bfloat16", batch_invariant=True)
+    check_bits(case, model)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "fp8_dynamic"])
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "GPT2", "Phi3", "Qwen3_5Text"])
+def test_quantised_at_loading(case: Case, quantization: str) -> None:
+    model = load_model(
+        case.folder, "transformers", device="cuda:0", dtype="bfloat16", batch_invariant=True, quantization=quantization
+    )
+    check_bits(case, model)
+
+
+@pytest.mark.parametrize("quantization", ["auto", "fp8_dynamic"])
+@pytest.mark.parametrize("scales", ["blocks", "channel"])
+def test_checkpoints_in_fp8(scales: str, quantization: str, tmp_path: Path) -> None:
+    import torch
+
+    from specdec_hal.models.fp8 import Fp8Weight
+    from specdec_hal.models.paged import launchers
+    from specdec_hal.models.transformers.device import DeviceTransformers
+    from specdec_hal.models.transformers.load import load_decoder
+
+    packed, _ = write_fp8(tmp_path, "Qwen3", scales)
+    decoder = load_decoder(packed, "cuda:0", "bfloat16", None, quantization)
+    model = DeviceTransformers(decoder, make_launcher=launchers(torch.device("cuda:0")), batch_invariant=True)
+    assert sum(isinstance(part, Fp8Weight) for part in decoder.model.modules()) == 2 * 3  # gated MLPs hold theirs
+    check_bits(Case(packed), model)
+
+
+def check_bits(case: Case, model: Any) -> None:
     """A text has the same bits at once, in chunks and beside another one; drafts change no token."""
     import torch
 
-    model = load_model(case.folder, "transformers", device="cuda:0", dtype="bfloat16", batch_invariant=True)
     assert model.capabilities.stable_row_counts is None
     texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 40))
     model.allocate(3, 64)

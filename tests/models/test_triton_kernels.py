@@ -194,6 +194,195 @@ def test_all_programs_of_a_wide_product_run_at_once(rows: int, columns: int) -> 
     assert columns / tile.n <= 132 * room
 
 
+# ---- products of weights in FP8
+
+
+def fp8_weight(launcher: Any, columns: int, depth: int, *, by_group: bool, by_row: bool, seed: int = 1) -> Any:
+    """A random weight in FP8, whose scales differ by powers of ten."""
+    import torch
+
+    from specdec_hal.models.fp8 import GROUP, Fp8Weight
+
+    generator, place = np.random.default_rng(seed), launcher.arena.device
+    values = torch.from_numpy(generator.standard_normal((columns, depth)) * 50).to(torch.float8_e4m3fn)
+    shape = (-(-depth // GROUP), columns) if by_group else (columns,)
+    scales = torch.from_numpy(10 ** generator.uniform(-3, -1, shape)).float()
+    return Fp8Weight(values.to(place), scales.to(place), by_row)
+
+
+def rounded(x: Any) -> Doubles:
+    """Rows in FP8 by PyTorch's own cast, times their scales."""
+    from specdec_hal.models.fp8 import quantised, widened
+
+    return doubles(widened(*quantised(x)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 48, 48), (9, 130, 640), (40, 96, 576), (130, 72, 256)])
+def test_products_of_weights_in_fp8(
+    make_launcher: MakeLauncher, dtype: str, by_group: bool, by_row: bool, rows: int, columns: int, depth: int
+) -> None:
+    """With scales of rows or of groups, and rows in their own dtype or in FP8; rows after the count stay."""
+    import torch
+
+    from specdec_hal.models.fp8 import widened
+
+    launcher = make_launcher(dtype)
+    weight = fp8_weight(launcher, columns, depth, by_group=by_group, by_row=by_row)
+    x, residual = random(launcher, rows + 2, depth), random(launcher, rows + 2, columns, seed=2)
+    bias = random(launcher, columns, seed=3)
+    whole = doubles(widened(weight.values, weight.scales))
+    want = (rounded(x) if by_row else doubles(x)) @ whole.T
+    interpreted = launcher.arena.device.type == "cpu"  # its cast to FP8 loses the carry of what it rounds up
+    size = np.abs(doubles(x)) @ np.abs(whole).T
+    coarse = interpreted or dtype == "bfloat16"  # tensor cores add products of FP8 with 14 bits
+    slack = ((0.05 if interpreted else 1e-3) if by_row else 1e-4 if not coarse else 2e-4) * size + 1e-6
+    out = torch.full((rows + 2, columns), float("nan"), dtype=torch.float32, device=x.device)
+    launcher.linear(x, weight, out, ints(launcher, [rows]))
+    assert out[rows:].isnan().all()
+    assert (np.abs(doubles(out) - want)[:rows] <= slack[:rows]).all()
+    launcher.linear(x, weight, out, None, bias=bias, residual=residual)
+    assert (np.abs(doubles(out) - want - doubles(bias) - doubles(residual)) <= slack + 1e-5).all()
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_gate_and_up_in_fp8(make_launcher: MakeLauncher, by_group: bool) -> None:
+    import torch
+
+    from specdec_hal.models.fp8 import in_turns, widened
+
+    launcher = make_launcher()
+    gate, up = (fp8_weight(launcher, 48, 256, by_group=by_group, by_row=False, seed=i) for i in (1, 2))
+    x, out = random(launcher, 5, 256) / 64, torch.empty((5, 48), device=launcher.arena.device)
+    launcher.gate_up(x, in_turns([gate, up]), out, None)
+    g, u = (doubles(x) @ doubles(widened(part.values, part.scales)).T for part in (gate, up))
+    np.testing.assert_allclose(doubles(out), g / (1 + np.exp(-g)) * u, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_number_in_fp8_is_widened_exactly(make_launcher: MakeLauncher, dtype: str) -> None:
+    import torch
+
+    from specdec_hal.models.fp8 import Fp8Weight
+
+    launcher = make_launcher(dtype)
+    place = launcher.arena.device
+    codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)
+    values = codes.view(torch.float8_e4m3fn).view(127, 2).repeat(1, 8).contiguous().to(place)
+    out = torch.empty((16, 127), device=place)
+    weight = Fp8Weight(values, torch.ones(127, device=place), by_row=False)
+    launcher.linear(torch.eye(16, dtype=launcher.dtype, device=place), weight, out, None)
+    assert torch.equal(out, values.float().T)
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_bits_in_fp8_do_not_depend_on_the_number_of_rows(
+    make_launcher: MakeLauncher, triton_device: str, by_group: bool, by_row: bool
+) -> None:
+    if triton_device == "cpu":
+        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+    import torch
+
+    from specdec_hal.models.triton_kernels.compiling import compiling
+
+    launcher = make_launcher("bfloat16")
+
+    def different() -> list[tuple[int, int, int]]:
+        found = []
+        for columns, depth in ((6144, 2048), (2048, 1024), (4096, 4096), (384, 1024), (16640, 512), (2048, 8192)):
+            x = random(launcher, 600, depth)
+            weight = fp8_weight(launcher, columns, depth, by_group=by_group, by_row=by_row)
+            whole = torch.empty((600, columns), dtype=torch.float32, device=x.device)
+            launcher.linear(x, weight, whole, None)
+            for rows in (1, 2, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 200, 257, 384, 513):
+                out = torch.full((rows, columns), float("nan"), dtype=torch.float32, device=x.device)
+                launcher.linear(x[:rows], weight, out, None)
+                if not torch.equal(out, whole[:rows]):
+                    found.append((columns, depth, rows))
+        return found
+
+    with compiling():
+        different()
+    assert different() == []
+
+
+@given(rows=st.integers(1, 5000), columns=st.integers(1, 130_000), depth=st.integers(1, 9000))
+def test_tiles_of_products_in_fp8(rows: int, columns: int, depth: int) -> None:
+    """None wastes half of its rows but the smallest; a scale is that of a whole tile, and all fit on the chip."""
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    from specdec_hal.models.fp8 import GROUP
+    from specdec_hal.models.triton_kernels.tiles import fp8_tiles, tiles_of
+
+    for by_two in (False, True):
+        for by_group in (False, True):
+            tiles = fp8_tiles(tiles_of("bfloat16"), in_fp8=True, by_two=by_two, by_group=by_group)
+            tile = tiles.product(rows, columns, depth)
+            assert tile in tiles.products + tiles.large and (tile.m == 16 or tile.m < 2 * rows)
+            assert not by_group or GROUP % tile.k == 0
+            assert ((1 + by_two) * tile.m + tile.n) * tile.k * tile.stages <= 227 * 1024
+    assert fp8_tiles(tiles_of("float32"), in_fp8=True, by_two=False, by_group=True) == tiles_of("float32")
+
+
+def test_rows_in_fp8_are_those_of_pytorch(make_launcher: MakeLauncher, triton_device: str) -> None:
+    """Zeros keep a scale of 1."""
+    import torch
+
+    from specdec_hal.models.fp8 import quantised
+
+    launcher = make_launcher()
+    x = random(launcher, 5, 200) * torch.tensor([1e-3, 1, 0, 1e4, 7], device=triton_device)[:, None]
+    values, _, scales = launcher.quantise(x, None, by_two=False)
+    want, want_scales = quantised(x)
+    np.testing.assert_allclose(doubles(scales), doubles(want_scales), rtol=1e-6)
+    if triton_device != "cpu":  # where the interpreter's cast loses the carry of what it rounds up
+        assert torch.equal(values.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("dtype", "by_row"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
+def test_a_norm_quantises_for_the_next_product(make_launcher: MakeLauncher, dtype: str, by_row: bool) -> None:
+    """Other rows, and those of an earlier norm, are quantised by themselves."""
+    import torch
+
+    launcher = make_launcher(dtype)
+    weight = fp8_weight(launcher, 48, 96, by_group=False, by_row=by_row)
+    x, scale = random(launcher, 5, 96), random(launcher, 96, seed=1)
+    norms = [torch.empty_like(x) for _ in range(3)]
+    results = [torch.empty((5, 48), device=x.device) for _ in range(6)]
+    launcher.linear(x, weight, results[0], None)
+    for norm, factor in zip(norms, (1, 2, 3), strict=True):
+        launcher.rms_norm(x, scale * factor, norm, None, 1e-5)
+    assert launcher.quantised is not None and launcher.quantised[0] is norms[2]
+    for norm, out in zip(reversed(norms), results[1:4], strict=True):  # the last one is known
+        launcher.linear(norm, weight, out, None)
+    assert launcher.quantised is None
+    launcher.linear(norms[2].clone(), weight, results[4], None)
+    launcher.linear(norms[0].clone(), weight, results[5], None)
+    assert torch.equal(results[1], results[4]) and torch.equal(results[3], results[5])
+    assert not torch.equal(results[1], results[2])
+
+
+def test_rows_of_bfloat16_are_sums_of_two_in_fp8(make_launcher: MakeLauncher) -> None:
+    """Exactly, from 2^-13 of a row's largest number on."""
+    import torch
+
+    launcher = make_launcher("bfloat16")
+    x = random(launcher, 6, 2000)
+    x[1] *= 1e4
+    x[2] = x[2] * 2.0 ** torch.arange(-30, 10, 0.02, device=x.device)
+    x[3] = 0
+    x[4] = 1e-38
+    x[5, :7] = torch.tensor([448, 449, 3e38, 2.0**-126, -1, 1.75, 7], device=x.device)
+    high, low, scales = launcher.quantise(x, None, by_two=True)
+    got = (high.double() + low.double() / 16) * scales.double()[:, None]
+    largest = x.double().abs().amax(1, keepdim=True)
+    error = (got - x.double()).abs()
+    assert (error[x.abs().double() >= largest * 2.0**-13] == 0).all()
+    assert (error <= largest * 2.0**-21).all()
+
+
 # ---- rows by themselves
 
 

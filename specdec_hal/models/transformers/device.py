@@ -244,7 +244,7 @@ class DeviceTransformers(WithStates, WithModules, FromHost):
             yield
         finally:
             if self._launcher is not None:
-                self._launcher.step = None
+                self._launcher.step = self._launcher.quantised = None
 
     def mtp_bytes_per_block(self, block_size: int) -> int:
         """See MTPModel.mtp_bytes_per_block: those of one layer."""

@@ -13,6 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from specdec_hal.models import fp8
+from specdec_hal.models.fp8 import Fp8Weight
 from specdec_hal.models.rope import Rotation
 
 EXPERTS = "specdec_hal_kernels"
@@ -91,8 +93,10 @@ class Kernels:
         """See Operators; one launch."""
         act = getattr(module, "act_fn", None)
         gelu = type(act).__name__ in _GELU or getattr(act, "approximate", None) == "tanh"
+        both = [module.gate_proj.weight, module.up_proj.weight]
         with torch.no_grad():
-            weight = torch.stack([module.gate_proj.weight, module.up_proj.weight], 1).flatten(0, 1)
+            in_fp8 = isinstance(both[0], Fp8Weight)
+            weight = fp8.in_turns(both) if in_fp8 else torch.stack(both, 1).flatten(0, 1)
 
         def forward(x: Any) -> Any:
             rows = _rows(x)

@@ -30,6 +30,7 @@ from specdec_hal.models.mtp import ModuleFiles, find_module
 from specdec_hal.models.paged import launchers
 from specdec_hal.models.survey import check_finite, compare, refused
 from specdec_hal.models.transformers import (
+    fp8,
     mimo,  # noqa: F401  (registers it)
     own_attention,
     sparse,
@@ -61,17 +62,22 @@ def load(
     threads: int | None = None,
     pdl_rows: int | None = None,
     group: Group | None = None,
+    quantization: str = fp8.AUTO,
 ) -> Any:
     """A :class:`~.host.HostTransformers` on a CPU, a :class:`~.device.DeviceTransformers` on a GPU.
 
-    `dtype` None: float32 on CPUs, the checkpoint's own on GPUs. `pdl_rows`: of Triton's launcher. CheckpointError for
-    what `transformers` cannot load; UnsupportedError, with the reason, for a model that cannot run over our KV cache.
+    `dtype` None: float32 on CPUs, the checkpoint's own on GPUs. `pdl_rows`: of Triton's launcher. `quantization`: one
+    of :data:`.fp8.CHOICES`. CheckpointError for what `transformers` cannot load; UnsupportedError, with the reason, for
+    a model that cannot run over our KV cache; ArgumentError for weights in FP8 where the device has none.
     """
     on_host = device == "cpu"
     if not on_host:
         device = gpu(device)
-    decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"), group)
+    decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"), group, quantization)
     module = None if decoder.sparse else find_module(Path(path), decoder.model.config)
+    if module is not None and fp8.any_stored(module.files):
+        _log.warning("%s: its MTP module is in FP8, which is not supported; it cannot draft", path)
+        module = None
     if getattr(decoder.model.config.get_text_config(), "prefix_lm", False):
         _log.warning("%s: prefix_lm is not applied: a token of a prompt attends to those before it only", path)
     with _runs(type(decoder.model).__name__, _at_all(_quantised(decoder.model.config))):
@@ -93,11 +99,12 @@ def load(
 
 
 def load_decoder(
-    path: str | Path, device: str, dtype: str, group: Group | None = None, *, wrapper: bool = False
-) -> Decoder:
+    path: str | Path, device: str, dtype: str, group: Group | None = None, quantization: str = fp8.AUTO, *,
+    wrapper: bool = False,
+) -> Decoder:  # fmt: skip
     """The model of a checkpoint after its trial; `dtype`: one of :data:`~specdec_hal.models.checkpoint.DTYPES`, or
-    "auto". `group`: of the ranks that share it. `wrapper`: load a model that sees or hears by the class of the whole,
-    and keep its decoder.
+    "auto". `group`: of the ranks that share it. `quantization`: one of :data:`.fp8.CHOICES`. `wrapper`: load a model
+    that sees or hears by the class of the whole, and keep its decoder.
     """
     where, options = _where(path)
     if options and importlib.util.find_spec("gguf") is None:
@@ -131,7 +138,13 @@ def load_decoder(
         raise refused(name, f"it is quantised ({quantised}), and a part of another model")
     if method.get("quant_method") == "torchao":
         raise refused(name, f"{quantised}: tensors of torchao cannot be used in PyTorch's inference mode")
-    if method.get("quant_method") == "compressed-tensors":
+    module = find_module(Path(path), config)
+    in_fp8 = fp8.plan(
+        path, method, quantization, device, ranks=group is not None, others=() if module is None else module.files
+    )
+    if in_fp8 is not None and method:
+        del config.quantization_config
+    elif method.get("quant_method") in ("compressed-tensors", "fp8"):
         config.quantization_config = {**method, "dequantize": True}  # else a hook would do it, in the first whole pass
     gguf = None
     if options:
@@ -139,6 +152,8 @@ def load_decoder(
 
         gguf = GgufFile(Path(path), config)
         gguf.complete()
+    if in_fp8 is not None and dtype == "auto" and config.dtype is None:
+        dtype = "bfloat16"
     attention = own_attention.implementation(architecture) or NAME
     wanted = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": attention}
     division: Division | None = None
@@ -147,12 +162,14 @@ def load_decoder(
             loading,
             _Light(),
             _no_adapter(),
-            _known(architecture, find_module(Path(path), config)),
+            _known(architecture, module),
             ExitStack() as until_loaded,
         ):
             if gguf is not None:  # not as `gguf_file`, which demands the package accelerate
                 wanted["state_dict"] = gguf.weights(architecture)
             made = architecture
+            if in_fp8 is not None and method:
+                made = _then(architecture, in_fp8.prepare)
             if group is not None and not method:
 
                 def divide(model: Any) -> None:
@@ -167,7 +184,7 @@ def load_decoder(
                 key_mapping=None if config is whole else _OF_TEXT, output_loading_info=True, **wanted,
             )  # fmt: skip
             model.__class__ = architecture
-            if method.get("quant_method") == "compressed-tensors":
+            if in_fp8 is None and method.get("quant_method") == "compressed-tensors":
                 _unwrap(model)
             if gguf is not None:
                 gguf.finish(model)
@@ -179,7 +196,8 @@ def load_decoder(
         raise _unreadable(path, error, quantised) from error
     missing = sorted(info["missing_keys"])
     if missing and config is not whole and _wrapper_class(whole) is not None:
-        return load_decoder(path, device, dtype, group, wrapper=True)  # which has the library's names of its weights
+        # Its class has the library's names of the weights.
+        return load_decoder(path, device, dtype, group, quantization, wrapper=True)
     if missing:
         hint = "download or export the whole checkpoint"
         raise checkpoint_error(
@@ -188,6 +206,8 @@ def load_decoder(
     found = _config(path, model.eval())
     if config is whole:
         _keep_decoder(model)
+    if in_fp8 is not None:
+        in_fp8.finish(model, device)
     if group is None:
         model = model.to(device)
     check_finite(Path(path), dict(model.named_parameters()))
@@ -350,9 +370,10 @@ def memory(path: str | Path, *, device: str) -> ModelMemory | None:
         with safe_open(file, framework="np") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (no mapping)
                 part = tensors.get_slice(name)
-                if device != "cpu":
-                    itemsize = _BYTES.get(part.get_dtype(), 1)
-                weights += prod(part.get_shape()) * itemsize
+                size = 4 if device == "cpu" else _BYTES.get(part.get_dtype(), 1)
+                weights += prod(part.get_shape()) * size
+                if size > 1 and "scale" not in name.rpartition(".")[2]:  # what computes with numbers in FP8
+                    itemsize = size
     cache = 0 if device == "cpu" else 2 * (sum(map(_key_width, _layers(config))) + _index_width(config)) * itemsize
     return ModelMemory({"weights": weights}, cache, config.hidden_size * itemsize)
 

@@ -18,7 +18,9 @@ from typing import Any, Protocol
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from specdec_hal.models import fp8
 from specdec_hal.models.attention import Layer
+from specdec_hal.models.fp8 import Fp8Weight
 from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.transformers.bits import Silent
 from specdec_hal.models.transformers.gates import Gates, install_gates
@@ -44,7 +46,7 @@ class Operators(Protocol):
         """What computes gates."""
 
     def weight(self, weight: Any) -> Any:
-        """A weight [out, in] as `linear` takes it."""
+        """A weight [out, in] as `linear` takes it. On GPUs it may be an Fp8Weight."""
 
     def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
         """x [.., in] weight^T + `bias` + `residual`, of `dtype`, [.., outputs]."""
@@ -74,8 +76,9 @@ class Linear(torch.nn.Module):  # type: ignore[misc]
         biases = [layer.bias for layer in layers]
         self.sizes, self._outputs = [len(weight) for weight in weights], sum(map(len, weights))
         self.weight, self.bias = operators.weight(joined(weights)), None
-        if any(bias is not None for bias in biases):
-            self.bias = joined([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
+        if (known := next((bias for bias in biases if bias is not None), None)) is not None:
+            sized = zip(biases, self.sizes, strict=True)
+            self.bias = joined([known.new_zeros(size) if bias is None else bias for bias, size in sized])
         self._operators, self._dtype = operators, dtype
         self._held: list[Any] = []
         self._residual: list[Any] = []
@@ -119,7 +122,9 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 
 
 def joined(tensors: list[Any]) -> Any:
-    """Rows of several tensors as one parameter."""
+    """Rows of several tensors as one parameter, or of several Fp8Weights as one."""
+    if isinstance(tensors[0], Fp8Weight):
+        return fp8.stacked(tensors) if len(tensors) > 1 else tensors[0]
     with torch.no_grad():
         whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
     return torch.nn.Parameter(whole.detach(), requires_grad=False)
@@ -134,7 +139,8 @@ def same_inputs(model: Any, dtype: Any, run: Callable[[], Any]) -> list[list[Any
     def called(module: Any, args: Any) -> None:
         if any(module in group for group in groups):
             return
-        if inputs and inputs[-1] is args[0] and owner[groups[-1][0]] is owner[module]:
+        last = groups[-1][0] if groups else None
+        if inputs and inputs[-1] is args[0] and owner[last] is owner[module] and type(last) is type(module):
             groups[-1].append(module)
         else:
             groups.append([module])
@@ -151,8 +157,10 @@ def same_inputs(model: Any, dtype: Any, run: Callable[[], Any]) -> list[list[Any
 
 
 def is_linear(module: Any, dtype: Any) -> bool:
-    """Whether a module is a linear layer over a plain tensor of that dtype: quantised ones are classes of their own, or
-    have tensors that are, or a `forward` of their own."""
+    """Whether a module is a linear layer over a plain tensor of that dtype, or our Fp8Linear: others that are quantised
+    are classes of their own, or have tensors that are, or a `forward` of their own."""
+    if isinstance(getattr(module, "weight", None), Fp8Weight):
+        return True
     standard = type(module) in (torch.nn.Linear, Conv1D) and type(module.weight.data) is torch.Tensor
     return standard and module.weight.dtype is dtype and "forward" not in vars(module)
 
@@ -189,11 +197,12 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
     Returns the parts of each layer, None for one that is another.
     """
     model, blocks = decoder.model, list(decoder.survey.blocks)
-    groups = same_inputs(model, model.get_input_embeddings().weight.dtype, run)
+    dtype = model.get_input_embeddings().weight.dtype
+    groups = same_inputs(model, dtype, run)
     norms, calls = _trace(model, blocks, run)
     made = [(norm, x, _norm(norm, operators)) for norm, x in norms]
     ours = [mine for norm, x, mine in made if mine is not None and _replace(norm, x, mine)]
-    for gated, x in _gated(model, groups):
+    for gated, x in _gated(model, groups, dtype):
         middle = operators.gated(gated)
         if middle is not None and _replace(gated, x, partial(_mlp, gated, middle)):
             del gated.gate_proj, gated.up_proj
@@ -203,7 +212,7 @@ def install(decoder: Any, operators: Operators, run: Callable[[], Any]) -> list[
     for layers in groups:
         if layers[0] not in parents:
             continue  # of a replaced MLP
-        whole = Linear(operators, layers, torch.float32 if layers == [head] else layers[0].weight.dtype)
+        whole = Linear(operators, layers, torch.float32 if layers == [head] else dtype)
         for part, layer in enumerate(layers):
             parent, name = parents[layer]
             parent._modules[name] = Part(whole, part) if len(layers) > 1 else whole
@@ -337,7 +346,7 @@ class _Norm:
         return out
 
 
-def _gated(model: Any, groups: list[list[Any]]) -> list[tuple[Any, Any]]:
+def _gated(model: Any, groups: list[list[Any]], dtype: Any) -> list[tuple[Any, Any]]:
     """MLPs whose gate and up projections form a group, with an input."""
     found = []
     for module in model.modules():
@@ -346,8 +355,8 @@ def _gated(model: Any, groups: list[list[Any]]) -> list[tuple[Any, Any]]:
             weight: Any = parts[0].weight
             if any(part.bias is not None for part in parts[:2]) or weight.shape != parts[1].weight.shape:
                 continue
-            x = torch.linspace(-2, 2, 2 * weight.shape[1], device=weight.device)
-            found.append((module, x.view(1, 2, -1).to(weight.dtype)))
+            x = torch.linspace(-2, 2, 2 * weight.shape[1], device=next(parts[0].parameters()).device)
+            found.append((module, x.view(1, 2, -1).to(dtype)))
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specdec_hal.models.arena import Arena
+from specdec_hal.models.fp8 import DTYPE, GROUP, LARGEST, Fp8Weight
 from specdec_hal.models.rope import Norms, Rotation
 from specdec_hal.models.triton_kernels.attention import chunk_count, paged_attention
 from specdec_hal.models.triton_kernels.experts import combine, expert_linear
@@ -21,12 +22,14 @@ from specdec_hal.models.triton_kernels.gate_up import gate_up
 from specdec_hal.models.triton_kernels.gates import delta_inputs, mamba2_gates
 from specdec_hal.models.triton_kernels.linear import linear
 from specdec_hal.models.triton_kernels.norm import gated_norm, rms_norm, row_sum, sum_norm
+from specdec_hal.models.triton_kernels.quantise import quantise_rows
 from specdec_hal.models.triton_kernels.ranks import PROGRAMS, barrier, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
     PDL_ROWS,
     chunks_each,
+    fp8_tiles,
     part_length,
     power_of_2,
     split_parts,
@@ -80,6 +83,9 @@ class Launcher:
         self.pending: Rotation | None = None
         self.step: tuple[int, Any] | None = None
         """Of a running step: its rows, and int32 [1] on the device, how many of them are used."""
+        self.quantised: tuple[Any, Any] | None = None
+        """The last norm's result, and that in FP8, until rows are quantised again."""
+        self._by_two: bool | None = None
         self._all = torch.full((1,), torch.iinfo(torch.int32).max, dtype=torch.int32, device=device)
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._can_describe = hopper or device.type != "cuda"
@@ -101,10 +107,17 @@ class Launcher:
     def rms_norm(self, x: Any, weight: Any, out: Any, count: Any | None, epsilon: float) -> None:
         """`out` [rows, D] = RMSNorm of `x` times `weight`; all rows without `count`.
 
-        `x`: [rows, D], or [T, heads, D] whose first dimension has any stride.
+        `x`: [rows, D], or [T, heads, D] whose first dimension has any stride. Once products with weights in FP8 were
+        launched, rows are quantised for the next one too.
         """
         rows, line, group = len(out), x.stride(0), 1 if x.ndim == 2 else x.shape[1]
-        rms_norm[(rows,)](x, weight, out, count, rows, epsilon, line, GROUP=group, **self._of_rows(out))
+        in_fp8 = (None, None, None)
+        if self._by_two is not None and x.ndim == 2 and count is None:
+            in_fp8 = self._take_fp8(out, self._by_two)
+            self.quantised = out, in_fp8
+        rms_norm[(rows,)](
+            x, weight, out, *in_fp8, count, rows, epsilon, line, GROUP=group, LARGEST=LARGEST, **self._of_rows(out)
+        )
 
     def gated_norm(
         self, x: Any, gate: Any, weight: Any, out: Any, epsilon: float, *, gate_first: bool, sigmoid: bool
@@ -188,9 +201,9 @@ class Launcher:
     ) -> None:
         """`out` = x weight^T + `bias` + `residual`, rounded once to its dtype; all rows without `count`.
 
-        `residual` [rows, N] may be `out`.
+        `weight`: a tensor or an Fp8Weight. `residual` [rows, N] may be `out`.
         """
-        operands, scratch, options, grid = self._product(x, weight)
+        operands, scratch, options, grid = self._product(x, weight, count)
         counted = count is not None
         linear[grid](
             *operands, bias, residual, out, count if counted else out, *scratch, len(x), N=len(weight), COUNTED=counted,
@@ -200,9 +213,10 @@ class Launcher:
     def gate_up(self, x: Any, weight: Any, out: Any, count: Any | None, *, gelu: bool = False) -> None:
         """`out` [rows, F] = silu(x gate^T) * (x up^T) for `weight` [2F, in]: rows of gate and up in turns.
 
-        `gelu`: with the tanh approximation of GELU instead of SiLU. All rows without `count`.
+        `weight`: a tensor or an Fp8Weight. `gelu`: the tanh approximation of GELU instead of SiLU. All rows without
+        `count`.
         """
-        operands, scratch, options, grid = self._product(x, weight)
+        operands, scratch, options, grid = self._product(x, weight, count)
         counted = count is not None
         gate_up[grid](
             *operands, out, count if counted else out, *scratch, len(x), N=len(weight) // 2, GELU=gelu,
@@ -228,12 +242,42 @@ class Launcher:
             x, weight, out, chosen, EXPERTS=experts, SHARE=weight.shape[1], D=width, BLOCK=1024, **self._options(rows)
         )
 
+    def quantise(self, x: Any, count: Any | None, *, by_two: bool) -> tuple[Any, Any | None, Any]:
+        """`x` [rows, D] in FP8, and `by_two` the rest of that, and float32 scales [rows], until the next call: see
+        :mod:`.quantise`. All rows without `count`.
+        """
+        out, low, scales = self._take_fp8(x, by_two)
+        quantise_rows[(len(x),)](x, out, low, scales, count, len(x), LARGEST=LARGEST, **self._of_rows(x))
+        return out, low, scales
+
+    def _known(self, x: Any) -> Any | None:
+        """`x` in FP8 if it is the last norm's result."""
+        norm, in_fp8 = self.quantised or (None, None)
+        return in_fp8 if norm is not None and norm.data_ptr() == x.data_ptr() and norm.shape == x.shape else None
+
+    def _take_fp8(self, x: Any, by_two: bool) -> tuple[Any, Any | None, Any]:
+        """Memory for :meth:`quantise`."""
+        self.quantised = None
+        out = self.arena.take("rows in FP8", x.shape, DTYPE)
+        low = self.arena.take("low parts of rows", x.shape, DTYPE) if by_two else None
+        return out, low, self.arena.take("scales of rows", (len(x),), torch.float32)
+
     def _product(
-        self, x: Any, weight: Any
-    ) -> tuple[tuple[Any, Any], tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
+        self, x: Any, weight: Any, count: Any | None
+    ) -> tuple[tuple[Any, ...], tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
         """Operands, scratch memory, constants and grid of a kernel that tiles x weight^T."""
+        tiles, low, scales, x_scales, group = self.tiles, None, None, None, 0
+        if isinstance(weight, Fp8Weight):
+            by_two = not weight.by_row and self.dtype == torch.bfloat16
+            in_fp8 = weight.by_row or by_two
+            tiles = fp8_tiles(self.tiles, in_fp8=in_fp8, by_two=by_two, by_group=weight.by_group)
+            if in_fp8:
+                self._by_two = by_two
+                x, low, x_scales = self._known(x) or self.quantise(x, count, by_two=by_two)
+            group = GROUP if weight.by_group else 0
+            weight, scales = weight.values, weight.scales
         (rows, depth), columns = x.shape, len(weight)
-        tile = self.tiles.product(rows, columns, depth)
+        tile = tiles.product(rows, columns, depth)
         part = part_length(columns, depth)
         parts = -(-depth // part)
         row_tiles, column_tiles = -(-rows // tile.m), -(-columns // tile.n)
@@ -246,29 +290,32 @@ class Launcher:
             tile.described
             and self._can_describe
             and part % tile.k == 0
-            and depth * x.itemsize % 16 == 0
+            and depth * weight.itemsize % 16 == 0
             and (x.data_ptr() | weight.data_ptr()) % 16 == 0
         )
         if described:
-            x, weight = (
-                TensorDescriptor.from_tensor(tensor, [lines, tile.k])
-                for tensor, lines in ((x, tile.m), (weight, tile.n))
+            x, low, weight = (
+                None if tensor is None else TensorDescriptor.from_tensor(tensor, [lines, tile.k])
+                for tensor, lines in ((x, tile.m), (low, tile.m), (weight, tile.n))
             )
         options = {
             "K": depth,
             "PART": part,
             "SPLIT": split,
+            "GROUP": group,
+            "STAGES": tile.stages if group else None,
             "DESCRIBED": described,
             "BLOCK_M": tile.m,
             "BLOCK_N": tile.n,
             "BLOCK_K": tile.k,
-            "PRECISION": self.tiles.precision,
+            "PRECISION": tiles.precision,
             "SWAP": tile.swap,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
             **self._options(rows),
         }
-        return (x, weight), (partials, counters), options, (row_tiles, column_tiles, parts if split else 1)
+        grid = row_tiles, column_tiles, parts if split else 1
+        return (x, low, weight, scales, x_scales), (partials, counters), options, grid
 
     # ---- rows and the cache
 

@@ -6,13 +6,16 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import release, row_count, wait
-from specdec_hal.models.triton_kernels.product import join, product
+from specdec_hal.models.triton_kernels.product import join, product, scaled
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def linear(
     x,
+    x_low,
     weight,
+    scales,
+    x_scales,
     bias,
     residual,
     out,
@@ -25,6 +28,8 @@ def linear(
     PART: tl.constexpr,
     COUNTED: tl.constexpr,
     SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
     DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -35,14 +40,18 @@ def linear(
 ):
     """`x` [capacity, K], `weight` [N, K], `bias` [N] or None, `out` [capacity, N]; rows from `count` on are left alone.
 
-    `residual` [capacity, N], or None, may be `out`; the sum is rounded once. Grid: as in :func:`.product.product`.
+    `residual` [capacity, N], or None, may be `out`; the sum is rounded once. `x_low`, and float32 `scales` and
+    `x_scales`: of numbers in FP8, see :mod:`.product`, or None. Grid: as in :func:`.product.product`.
     """
     rows = row_count(count, capacity, COUNTED)
     wait(PDL)
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return
-    total = product(x, weight, rows, N, K, PART, SPLIT, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP)
+    total = product(
+        x, x_low, weight, scales, rows, N, K, PART, SPLIT, GROUP, STAGES, DESCRIBED, BLOCK_M, BLOCK_N,
+        BLOCK_K, PRECISION, SWAP,
+    )  # fmt: skip
     release(PDL)
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -57,6 +66,7 @@ def linear(
         total, complete = join(total, partials, counters, K, PART)
         if not complete:
             return
+    total = scaled(total, scales, x_scales, rows, N, GROUP)
     if bias is not None:
         total += added.to(tl.float32)[None, :]
     if residual is not None:

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import begin
+from specdec_hal.models.triton_kernels.quantise import store_rows
 from specdec_hal.models.triton_kernels.ranks import meet, part_of
 
 
@@ -14,16 +15,22 @@ def rms_norm(
     x,
     weight,
     out,
+    values,
+    low,
+    scales,
     count,
     capacity,
     epsilon,
     line,
     GROUP: tl.constexpr,
+    LARGEST: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`out` [capacity, D], `weight` [D]; computed in float32. Rows from int32 `count` [1], if any, on are left alone.
+
+    `values`, `low`, `scales`: the rows of `out` in FP8, as of :func:`.quantise.quantise_rows`, or None.
 
     Of `x`, `GROUP` rows follow each other every `line` elements: heads beside what else a product made of a token.
     """
@@ -35,7 +42,9 @@ def rms_norm(
         return
     column = tl.arange(0, BLOCK_D)
     at = x + row // GROUP * line + row % GROUP * D + column
-    _normalise(tl.load(at, mask=column < D, other=0.0), weight, out + row * D, epsilon, D, BLOCK_D)
+    normed = _normalise(tl.load(at, mask=column < D, other=0.0), weight, out + row * D, epsilon, D, BLOCK_D)
+    if values is not None:
+        store_rows(normed.to(tl.float32), row, values, low, scales, LARGEST, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
@@ -104,7 +113,9 @@ def _normalise(x, weight, out, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr):
     x = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
     scaled = x * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + column, scaled.to(out.dtype.element_ty), mask=inside)
+    normed = scaled.to(out.dtype.element_ty)
+    tl.store(out + column, normed, mask=inside)
+    return normed
 
 
 @triton.jit(do_not_specialize=["x_line", "gate_line"])

@@ -6,7 +6,7 @@ attention's keys per step affect bits, so they depend only on the model and dtyp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Programs that fill a large GPU in steps of few rows; constant, so that parts of K are the same on all GPUs.
 _FILL = 256
@@ -58,7 +58,8 @@ class Tiles:
 
     `large`: for products of more than 128 rows; empty: `products`. `together`: replace tiles with the same number of
     rows if all programs run at once with these only. `cut`: replace tiles of 128 columns for 97 to 128 rows, if K has
-    several parts: one for narrow weights with short parts, one for the others.
+    several parts: one for narrow weights with short parts, one for the others. `enough`: programs from which on a
+    larger tile is chosen.
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
@@ -74,6 +75,7 @@ class Tiles:
     large: tuple[ProductTile, ...] = ()
     together: tuple[ProductTile, ...] = ()
     cut: tuple[ProductTile, ...] = ()
+    enough: int = _ENOUGH
 
     def product(self, rows: int, columns: int, depth: int) -> ProductTile:
         """The largest tile that leaves enough programs, or else the smallest."""
@@ -86,7 +88,7 @@ class Tiles:
             return -(-rows // tile.m) * -(-columns // tile.n) * parts
 
         fitting = (t for t in reversed(tiles) if t.m <= max(power_of_2(rows), tiles[0].m))
-        tile = next((t for t in fitting if programs(t) >= _ENOUGH), tiles[0])
+        tile = next((t for t in fitting if programs(t) >= self.enough), tiles[0])
         if self.cut and 96 < rows <= 128 and parts > 1 and tile.n == 128:
             return self.cut[0 if columns <= _CUT_COLUMNS and length <= _CUT_PART else 1]
         if programs(tile) <= tile.at_once:
@@ -137,9 +139,64 @@ _HALF = Tiles(
 )
 
 
+def _swapped(*sizes: tuple[int, int, int, int, int]) -> tuple[ProductTile, ...]:
+    return tuple(ProductTile(*size, described=True, swap=True) for size in sizes)
+
+
+def _of_fp8(products: tuple[ProductTile, ...], large: tuple[ProductTile, ...], enough: int = _ENOUGH) -> Tiles:
+    return replace(_HALF, products=products, large=large, together=(), cut=(), enough=enough)
+
+
+_WIDE = ProductTile(128, 256, 128, 8, 4, described=True)
+# Of products in FP8 (NVIDIA H200), with one number of FP8 for each of a row, or with two; with scales by row of the
+# weight, or by group, whose depth is that of a group.
+_ONE = _of_fp8(
+    _swapped(
+        (16, 64, 256, 4, 5), (16, 128, 128, 4, 6), (32, 64, 256, 4, 5), (32, 128, 128, 4, 6), (64, 64, 256, 4, 5),
+        (64, 128, 128, 4, 5), (128, 64, 128, 4, 6), (128, 128, 128, 4, 5),
+    ),
+    (*_swapped((128, 128, 128, 4, 5)), _WIDE),
+)  # fmt: skip
+_ONE_GROUPS = _of_fp8(
+    _swapped(
+        (16, 64, 128, 4, 8), (16, 128, 128, 4, 6), (32, 64, 128, 4, 8), (32, 128, 128, 4, 6), (64, 64, 128, 4, 7),
+        (64, 128, 128, 4, 5), (128, 64, 128, 4, 6), (128, 128, 128, 8, 4),
+    ),
+    _swapped((128, 128, 128, 8, 4)),
+)  # fmt: skip
+_TWO = _of_fp8(
+    _swapped(
+        (16, 64, 256, 4, 4), (16, 128, 128, 4, 5), (32, 64, 128, 4, 6), (32, 128, 128, 4, 5), (64, 64, 128, 4, 6),
+        (64, 128, 128, 4, 4), (128, 64, 128, 4, 4),
+    ),
+    _swapped((128, 64, 128, 4, 4), (128, 128, 128, 8, 4)),
+    enough=200,
+)  # fmt: skip
+_TWO_GROUPS = _of_fp8(
+    _swapped(
+        (16, 64, 128, 4, 6), (16, 128, 128, 4, 5), (32, 64, 128, 4, 6), (32, 128, 128, 4, 5), (64, 64, 128, 4, 6),
+        (64, 128, 128, 4, 4), (128, 128, 128, 8, 4),
+    ),
+    _swapped((128, 128, 128, 8, 4)),
+)  # fmt: skip
+# Of weights in FP8 that are widened to float16 in the registers of tensor cores.
+_WIDENED = _of_fp8(_swapped((16, 64, 128, 4, 6), (64, 64, 128, 4, 5), (128, 128, 128, 8, 4)), ())
+
+
 def tiles_of(dtype: str) -> Tiles:
     """The tiles of "float32", "float16" or "bfloat16"."""
     return _FLOAT32 if dtype == "float32" else _HALF
+
+
+def fp8_tiles(tiles: Tiles, *, in_fp8: bool, by_two: bool, by_group: bool) -> Tiles:
+    """The tiles of products with weights in FP8, where others have `tiles`. `in_fp8`: rows are in FP8, `by_two` as two
+    numbers each; `by_group`: scales are of groups."""
+    if tiles.precision == "tf32x3":
+        return tiles
+    if not in_fp8:
+        return _WIDENED
+    one, two = (_ONE_GROUPS, _TWO_GROUPS) if by_group else (_ONE, _TWO)
+    return two if by_two else one
 
 
 def part_length(columns: int, depth: int) -> int:
