@@ -1,5 +1,7 @@
-// apply_token_bitmask: a warp per 1,024 columns of a row. It writes forbidden logits, and reads only lines that it
-// rewrites whole. truncate_drafts: a warp per slot, a lane per draft.
+// apply_token_bitmask: a thread has vectors of a row, and writes the forbidden logits. truncate_drafts: a warp per slot, a
+// lane per draft.
+#include <type_traits>
+
 #include "launch.cuh"
 #include "ops.h"
 #include "specdec/bitmask.h"
@@ -11,89 +13,128 @@
 namespace specdec::cuda {
 
 constexpr unsigned kBitmaskThreads = 256;
-constexpr unsigned kBitmaskWarps = kBitmaskThreads / kWarp;
-constexpr int kBitmaskTile = 32 * kWarp;  // columns of a warp: each lane has a word of its mask
-constexpr int kLine = 4 * kWarp;  // bytes
-constexpr int kShareWritten = 4;  // a line is written whole if one of so many of its columns is forbidden
+constexpr int64_t kBitmaskBlocks = 4;  // of a multiprocessor: from more on, a thread takes more vectors
+constexpr int kGroup = 32;  // columns, whose forbidden ones are the bits of a word; in sectors of their own
+constexpr int kFewForbidden = 8, kFewAllowed = 2;  // columns of a group that is written in part
 
-// All ones for the forbidden columns of a lane's four bytes of line k. Lane l's `word` has the forbidden columns 32 l
-// .. 32 l + 31 of the tile.
-template <typename Bits>
-__device__ __forceinline__ uint32_t forbidden_bytes(uint32_t word, int k) {
-  if constexpr (sizeof(Bits) == 4) {
-    return (__shfl_sync(kAllLanes, word, k) >> lane_id() & 1u) != 0 ? 0xFFFFFFFFu : 0;
-  } else {
-    const uint32_t half = __shfl_sync(kAllLanes, word, 2 * k + static_cast<int>(lane_id() / 16));
-    const uint32_t bits = half >> 2 * (lane_id() % 16);
-    return ((bits & 1u) != 0 ? 0xFFFFu : 0) | ((bits & 2u) != 0 ? 0xFFFF0000u : 0);
-  }
-}
-
-// Measured on an H100: if many columns of a line are forbidden, partial writes of sectors cost more than reading and
-// rewriting them; data beyond L2 is written faster with evict-first.
-template <class L, bool kFitsInCache>
-__global__ void __launch_bounds__(kBitmaskThreads)
-    apply_token_bitmask_kernel(const __grid_constant__ ApplyTokenBitmaskArgs a, typename L::Bits forbidden,
-                               unsigned tiles) {
+// 16 bytes of a row.
+template <class L>
+struct MaskedVector {
   using Bits = typename L::Bits;
-  constexpr int kColumns = kLine / sizeof(Bits), kLines = kBitmaskTile / kColumns, kWords = kColumns / 32;
+  static constexpr int kColumns = sizeof(uint4) / sizeof(Bits);
+  static constexpr unsigned kLanes = kGroup / kColumns;  // of a group
+  static constexpr uint32_t kAll = (1u << kColumns) - 1u;
+
+  // x, with the forbidden value where `bits` has a 1.
+  static __device__ __forceinline__ uint4 masked(const uint4& x, uint32_t bits, uint32_t forbidden) {
+    return {part(x.x, bits, 0, forbidden), part(x.y, bits, 1, forbidden), part(x.z, bits, 2, forbidden),
+            part(x.w, bits, 3, forbidden)};
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t part(uint32_t x, uint32_t bits, int i, uint32_t forbidden) {
+    if constexpr (kColumns == 4) return (bits >> i & 1u) != 0 ? forbidden : x;
+    const uint32_t ones = ((bits >> 2 * i & 1u) != 0 ? 0xFFFFu : 0) | ((bits >> 2 * i & 2u) != 0 ? 0xFFFF0000u : 0);
+    return (x & ~ones) | (forbidden & ones);
+  }
+};
+
+// Groups with few allowed or few forbidden tokens are written in part. Others are read and rewritten whole: partial
+// writes of most sectors cost twice as much (H200). Data beyond L2 is written faster with evict-first.
+template <class L, unsigned kEach, bool kFitsInCache>
+__global__ void __launch_bounds__(kBitmaskThreads)
+    apply_token_bitmask_kernel(const __grid_constant__ ApplyTokenBitmaskArgs a, typename L::Bits forbidden, int size) {
+  using Bits = typename L::Bits;
+  using Vector = MaskedVector<L>;
+  constexpr unsigned kGroups = kEach * kWarp / Vector::kLanes;  // of a warp
+  static_assert(kGroups <= kWarp, "a lane for each word");
   wait_for_previous();
   let_next_start();
-  const int64_t r = blockIdx.x / tiles, mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, r);
-  if (mask < 0) return;
+  const int64_t r = blockIdx.x;
+  const int64_t mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, r);
   Bits* const row = static_cast<Bits*>(a.logits) + r * a.V;
-  const auto skew = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % sizeof(uint32_t) / sizeof(Bits));
-  const int64_t first = (int64_t{blockIdx.x % tiles} * kBitmaskWarps + warp_id()) * kBitmaskTile - skew;
-  const int32_t* const words = a.bitmask + mask * a.Y;
-  const int64_t own = first + 32 * lane_id();
-  const uint32_t word =
-      forbidden_tokens(words, mask_size(a.vocab_size, a.Y), a.first_token + own) & columns_of_row(own, a.V);
+  const auto skew = static_cast<int>(reinterpret_cast<uintptr_t>(row) % (kGroup * sizeof(Bits)) / sizeof(Bits));
+  const unsigned warp = blockIdx.y * (kBitmaskThreads / kWarp) + warp_id();
+  const int first = static_cast<int>(warp * kGroups) * kGroup - skew;
+  const int own = first + static_cast<int>(lane_id() % kGroups) * kGroup, columns = static_cast<int>(a.V);
+  const auto word_of = [&](int64_t number) {
+    const int32_t* const words = a.bitmask + number * a.Y;
+    return forbidden_tokens(words, size, a.first_token + own);
+  };
+  const int64_t guess = min64(r, a.U - 1);  // as a rule each row has a mask of its own
+  uint32_t word = word_of(guess);
+  if (mask < 0) return;
+  if (mask != guess) word = word_of(mask);
+  word &= columns_of_row(own, columns);
+  const int count = __popc(word);
+  const uint32_t wholes = __ballot_sync(
+      kAllLanes, count >= kFewForbidden && count < kGroup - kFewAllowed && own >= 0 && own + kGroup <= columns);
   uint32_t all;
   if constexpr (sizeof(Bits) == 4) {
     all = __float_as_uint(forbidden);
   } else {
     all = uint32_t{forbidden} << 16 | forbidden;
   }
-  const auto cell = [&](int k) { return reinterpret_cast<uint32_t*>(row + first + k * kColumns) + lane_id(); };
-  // Of each word, whether its line is written whole; whether something of it stays.
-  const int count = __popc(word) + (kWords == 2 ? __popc(__shfl_xor_sync(kAllLanes, word, 1)) : 0);
-  const int64_t line = first + static_cast<int>(lane_id()) / kWords * kColumns;
-  const bool whole = kShareWritten * count >= kColumns && line >= 0 && line + kColumns <= a.V;
-  const uint32_t wholes = __ballot_sync(kAllLanes, whole), mixed = __ballot_sync(kAllLanes, whole && count < kColumns);
-
-  uint32_t kept[kLines];
-  if (mixed != 0) {
+  uint4* const cells = reinterpret_cast<uint4*>(row + first) + lane_id();
+  const auto group = [](unsigned e) { return (e * kWarp + lane_id()) / Vector::kLanes; };
+  uint32_t bits[kEach];
+  uint4 kept[kEach];
 #pragma unroll
-    for (int k = 0; k < kLines; ++k) {
-      if ((mixed >> k * kWords & 1u) != 0 && ~forbidden_bytes<Bits>(word, k) != 0) kept[k] = *cell(k);
-    }
+  for (unsigned e = 0; e < kEach; ++e) {
+    const uint32_t of_group = __shfl_sync(kAllLanes, word, static_cast<int>(group(e)));
+    bits[e] = of_group >> lane_id() % Vector::kLanes * Vector::kColumns & Vector::kAll;
+    if ((wholes >> group(e) & 1u) != 0 && bits[e] != Vector::kAll) kept[e] = cells[e * kWarp];
   }
 #pragma unroll
-  for (int k = 0; k < kLines; ++k) {
-    const uint32_t bytes = forbidden_bytes<Bits>(word, k);
-    if ((wholes >> k * kWords & 1u) != 0 || ~bytes == 0) {
-      const uint32_t value = ~bytes == 0 ? all : (kept[k] & ~bytes) | (all & bytes);
+  for (unsigned e = 0; e < kEach; ++e) {
+    if (bits[e] == Vector::kAll || (wholes >> group(e) & 1u) != 0) {
+      const uint4 x = bits[e] == Vector::kAll ? uint4{all, all, all, all} : Vector::masked(kept[e], bits[e], all);
       if constexpr (kFitsInCache)
-        *cell(k) = value;
+        cells[e * kWarp] = x;
       else
-        __stcs(cell(k), value);
-    } else if (bytes != 0) {
-      reinterpret_cast<Bits*>(cell(k))[(bytes & 1u) != 0 ? 0 : 1] = forbidden;
+        __stcs(&cells[e * kWarp], x);
+    } else if (bits[e] != 0) {
+#pragma unroll
+      for (int i = 0; i < Vector::kColumns; ++i) {
+        if ((bits[e] >> i & 1u) != 0) reinterpret_cast<Bits*>(&cells[e * kWarp])[i] = forbidden;
+      }
     }
   }
 }
 
+namespace {
+
+template <unsigned kVectors>
+using Each = std::integral_constant<unsigned, kVectors>;
+
+// Blocks of a row, if a thread has so many columns.
+unsigned bitmask_parts(int64_t width, unsigned columns) {
+  return blocks_for(width + kGroup - 1, int64_t{kBitmaskThreads} * columns);
+}
+
+}  // namespace
+
 void apply_token_bitmask(const ApplyTokenBitmaskArgs& a, cudaStream_t stream) {
   constexpr const char* kOp = "apply_token_bitmask";
   if (a.R_cap == 0 || a.U == 0) return;  // no masks
-  const unsigned tiles = blocks_for(a.V + 1, kBitmaskWarps * kBitmaskTile);
   with_float_type(a.logits_type, [&](auto type) {
     using L = decltype(type);
+    constexpr unsigned kMost = MaskedVector<L>::kLanes;  // vectors of a thread: a lane for each word of its warp
+    const auto launch_each = [&](auto each, auto fits) {
+      constexpr unsigned kEach = decltype(each)::value;
+      const unsigned parts = bitmask_parts(a.V, kEach * MaskedVector<L>::kColumns);
+      launch(kOp, stream, {dim3(static_cast<unsigned>(a.R_cap), parts), kBitmaskThreads},
+             apply_token_bitmask_kernel<L, kEach, decltype(fits)::value>, a, L::narrow(-INFINITY),
+             static_cast<int>(mask_size(a.vocab_size, a.Y)));
+    };
+    const auto enough = [&](unsigned each) {
+      return a.R_cap * bitmask_parts(a.V, each * MaskedVector<L>::kColumns) <= device_sms(kOp) * kBitmaskBlocks;
+    };
     const auto bytes = a.R_cap * a.V * static_cast<int64_t>(sizeof(typename L::Bits));
-    const bool fits = bytes <= device_attribute<cudaDevAttrL2CacheSize>(kOp);
-    launch(kOp, stream, {static_cast<unsigned>(a.R_cap) * tiles, kBitmaskThreads},
-           fits ? apply_token_bitmask_kernel<L, true> : apply_token_bitmask_kernel<L, false>, a, L::narrow(-INFINITY),
-           tiles);
+    if (bytes > device_attribute<cudaDevAttrL2CacheSize>(kOp)) return launch_each(Each<kMost>{}, std::false_type{});
+    if (enough(2)) return launch_each(Each<2>{}, std::true_type{});
+    if (kMost > 4 && enough(4)) return launch_each(Each<4>{}, std::true_type{});
+    launch_each(Each<kMost>{}, std::true_type{});
   });
 }
 SPECDEC_OP(apply_token_bitmask, kLimits)

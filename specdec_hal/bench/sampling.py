@@ -115,7 +115,7 @@ def _varied() -> Iterator[Case]:
     yield _sample(LogitRows(1, 151_936, "bfloat16"), "top-p 0.9")
     yield _sample(LogitRows(2, 151_936), "no filter")
     yield from (_masked(LogitRows(256, 151_936, dtype), 0.5) for dtype in ("bfloat16", "float16"))
-    yield from (_masked(LogitRows(rows, 151_936), 0.001) for rows in (8, 48))
+    yield from (_masked(LogitRows(rows, 151_936), share) for rows in (1, 8, 48) for share in (0.001, 0.5, 0.97))
 
 
 def _row_params(rows: int, setting: str, seed: int) -> dict[str, Any]:

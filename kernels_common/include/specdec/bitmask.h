@@ -19,9 +19,9 @@ SPECDEC_HD int64_t mask_of_row(Numbers& numbers, int64_t rows, int64_t masks, in
 }
 
 // Word q of a mask of `size` tokens, without bits beyond them.
-template <typename Words>
-SPECDEC_HD uint32_t mask_word(Words& words, int64_t size, int64_t q) {
-  const int64_t left = size - 32 * q;
+template <typename Words, typename Int>
+SPECDEC_HD uint32_t mask_word(Words& words, Int size, Int q) {
+  const Int left = size - 32 * q;
   if (q < 0 || left <= 0) return 0;
   const auto word = static_cast<uint32_t>(words[q]);
   return left >= 32 ? word : word & ((1u << left) - 1u);
@@ -33,17 +33,18 @@ SPECDEC_HD bool mask_allows(Words& words, int64_t size, int64_t token) {
 }
 
 // Bit i: whether the mask forbids token first + i, first >= -32.
-template <typename Words>
-SPECDEC_HD uint32_t forbidden_tokens(Words& words, int64_t size, int64_t first) {
-  const int64_t q = (first + 32) / 32 - 1, shift = (first + 32) % 32;
+template <typename Words, typename Int>
+SPECDEC_HD uint32_t forbidden_tokens(Words& words, Int size, Int first) {
+  const Int q = (first + 32) / 32 - 1, shift = (first + 32) % 32;
   uint32_t allowed = mask_word(words, size, q) >> shift;
   if (shift != 0) allowed |= mask_word(words, size, q + 1) << (32 - shift);
   return ~allowed;
 }
 
 // Bit i: whether a row of `width` columns has column first + i, first >= -32.
-SPECDEC_HD uint32_t columns_of_row(int64_t first, int64_t width) {
-  const int64_t left = width - first;
+template <typename Int>
+SPECDEC_HD uint32_t columns_of_row(Int first, Int width) {
+  const Int left = width - first;
   if (left <= 0) return 0;
   const uint32_t inside = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1u;
   return first >= 0 ? inside : first <= -32 ? 0 : inside & 0xFFFFFFFFu << -first;
