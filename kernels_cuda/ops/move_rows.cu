@@ -5,6 +5,7 @@
 // and searches the source of each row.
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "launch.cuh"
 #include "ops.h"
@@ -18,6 +19,7 @@ namespace specdec::cuda {
 constexpr unsigned kMoveThreads = 256;
 constexpr unsigned kMoveUnits = 4;  // of a thread, loaded at once
 constexpr unsigned kMoveChunk = kMoveThreads * kMoveUnits;
+constexpr unsigned kMoveWideRows = 4;  // of a block at once, at most
 constexpr int64_t kMoveBlocks = 4;  // of a multiprocessor, where each moves several rows
 
 // An op's arguments, and what the kernels ask of its token order.
@@ -97,22 +99,18 @@ struct SlotRows {
 };
 
 // Whether every row stays in place. The constructor loads the first slots' data before any rows, to avoid waiting for
-// those.
+// those. Threads without a slot look at the last one.
 class InPlace {
  public:
   __device__ __forceinline__ explicit InPlace(const SlotRows& slots) : slots_(slots) {
+    if (slots.slots == 0) return;
 #pragma unroll
-    for (unsigned i = 0; i < kHeld; ++i) {
-      const int64_t b = i * kMoveThreads + threadIdx.x;
-      start_[i] = length_[i] = before_start_[i] = before_length_[i] = 0;
-      if (b < slots.slots) {
-        start_[i] = slots.cu_seqlens_q[b];
-        length_[i] = slots.seq_lens_this_time[b];
-        if (b > 0) {
-          before_start_[i] = slots.cu_seqlens_q[b - 1];
-          before_length_[i] = slots.seq_lens_this_time[b - 1];
-        }
-      }
+    for (int i = 0; i < kHeld; ++i) {
+      if (i > 0 && slots.slots <= i * int{kMoveThreads}) break;
+      const int b = slot(i), before = max(b - 1, 0);
+      start_[i] = slots.cu_seqlens_q[b];
+      before_start_[i] = slots.cu_seqlens_q[before];
+      before_length_[i] = slots.seq_lens_this_time[before];
     }
   }
 
@@ -120,11 +118,10 @@ class InPlace {
   __device__ __forceinline__ bool yes() const {
     bool in_place = !slots_.prefill_first;
 #pragma unroll
-    for (unsigned i = 0; i < kHeld; ++i) {
-      // A slot outside the batch, such as that before the first, has no rows and begins at 0.
-      const bool there = i * kMoveThreads + threadIdx.x < slots_.slots;
-      const RowRange before = slot_rows(before_start_[i], before_length_[i], slots_.capacity);
-      in_place &= !there || slot_rows(start_[i], length_[i], slots_.capacity).start == before.stop;
+    for (int i = 0; i < kHeld; ++i) {
+      const int64_t stop = slot_rows(before_start_[i], before_length_[i], slots_.capacity).stop;
+      // Before the first slot there are no rows.
+      in_place &= slot_rows(start_[i], 0, slots_.capacity).start == (slot(i) > 0 ? stop : 0);
     }
     for (int64_t b = kHeld * kMoveThreads + threadIdx.x; b < slots_.slots; b += kMoveThreads) {
       in_place &= slots_.of(b).start == slots_.of(b - 1).stop;
@@ -133,10 +130,14 @@ class InPlace {
   }
 
  private:
-  static constexpr unsigned kHeld = 2;
+  static constexpr int kHeld = 2;
+
+  __device__ __forceinline__ int slot(int i) const {
+    return min(i * int{kMoveThreads} + static_cast<int>(threadIdx.x), static_cast<int>(slots_.slots) - 1);
+  }
 
   const SlotRows& slots_;
-  int32_t start_[kHeld], length_[kHeld], before_start_[kHeld], before_length_[kHeld];
+  int32_t start_[kHeld] = {}, before_start_[kHeld] = {}, before_length_[kHeld] = {};
 };
 
 // How an op finds the source of output row r: `direct` where every row is its own place, else `search` (all lanes of
@@ -168,7 +169,8 @@ struct GatherRows {
     if (b < 0 || b >= a.B) return -1;
     const int32_t first = a.is_speculative ? a.cu_seqlens_q_output[b] : 0, enc = a.seq_lens_encoder[b];
     const RowRange rows = slots.of(b);
-    return rows.size() > 0 ? predicting_row(rows, a.is_speculative, enc, r - first) : -1;
+    const int64_t row = predicting_row(rows, a.is_speculative, enc, r - first);  // loads before it is known
+    return rows.size() > 0 ? row : -1;
   }
   static __device__ __forceinline__ int64_t search(const Args& a, const SlotRows& slots, const uint32_t* first_rows,
                                                    int64_t r) {
@@ -177,69 +179,71 @@ struct GatherRows {
   }
 };
 
-// What a block moves at a time, in units. Wide rows (kWide): the part blockIdx.y of output row `index`. Else as many
-// whole rows as fit, the index-th ones.
-template <bool kWide>
+// What a block moves at a time: rows [first_row, first_row + rows). `kRows` wide rows, each moved by as many threads, or
+// of a row that takes several blocks the part blockIdx.y. 0: narrow rows, which share the threads as they come.
+template <unsigned kRows>
 struct MoveChunk {
+  static constexpr unsigned kThreads = kMoveThreads / (kRows == 0 ? 1 : kRows);  // of a row
+  struct Place {
+    uint32_t row, column;
+    bool there;
+  };
+
   int64_t first_row;
-  uint32_t row_units, first_column, count;
+  uint32_t rows, row_units;
 
-  __device__ __forceinline__ MoveChunk(int64_t out_rows, int64_t row_bytes, unsigned unit_bytes, int64_t index)
-      : row_units(static_cast<uint32_t>(row_bytes) / unit_bytes) {
-    if constexpr (kWide) {
-      first_row = index;
-      first_column = blockIdx.y * kMoveChunk;
-      count = min(row_units - first_column, kMoveChunk);
-    } else {
-      const uint32_t rows = kMoveChunk / row_units;
-      first_row = index * rows;
-      first_column = 0;
-      count = static_cast<uint32_t>(min64(out_rows - first_row, rows)) * row_units;
+  __device__ __forceinline__ MoveChunk(int64_t out_rows, uint32_t row_units_, int64_t index) : row_units(row_units_) {
+    const uint32_t most = kRows == 0 ? kMoveChunk / row_units : kRows;
+    first_row = index * most;
+    rows = static_cast<uint32_t>(min64(out_rows - first_row, most));
+  }
+  // The row of this thread, if rows are wide.
+  __device__ __forceinline__ uint32_t own_row() const { return kRows == 1 ? 0 : min(threadIdx.x / kThreads, rows - 1); }
+  // Of this thread's i-th unit.
+  __device__ __forceinline__ Place place(unsigned i) const {
+    const uint32_t k = i * kThreads + threadIdx.x % kThreads;
+    if constexpr (kRows == 0) {
+      const uint32_t row = k / row_units;
+      return {row, k - row * row_units, row < rows};
     }
-  }
-  __device__ __forceinline__ uint32_t rows() const { return kWide ? 1 : count / row_units; }
-  // Unit k of the chunk: its row, counted from `first_row`, and its place in it.
-  __device__ __forceinline__ uint32_t row(uint32_t k) const { return kWide ? 0 : k / row_units; }
-  __device__ __forceinline__ uint32_t column(uint32_t k) const {
-    return kWide ? first_column + k : k - k / row_units * row_units;
-  }
-  // Of the output.
-  __device__ __forceinline__ int64_t index(uint32_t k) const { return first_row * row_units + first_column + k; }
-
-  template <typename Unit>
-  __device__ __forceinline__ Unit load(const char* x, int64_t source, uint32_t k) const {
-    return source < 0 ? Unit{} : reinterpret_cast<const Unit*>(x)[source * row_units + column(k)];
+    const uint32_t row = kRows == 1 ? 0 : threadIdx.x / kThreads, column = blockIdx.y * kMoveChunk + k;
+    return {row, column, row < rows && column < row_units};
   }
 };
 
 // A block looks once whether rows are in place, and moves one chunk, or every gridDim.x-th (kSeveral). Dynamic shared
 // memory: a row of every slot.
-template <typename Rows, typename Unit, bool kWide, bool kSeveral = false>
+template <typename Rows, typename Unit, unsigned kRows, bool kSeveral = false>
 __global__ void __launch_bounds__(kMoveThreads, 3)
-    move_rows_kernel(const __grid_constant__ MoveArgs<typename Rows::Args> a, int64_t out_rows) {
+    move_rows_kernel(const __grid_constant__ MoveArgs<typename Rows::Args> a, int64_t out_rows, int64_t chunks,
+                     uint32_t row_units) {
+  using Chunk = MoveChunk<kRows>;
+  constexpr bool kWide = kRows != 0;
   uint32_t* const first_rows = ptx::dynamic_shared<uint32_t>();
-  __shared__ int64_t sources[kWide ? 1 : kMoveChunk];
+  __shared__ int64_t sources[kWide ? kRows : kMoveChunk];
   wait_for_previous();
   const SlotRows slots(a);
   const InPlace in_place(slots);
   Unit units[kMoveUnits];
-  const auto load = [&](const MoveChunk<kWide>& chunk, auto source_of) {
-    const int64_t only = kWide ? source_of(0) : 0;
+  const auto load = [&](const Chunk& chunk, auto source_of) {
+    const int64_t only = kWide ? source_of(chunk.own_row()) : 0;
 #pragma unroll
     for (unsigned i = 0; i < kMoveUnits; ++i) {
-      const uint32_t k = i * kMoveThreads + threadIdx.x;
-      if (k < chunk.count) units[i] = chunk.template load<Unit>(a.x, kWide ? only : source_of(chunk.row(k)), k);
+      const typename Chunk::Place place = chunk.place(i);
+      if (!place.there) continue;
+      const int64_t source = kWide ? only : source_of(place.row);
+      units[i] = source < 0 ? Unit{} : reinterpret_cast<const Unit*>(a.x)[source * row_units + place.column];
     }
   };
   int64_t index = blockIdx.x;
-  MoveChunk<kWide> chunk(out_rows, a.x_row_bytes, sizeof(Unit), index);
+  Chunk chunk(out_rows, row_units, index);
   const auto direct = [&](uint32_t row) { return Rows::direct(a, slots, chunk.first_row + row); };
   load(chunk, direct);
   const bool in_order = __syncthreads_and(in_place.yes()) != 0;
   if (!in_order) slots.token_rows_of(first_rows);
   for (;;) {
     if (!in_order) {
-      for (uint32_t row = warp_id(); row < chunk.rows(); row += kMoveThreads / kWarp) {
+      for (uint32_t row = warp_id(); row < chunk.rows; row += kMoveThreads / kWarp) {
         const int64_t source = Rows::search(a, slots, first_rows, chunk.first_row + row);
         if (lane_id() == 0) sources[row] = source;
       }
@@ -247,15 +251,15 @@ __global__ void __launch_bounds__(kMoveThreads, 3)
       load(chunk, [&](uint32_t row) { return sources[row]; });
       if (kSeveral) __syncthreads();  // `sources` are written again
     }
-    Unit* out = reinterpret_cast<Unit*>(a.out) + chunk.index(0);
 #pragma unroll
     for (unsigned i = 0; i < kMoveUnits; ++i) {
-      const uint32_t k = i * kMoveThreads + threadIdx.x;
-      if (k < chunk.count) out[k] = units[i];
+      const typename Chunk::Place place = chunk.place(i);
+      const int64_t row = chunk.first_row + place.row;
+      if (place.there) reinterpret_cast<Unit*>(a.out)[row * row_units + place.column] = units[i];
     }
     index += gridDim.x;
-    if (!kSeveral || index >= out_rows) return;
-    chunk = MoveChunk<kWide>(out_rows, a.x_row_bytes, sizeof(Unit), index);
+    if (!kSeveral || index >= chunks) return;
+    chunk = Chunk(out_rows, row_units, index);
     if (in_order) load(chunk, direct);
   }
 }
@@ -272,19 +276,31 @@ void launch_units(const char* op, const typename Rows::Args& a, int64_t out_rows
                                 std::to_string(sizeof(Unit)) + " bytes, got " + std::to_string(row_units) +
                                 "; align rows to 16 bytes, or pass narrower ones");
   }
-  const size_t first_rows = static_cast<size_t>(a.B) * sizeof(uint32_t);
-  if (row_units >= kMoveChunk / 4) {
-    // To look at many slots takes a block longer than to move some rows.
-    const int64_t few = device_sms(op) * kMoveBlocks;
-    const bool several = a.B > 2 * kMoveThreads && out_rows > few;
-    const dim3 grid(blocks_for(out_rows, 1, several ? few : out_rows), blocks_for(row_units, kMoveChunk));
-    launch(op, stream, {grid, kMoveThreads, first_rows},
-           several ? move_rows_kernel<Rows, Unit, true, true> : move_rows_kernel<Rows, Unit, true>, MoveArgs(a),
-           out_rows);
-  } else {
-    const dim3 grid(blocks_for(out_rows, kMoveChunk / row_units));
-    launch(op, stream, {grid, kMoveThreads, first_rows}, move_rows_kernel<Rows, Unit, false>, MoveArgs(a), out_rows);
+  const auto launch_kernel = [&](auto kernel, unsigned chunks, dim3 grid) {
+    launch(op, stream, {grid, kMoveThreads, static_cast<size_t>(a.B) * sizeof(uint32_t)}, kernel, MoveArgs(a), out_rows,
+           int64_t{chunks}, static_cast<uint32_t>(row_units));
+  };
+  if (row_units < kMoveChunk / kMoveWideRows) {
+    const unsigned chunks = blocks_for(out_rows, kMoveChunk / row_units);
+    return launch_kernel(move_rows_kernel<Rows, Unit, 0>, chunks, chunks);
   }
+  const int64_t few = device_sms(op) * kMoveBlocks;
+  const auto launch_wide = [&](auto rows) {
+    constexpr unsigned kRows = decltype(rows)::value;
+    const unsigned chunks = blocks_for(out_rows, kRows), parts = blocks_for(row_units, kMoveChunk);
+    // To look at many slots takes a block longer than to move some rows.
+    if (a.B <= 2 * kMoveThreads || chunks <= few) {
+      return launch_kernel(move_rows_kernel<Rows, Unit, kRows>, chunks, {chunks, parts});
+    }
+    const unsigned each = blocks_for(chunks, few);  // chunks of a block
+    launch_kernel(move_rows_kernel<Rows, Unit, kRows, true>, chunks, {blocks_for(chunks, each), parts});
+  };
+  if constexpr (sizeof(Unit) == sizeof(uint4)) {  // others are rare
+    const auto fit = [&](int64_t rows) { return rows * row_units <= kMoveChunk && out_rows > rows / 2 * few; };
+    if (fit(4)) return launch_wide(std::integral_constant<unsigned, 4>{});
+    if (fit(2)) return launch_wide(std::integral_constant<unsigned, 2>{});
+  }
+  launch_wide(std::integral_constant<unsigned, 1>{});
 }
 
 // In the widest units into which rows and both addresses can be divided.

@@ -9,7 +9,7 @@ from specdec_hal.ops import OPS
 LARGE = {
     "prepare_inputs": {"M": 1300, "S": 9, "L": 900, "I_cap": 300},
     "adjust_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
-    "recover_batch": {"M": 600, "S": 2, "D": 2048, "L": 2},
+    "recover_batch": {"M": 900, "S": 2, "D": 4096, "L": 2},
     "gather_next_token": {"M": 600, "S": 2, "D": 2048, "L": 2, "token_order": "SLOT"},
     "build_sampling_params": {"M": 1300, "S": 32},
     "verify_draft_tokens": {"M": 1100, "S": 32, "V": 70, "E": 12, "C": 50},

@@ -38,10 +38,13 @@ struct RowRange {
   SPECDEC_HD int64_t size() const { return stop - start; }
 };
 
-// A slot's tokens in slot order, clamped to the array.
+// A slot's tokens in slot order, clamped to the array. No sum of two int32 is larger than a uint32.
 SPECDEC_HD RowRange slot_rows(int32_t cu_seqlens_q, int32_t slt, int64_t capacity) {
-  const int64_t start = clamp64(cu_seqlens_q, 0, capacity);
-  return {start, min64(start + max64(slt, 0), capacity)};
+  const auto most = static_cast<uint32_t>(min64(capacity, 0xFFFFFFFF));
+  const uint32_t first = cu_seqlens_q > 0 ? static_cast<uint32_t>(cu_seqlens_q) : 0;
+  const uint32_t start = first < most ? first : most;
+  const uint32_t sum = start + (slt > 0 ? static_cast<uint32_t>(slt) : 0);
+  return {start, sum < most ? sum : most};
 }
 
 // PREFILL_FIRST takes two passes over the slots, those with enc > 0 first; SLOT takes one.
