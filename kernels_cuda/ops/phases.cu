@@ -1,5 +1,5 @@
 // limit_thinking: one lane of a warp per slot, to avoid divergence between slots. reasoning_constraint: a block per
-// slot, which masks its rows if needed, once per request.
+// slot, whose first warp finds the rows to mask; the block masks them, once per request.
 #include "launch.cuh"
 #include "ops.h"
 #include "register_tokens.cuh"
@@ -66,36 +66,68 @@ __device__ __forceinline__ void mask_rows(const ReasoningConstraintArgs& a, Bits
   if (keeps) *cell = kept;
 }
 
-template <class L>
-__global__ void __launch_bounds__(kMaskThreads)
-    reasoning_constraint_kernel(const __grid_constant__ ReasoningConstraintArgs a, typename L::Bits masked) {
-  wait_for_previous();
-  let_next_start();
-  const int64_t b = blockIdx.x, first = a.cu_seqlens_q_output[b], stop = a.cu_seqlens_q_output[b + 1];
-  const int64_t allowed = a.H > 0 ? a.allowed_tokens[threadIdx.x % static_cast<uint64_t>(a.H)] : -1;
+// Moves a slot's status, and returns which of its rows are constrained, from `first` on. All lanes of a warp: each looks
+// at a token, and the status passes through all moves in registers.
+__device__ __forceinline__ uint32_t move_status(const ReasoningConstraintArgs& a, int64_t b, int64_t first,
+                                                int64_t stop) {
+  constexpr int kMoves = int{kWarp} - NewestTokens::kCount + 1;  // whose newest tokens the lanes have
+  const bool thinks = ptx::recomputed(a.enable_thinking[b]) != 0;  // opaque, to be loaded here
   const int32_t enc = a.seq_lens_encoder[b];
   int32_t status = a.reasoning_status[b];
-  const ReasoningSlot slot = {a.enable_thinking[b], enc, history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]),
-                              a.think_end_id, a.line_break_id};
+  const ReasoningSlot slot = {thinks, enc, history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]), a.think_end_id,
+                              a.line_break_id};
+  const int64_t known = a.reasoning_seen == nullptr ? slot.generated() - 1 : a.reasoning_seen[b];
+  const bool moves = !a.stop_flags[b] && first < stop;  // without a branch, loads do not wait for others
   const bool every_row = a.draft_tokens != nullptr && enc <= 0;
   const SlotText text = {a.token_ids_all + b * a.L, every_row ? a.draft_tokens + b * a.S + 1 : nullptr,
                          slot.history.end};
-  const int64_t known = a.reasoning_seen == nullptr ? 0 : a.reasoning_seen[b];
-  if (a.stop_flags[b] || first >= stop) return;
-  status = a.reasoning_seen == nullptr ? slot.move(status, slot.generated(), text) : slot.follow(status, known, text);
-  __syncthreads();  // all have read the status
-  if (threadIdx.x == 0) {
-    a.reasoning_status[b] = status;
-    if (a.reasoning_seen != nullptr) a.reasoning_seen[b] = slot.generated();
-  }
-  const int64_t rows = every_row ? min64(stop - first, a.S) : 1;
+  const auto generated = static_cast<int>(slot.generated());
+  const int rows = every_row ? static_cast<int>(min64(stop - first, a.S)) : 1;
+  const int last = moves ? generated + rows - 1 : -1;
+  int32_t kept = status;  // after the generated tokens
   uint32_t constrained = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    if (i > 0) status = slot.move(status, slot.generated() + i, text);
-    const int64_t row = first + i;
-    constrained |= static_cast<uint32_t>(status == kConstrained && row >= 0 && row < a.R_cap) << i;
+  auto count = static_cast<int>(slot.first_move(known));
+  if (moves && count > generated && status == kConstrained) constrained = 1;
+  while (count <= last) {
+    const int own = count - NewestTokens::kCount + static_cast<int>(lane_id());  // after the prompt
+    const int64_t token = own >= 0 && own < last ? text[slot.history.prompt_end + own] : -1;
+    uint32_t ends = __ballot_sync(kAllLanes, own >= 0 && token == a.think_end_id);
+    uint32_t breaks = __ballot_sync(kAllLanes, own >= 0 && token == a.line_break_id);
+    const int upto = min(last, count + kMoves - 1);
+    for (; count <= upto; ++count, ends >>= 1, breaks >>= 1) {
+      const int32_t next = slot.next(status, count, {ends & 0xFu, breaks & 0xFu});
+      const bool final = next == status && !follows_text(status);
+      status = next;
+      if (count <= generated) kept = status;
+      if (count >= generated && status == kConstrained) constrained |= 1u << (count - generated);
+      if (final) count = last;
+    }
   }
+  __syncwarp();  // all have read the status
+  if (moves && lane_id() == 0) {
+    a.reasoning_status[b] = kept;
+    if (a.reasoning_seen != nullptr) a.reasoning_seen[b] = generated;
+  }
+  // Rows in [0, R_cap).
+  if (first < 0) constrained = first > -32 ? constrained & 0xFFFFFFFFu << -first : 0;
+  return a.R_cap - first < 32 ? constrained & ((1u << max64(a.R_cap - first, 0)) - 1u) : constrained;
+}
+
+template <class L>
+__global__ void __launch_bounds__(kMaskThreads)
+    reasoning_constraint_kernel(const __grid_constant__ ReasoningConstraintArgs a, typename L::Bits masked) {
+  __shared__ uint32_t shared_rows;
+  wait_for_previous();
+  let_next_start();
+  const int64_t b = blockIdx.x, first = a.cu_seqlens_q_output[b];
+  if (warp_id() == 0) {
+    const uint32_t constrained = move_status(a, b, first, a.cu_seqlens_q_output[b + 1]);
+    if (lane_id() == 0) shared_rows = constrained;
+  }
+  __syncthreads();
+  const uint32_t constrained = shared_rows;
   if (constrained == 0 || a.H == 0) return;
+  const int64_t allowed = a.allowed_tokens[threadIdx.x % static_cast<unsigned>(a.H)];
   mask_rows(a, static_cast<typename L::Bits*>(a.logits) + first * a.V, constrained, masked, allowed);
 }
 

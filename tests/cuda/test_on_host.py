@@ -13,6 +13,7 @@ import pytest
 from specdec_hal import get_backend
 from specdec_hal.ops import OPS
 from specdec_hal.ops.inputs.generate import generate
+from specdec_hal.ops.inputs.rows import to_logits
 from specdec_hal.ops.spec import FLOATS
 from specdec_hal_conformance import checks
 from specdec_hal_conformance.generated import drawn_cases
@@ -154,6 +155,46 @@ def test_a_wide_vocabulary(strategy):
         options = {"M": 5, "S": 4, "V": 50_001} | ({"C": 900} if strategy == "TOPP" else {"C": 1})
         inputs = generate("verify_draft_tokens", number, strategy=strategy, accept_policy="NORMAL", **options)
         check("verify_draft_tokens", inputs, number, (strategy, options))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_masks_of_every_density(dtype):
+    """Words that forbid nothing, one token, some, all but one and all; rows and tokens that begin anywhere."""
+    shares = (0, 1 / 32, 0.1, 0.3, 0.5, 0.9, 31 / 32, 1)
+    for number, (v, first_token) in enumerate(((4099, 0), (2048, 32), (1001, 37), (70, 5))):
+        rng = np.random.default_rng([number, FLOATS.index(dtype)])
+        words = (v + first_token) // 32  # fewer than the row has columns: tokens beyond them are forbidden
+        bits = rng.random((5, words, 32)) >= rng.choice(shares, (5, words, 1))
+        inputs = {
+            "logits": to_logits(rng.normal(size=(7, v)).astype(np.float32), dtype),
+            "bitmask": np.packbits(bits.reshape(5, -1), axis=1, bitorder="little").view(np.int32),
+            "bitmask_rows": np.array([0, 1, 2, -1, 4, 3, 4], np.int32),
+            "first_token": first_token,
+        }
+        check("apply_token_bitmask", inputs, number, (v, first_token))
+
+
+@needs_library
+def test_thoughts_that_end_with_any_number_of_new_tokens():
+    """Each slot knows another number of its 70 tokens; its boundary ends with these, or with the drafts after them."""
+    text, width, rng = 70, 3, np.random.default_rng(0)
+    m = text + 2
+    for number, shift in enumerate(range(-1, width)):
+        tokens = np.full((m, text + width), 5)
+        tokens[:, text + shift - 4 : text + shift] = (6, 7, 6, 6)  # 7 ends thinking, 6 breaks a line
+        inputs = {
+            "logits": rng.normal(size=(m * width, 9)).astype(np.float32),
+            "token_ids_all": tokens[:, :text].copy(), "prompt_lens": np.zeros(m, np.int64),
+            "step_idx": np.full(m, text), "stop_flags": np.zeros(m, bool), "seq_lens_encoder": np.zeros(m, np.int32),
+            "allowed_tokens": np.array([2]), "reasoning_status": np.zeros(m, np.int32),
+            "cu_seqlens_q_output": np.arange(m + 1, dtype=np.int32) * width, "enable_thinking": np.ones(m, bool),
+            "reasoning_seen": np.arange(-1, text + 1), "draft_tokens": np.pad(tokens[:, text:-1], ((0, 0), (1, 0))),
+            "think_end_id": 7, "line_break_id": 6,
+        }  # fmt: skip
+        masked = run("reasoning_constraint", inputs)["logits"] != inputs["logits"]
+        assert masked.any() == (shift >= 0)
+        check("reasoning_constraint", inputs, number, shift)
 
 
 @needs_library

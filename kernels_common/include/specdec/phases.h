@@ -84,47 +84,62 @@ SPECDEC_HD Replacement limit_thinking_slot(int32_t* status, int32_t* max_reply, 
 // Values of reasoning_status.
 constexpr int32_t kThinking = 0, kThinkEndSeen = 1, kConstrained = 2, kReasoned = 3;
 
-// What reasoning_status becomes. `text` is a row of token_ids_all.
-template <typename Text>
-SPECDEC_HD int32_t next_reasoning_status(int32_t status, bool thinks, int32_t enc, int64_t step_idx,
-                                         const History& history, Text& text, int64_t think_end, int64_t line_break) {
-  if (status == kConstrained) return kReasoned;
-  if (status != kThinking && status != kThinkEndSeen) return status;
-  if (status == kThinking && !thinks && enc > 0 && step_idx <= 0) return kConstrained;
-  bool seen = false;
-  for (int64_t i = max64(history.end - 4, history.prompt_end); i < history.end; ++i) {
-    seen = text[i] == think_end || seen;  // in this order no load waits for the previous one
-  }
-  if (status == kThinking && !seen) return kThinking;
-  if (history.end - history.prompt_end < 4) return kThinkEndSeen;
-  const int64_t end = history.end;
-  const bool boundary = text[end - 4] == line_break && text[end - 3] == think_end && text[end - 2] == line_break &&
-                        text[end - 1] == line_break;
-  return boundary ? kConstrained : seen ? kThinkEndSeen : kReasoned;
-}
+// Whether a slot leaves this value of reasoning_status by its tokens.
+SPECDEC_HD bool follows_text(int32_t status) { return status == kThinking || status == kThinkEndSeen; }
 
-// The tokens of a slot, and the input of `next_reasoning_status`.
+// Which of a slot's four newest tokens end its thinking, and which are line breaks: bit 0 is the oldest of them. Tokens
+// of the prompt are neither.
+struct NewestTokens {
+  static constexpr int kCount = 4;
+
+  uint32_t ends, breaks;
+
+  SPECDEC_HD bool think_end() const { return ends != 0; }
+  // A line break, the end of thinking and two line breaks.
+  SPECDEC_HD bool boundary() const { return (ends & 0x2u) != 0 && (breaks & 0xDu) == 0xDu; }
+};
+
+// The tokens of a slot, and what its status follows from.
 struct ReasoningSlot {
   bool thinks;
   int32_t enc;
   History history;
   int64_t think_end, line_break;
 
-  // After one more of the tokens: `count` of them are generated, or drafts.
+  SPECDEC_HD int64_t generated() const { return history.end - history.prompt_end; }
+  // The newest of `count` tokens, which are generated, or drafts. `text` is a row of token_ids_all, then drafts.
+  template <typename Text>
+  SPECDEC_HD NewestTokens newest(int64_t count, Text& text) const {
+    NewestTokens newest = {0, 0};
+    for (int64_t i = max64(NewestTokens::kCount - count, 0); i < NewestTokens::kCount; ++i) {
+      const int64_t token = text[history.prompt_end + count - NewestTokens::kCount + i];
+      newest.ends |= static_cast<uint32_t>(token == think_end) << i;
+      newest.breaks |= static_cast<uint32_t>(token == line_break) << i;
+    }
+    return newest;
+  }
+  // What reasoning_status becomes after `count` tokens.
+  SPECDEC_HD int32_t next(int32_t status, int64_t count, const NewestTokens& newest) const {
+    if (status == kConstrained) return kReasoned;
+    if (!follows_text(status)) return status;
+    if (status == kThinking && !thinks && enc > 0 && count <= 0) return kConstrained;
+    if (status == kThinking && !newest.think_end()) return kThinking;
+    if (count < NewestTokens::kCount) return kThinkEndSeen;
+    return newest.boundary() ? kConstrained : newest.think_end() ? kThinkEndSeen : kReasoned;
+  }
   template <typename Text>
   SPECDEC_HD int32_t move(int32_t status, int64_t count, Text& text) const {
-    const History seen = {history.prompt_end, history.prompt_end + count};
-    return next_reasoning_status(status, thinks, enc, count, seen, text, think_end, line_break);
+    return next(status, count, follows_text(status) ? newest(count, text) : NewestTokens{});
   }
-
-  SPECDEC_HD int64_t generated() const { return history.end - history.prompt_end; }
+  // The tokens, of `known` before, after which the first move comes.
+  SPECDEC_HD int64_t first_move(int64_t known) const { return clamp64(known, -1, generated()) + 1; }
 
   // After all generated tokens but the first `known`.
   template <typename Text>
   SPECDEC_HD int32_t follow(int32_t status, int64_t known, Text& text) const {
-    for (int64_t count = clamp64(known, -1, generated()) + 1; count <= generated(); ++count) {
+    for (int64_t count = first_move(known); count <= generated(); ++count) {
       const int32_t next = move(status, count, text);
-      if (next == status && status != kThinking && status != kThinkEndSeen) break;  // final
+      if (next == status && !follows_text(status)) break;  // final
       status = next;
     }
     return status;
