@@ -30,11 +30,13 @@ class LaneCandidates {
   template <typename Ids, typename Scores>
   SPECDEC_HD LaneCandidates(Ids& ids, Scores& scores, int64_t first, int64_t width, int64_t len)
       : width_(static_cast<int>(width)), count_(static_cast<int>(clamp64(len, 1, width))) {
+    float scores_of[kMax];  // those beyond `len` too, so that their loads do not wait for it
     for (int c = 0; c < kMax; ++c) {
       ids_[c] = c < width_ ? ids[first + c] : -1;
-      masses_[c] = c < count_ ? prob_mass(scores[first + c]) : 0;
+      scores_of[c] = c < width_ ? scores[first + c] : 0.0f;
     }
-    if (width_ > 1 && prob_mass(scores[first + 1]) != 0) second_ = ids[first + 1];
+    if (width_ > 1 && prob_mass(scores_of[1]) != 0) second_ = ids_[1];
+    for (int c = 0; c < kMax; ++c) masses_[c] = prob_mass(c < count_ ? scores_of[c] : 0.0f);
   }
 
   SPECDEC_HD bool contain(int64_t draft) const {
