@@ -214,7 +214,7 @@ struct MoveChunk {
 // A block looks once whether rows are in place, and moves one chunk, or every gridDim.x-th (kSeveral). Dynamic shared
 // memory: a row of every slot.
 template <typename Rows, typename Unit, unsigned kRows, bool kSeveral = false>
-__global__ void __launch_bounds__(kMoveThreads, 3)
+__global__ void __launch_bounds__(kMoveThreads, kRows == 0 ? 2 : 3)
     move_rows_kernel(const __grid_constant__ MoveArgs<typename Rows::Args> a, int64_t out_rows, int64_t chunks,
                      uint32_t row_units) {
   using Chunk = MoveChunk<kRows>;
