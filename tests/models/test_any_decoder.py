@@ -363,6 +363,7 @@ def with_quantisation(folder: Path, method: dict[str, Any]) -> Path:
     [
         ({"quant_method": "?"}, UnsupportedError, "^LlamaForCausalLM: transformers does not know its {}"),
         ({"quant_method": "torchao", "quant_type": {}}, UnsupportedError, "{}: tensors of torchao cannot be used"),
+        ({"quant_method": "quanto"}, UnsupportedError, "{}: transformers cannot save such weights"),
         ({"quant_method": "hqq"}, BackendUnavailableError, "{} needs, got ImportError: .*HQQ.*; install the"),
         ({"quant_method": "gptq", "bits": 4}, BackendUnavailableError, "{} needs, got ImportError: .*; install the"),
         ({"quant_method": "awq", "bits": 4}, BackendUnavailableError, "{} needs, got ImportError: .*; install the"),

@@ -50,6 +50,10 @@ _OF_TEXT = {r"^language_model\.lm_head": "lm_head", r"^(model\.)?(language|text)
 """Names of a decoder's weights, where it is a part of another model."""
 _WITHOUT_KEYS = {"linear_attention", "conv", "mlp", "moe"}
 """Types of layers."""
+_REFUSED_METHODS = {
+    "torchao": "tensors of torchao cannot be used in PyTorch's inference mode",
+    "quanto": "transformers cannot save such weights, so no checkpoint has them",
+}
 _log = logging.getLogger("specdec_hal")
 
 
@@ -136,8 +140,8 @@ def load_decoder(
         raise refused(name, "its sparse attention does not run on several ranks")
     if method and config is not whole:
         raise refused(name, f"it is quantised ({quantised}), and a part of another model")
-    if method.get("quant_method") == "torchao":
-        raise refused(name, f"{quantised}: tensors of torchao cannot be used in PyTorch's inference mode")
+    if (reason := _REFUSED_METHODS.get(method.get("quant_method"))) is not None:
+        raise refused(name, f"{quantised}: {reason}")
     module = find_module(Path(path), config)
     in_fp8 = fp8.plan(
         path, method, quantization, device, ranks=group is not None, others=() if module is None else module.files
@@ -199,10 +203,11 @@ def load_decoder(
         # Its class has the library's names of the weights.
         return load_decoder(path, device, dtype, group, quantization, wrapper=True)
     if missing:
-        hint = "download or export the whole checkpoint"
-        raise checkpoint_error(
-            Path(path), f"all weights of {architecture.__name__}", f"none of {some_names(missing)}", hint
+        hint, what = (
+            "download or export the whole checkpoint",
+            f"all weights of {name}{quantised and ' with '}{quantised}",
         )
+        raise checkpoint_error(Path(path), what, f"none of {some_names(missing)}", hint)
     found = _config(path, model.eval())
     if config is whole:
         _keep_decoder(model)
