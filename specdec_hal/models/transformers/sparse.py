@@ -23,7 +23,8 @@ from specdec_hal.models.transformers.interface import LAYER, STORE, trial
 from specdec_hal.models.transformers.own_attention import without_mask
 from specdec_hal.plugin.model import Segment
 
-LAYER_TYPE = "deepseek_sparse_attention"
+LAYER_TYPES = {"deepseek_sparse_attention", "indexed_attention"}
+"""In 5.17, and in newer versions of `transformers`."""
 _INDEXERS = {"DeepseekV32Indexer", "GlmMoeDsaIndexer"}
 _BASES = {"DeepseekV32Model", "GlmMoeDsaModel"}
 _BLOCK = 64
@@ -64,7 +65,7 @@ def _choose(self: Any, hidden_states: Any, q_resid: Any, position_embeddings: An
     def choose(rows: Any, keep: Callable[[Any], Any], seen: Any) -> Any:
         angles = tuple(x[:, rows] for x in position_embeddings)
         cache, inner = _Cache(keep), type(self).forward
-        return inner(self, hidden_states[:, rows], q_resid[:, rows], angles, seen[None], None, past_key_values=cache)[0]
+        return inner(self, hidden_states[:, rows], q_resid[:, rows], angles, seen[None], None, cache)[0]
 
     if trial.recorder is not None:
         return trial.recorder.index(self, self.head_dim, hidden_states.shape[1], choose)

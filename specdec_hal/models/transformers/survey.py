@@ -40,7 +40,7 @@ def check_class(config: Any, architecture: Any) -> None:
     state = recurrent.unsupported(architecture)
     more = _MASKS if state else _RECURRENT_TYPES | _MASKS
     if sparse.is_known(architecture):
-        more = {*more, sparse.LAYER_TYPE}
+        more = {*more, *sparse.LAYER_TYPES}
     if state and (types - LAYER_TYPES - _MASKS or not types) and getattr(architecture, "_is_stateful", False):
         raise refused(name, f"it keeps a state besides keys and values ({state}), which cannot forget rejected drafts")
     check_config(name, text, more)
