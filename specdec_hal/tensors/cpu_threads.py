@@ -38,6 +38,7 @@ def _read_quotas(root: Path, membership: Path) -> Iterator[float]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        files: tuple[str, ...]
         if not controllers:  # version 2
             mount, files = root, ("cpu.max",)
         elif "cpu" in controllers.split(","):

@@ -160,7 +160,7 @@ class AssistantPass:
         self._state[owner] = self._model.post_projection(y)
         return y
 
-    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """See Store.attend. Nothing is stored."""
         return self._here(layer, query)
 

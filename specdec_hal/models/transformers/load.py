@@ -140,7 +140,7 @@ def load_decoder(
         raise refused(name, "its sparse attention does not run on several ranks")
     if method and config is not whole:
         raise refused(name, f"it is quantised ({quantised}), and a part of another model")
-    if (reason := _REFUSED_METHODS.get(method.get("quant_method"))) is not None:
+    if (reason := _REFUSED_METHODS.get(str(method.get("quant_method")))) is not None:
         raise refused(name, f"{quantised}: {reason}")
     module = find_module(Path(path), config)
     in_fp8 = fp8.plan(
@@ -484,7 +484,7 @@ def config_of(model: Any) -> ModelConfig:
     """A model's configuration without its special tokens."""
     text = model.config.get_text_config()
     names = ("max_position_embeddings", "max_seq_len", "seq_length")
-    positions = next((getattr(text, name) for name in names if getattr(text, name, None)), None)
+    positions: Any = next((getattr(text, name) for name in names if getattr(text, name, None)), None)
     if positions is None and text.model_type == "bloom":
         positions = 2048  # of all trained ones; older files do not say so
     absent = ["max_position_embeddings"] * (positions is None) + ["hidden_size"] * (not hasattr(text, "hidden_size"))
