@@ -302,6 +302,13 @@ def test_a_failed_pass_leaves_no_call_behind(tmp_path: Path, monkeypatch: pytest
     np.testing.assert_array_equal(again, expected)
 
 
+def test_a_first_layer_without_rotary_embedding(tmp_path: Path) -> None:
+    """A rotation that a trial left to its last layer is not applied to it."""
+    kinds = ["full_attention", "sliding_attention"]
+    case = Models(write_model(tmp_path, "Exaone4", layer_types=kinds, num_hidden_layers=2))
+    case.check_logits(np.random.default_rng(0).integers(3, VOCABULARY, (2, 40)))
+
+
 def test_code_that_does_not_run_on_packed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import LlamaModel
 

@@ -132,6 +132,7 @@ class HostTransformers(WithStates, WithModules, HostModel):
 
     def _begin(self, segments: Sequence[Segment], first: int, rows: int) -> None:
         super()._begin(segments, first, rows)
+        self._operators.pending = None  # of a trial, or of a step that failed
         if self._decoder.rope_switch is not None:
             long = np.zeros(rows, np.bool_)
             for one in segments:
