@@ -309,6 +309,18 @@ def test_bits_in_fp8_do_not_depend_on_the_number_of_rows(
     assert different() == []
 
 
+@pytest.mark.parametrize("by_two", [False, True])
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)])
+def test_few_rows_in_fp8_read_weights_once(columns: int, depth: int, by_group: bool, by_two: bool) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    from specdec_hal.models.triton_kernels.tiles import fp8_tiles, tiles_of
+
+    tiles = fp8_tiles(tiles_of("bfloat16"), in_fp8=True, by_two=by_two, by_group=by_group)
+    for rows, m in ((1, 16), (16, 16), (17, 32), (48, 64), (64, 64)):
+        assert tiles.product(rows, columns, depth).m == m
+
+
 @given(rows=st.integers(1, 5000), columns=st.integers(1, 130_000), depth=st.integers(1, 9000))
 def test_tiles_of_products_in_fp8(rows: int, columns: int, depth: int) -> None:
     """None wastes half of its rows but the smallest; a scale is that of a whole tile, and all fit on the chip."""

@@ -59,7 +59,7 @@ class Tiles:
     `large`: for products of more than 128 rows; empty: `products`. `together`: replace tiles with the same number of
     rows if all programs run at once with these only. `cut`: replace tiles of 128 columns for 97 to 128 rows, if K has
     several parts: one for narrow weights with short parts, one for the others. `enough`: programs from which on a
-    larger tile is chosen.
+    larger tile of `large` is chosen.
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
@@ -79,16 +79,16 @@ class Tiles:
 
     def product(self, rows: int, columns: int, depth: int) -> ProductTile:
         """The largest tile that leaves enough programs, or else the smallest."""
-        tiles, length = self.products, part_length(columns, depth)
+        tiles, length, enough = self.products, part_length(columns, depth), _ENOUGH
         parts = -(-depth // length)
         if self.large and rows > 128:  # passing sums between programs costs more than idle multiprocessors
-            tiles, parts = self.large, 1
+            tiles, parts, enough = self.large, 1, self.enough
 
         def programs(tile: ProductTile) -> int:
             return -(-rows // tile.m) * -(-columns // tile.n) * parts
 
         fitting = (t for t in reversed(tiles) if t.m <= max(power_of_2(rows), tiles[0].m))
-        tile = next((t for t in fitting if programs(t) >= self.enough), tiles[0])
+        tile = next((t for t in fitting if programs(t) >= enough), tiles[0])
         if self.cut and 96 < rows <= 128 and parts > 1 and tile.n == 128:
             return self.cut[0 if columns <= _CUT_COLUMNS and length <= _CUT_PART else 1]
         if programs(tile) <= tile.at_once:
