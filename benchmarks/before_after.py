@@ -39,9 +39,8 @@ def build(name: str, lacks: frozenset[str] = frozenset()) -> CudaBackend:
         native_library = CudaBackend.native_library if name == "after" else f"specdec_cuda_{name}"
 
         def plan(self, call: Call) -> Launch:
-            given = [operand for operand in sorted(lacks) if call.tensors.get(operand) is not None]
-            if given:
-                raise WrongResult(f"{call.op.name}: the build {name} does not know the operands {', '.join(given)}")
+            if given := [operand for operand in sorted(lacks) if call.tensors.get(operand) is not None]:
+                raise WrongResult(f"{call.op.name}: the build {name} does not know {', '.join(given)}")
             return super().plan(replace(call, tensors={n: t for n, t in call.tensors.items() if n not in lacks}))
 
     return Build(Options())
@@ -87,10 +86,9 @@ def by_xgrammar(case: Case) -> Peer | None:
         from xgrammar.kernels.apply_token_bitmask_inplace_triton import apply_token_bitmask_inplace_triton as apply
     except ImportError:
         return None
-    (call,) = case.calls(0)
-    mask = torch.from_numpy(call.inputs["bitmask"]).cuda()
-    dtype = getattr(torch, case.params["dtype"])
-    logits = torch.zeros((case.params["rows"], case.params["V"]), dtype=dtype, device="cuda")
+    mask = torch.from_numpy(case.calls(0)[0].inputs["bitmask"]).cuda()
+    shape, dtype = (case.params["rows"], case.params["V"]), getattr(torch, case.params["dtype"])
+    logits = torch.zeros(shape, dtype=dtype, device="cuda")
 
     def run(_: int) -> None:
         apply(logits, mask)
