@@ -34,7 +34,8 @@ struct Call {
   int64_t window = 0;  // a query sees so many keys, itself included; 0: all up to itself
   float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
   const float* sinks = nullptr;  // [heads]: a score each without a value, in the softmax's sum; null: none
-  const float* bias = nullptr;  // [heads, biased]: added to scores by key, less that of the query's position; null: none
+  const float* bias =
+      nullptr;  // [heads, biased]: added to scores by key, less that of the query's position; null: none
   int64_t biased = 0;  // a multiple of kBlockKeys
 
   int64_t group() const { return heads / kv_heads; }
