@@ -15,7 +15,7 @@ namespace specdec::cuda {
 constexpr unsigned kBitmaskThreads = 256;
 constexpr int64_t kBitmaskBlocks = 4;  // of a multiprocessor: from more on, a thread takes more vectors
 constexpr int kGroup = 32;  // columns, whose forbidden ones are the bits of a word; in sectors of their own
-constexpr int kFewForbidden = 8, kFewAllowed = 2;  // columns of a group that is written in part
+constexpr int kMinForbidden = 8, kMaxAllowed = 2;  // columns of a group: fewer, or no more, and it is written in part
 
 // 16 bytes of a row.
 template <class L>
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kBitmaskThreads)
   word &= columns_of_row(own, columns);
   const int count = __popc(word);
   const uint32_t wholes = __ballot_sync(
-      kAllLanes, count >= kFewForbidden && count < kGroup - kFewAllowed && own >= 0 && own + kGroup <= columns);
+      kAllLanes, count >= kMinForbidden && count < kGroup - kMaxAllowed && own >= 0 && own + kGroup <= columns);
   uint32_t all;
   if constexpr (sizeof(Bits) == 4) {
     all = __float_as_uint(forbidden);
@@ -119,7 +119,7 @@ void apply_token_bitmask(const ApplyTokenBitmaskArgs& a, cudaStream_t stream) {
   if (a.R_cap == 0 || a.U == 0) return;  // no masks
   with_float_type(a.logits_type, [&](auto type) {
     using L = decltype(type);
-    constexpr unsigned kMost = MaskedVector<L>::kLanes;  // vectors of a thread: a lane for each word of its warp
+    constexpr unsigned kMax = MaskedVector<L>::kLanes;  // vectors of a thread: a lane for each word of its warp
     const auto launch_each = [&](auto each, auto fits) {
       constexpr unsigned kEach = decltype(each)::value;
       const unsigned parts = bitmask_parts(a.V, kEach * MaskedVector<L>::kColumns);
@@ -131,10 +131,10 @@ void apply_token_bitmask(const ApplyTokenBitmaskArgs& a, cudaStream_t stream) {
       return a.R_cap * bitmask_parts(a.V, each * MaskedVector<L>::kColumns) <= device_sms(kOp) * kBitmaskBlocks;
     };
     const auto bytes = a.R_cap * a.V * static_cast<int64_t>(sizeof(typename L::Bits));
-    if (bytes > device_attribute<cudaDevAttrL2CacheSize>(kOp)) return launch_each(Each<kMost>{}, std::false_type{});
+    if (bytes > device_attribute<cudaDevAttrL2CacheSize>(kOp)) return launch_each(Each<kMax>{}, std::false_type{});
     if (enough(2)) return launch_each(Each<2>{}, std::true_type{});
-    if (kMost > 4 && enough(4)) return launch_each(Each<4>{}, std::true_type{});
-    launch_each(Each<kMost>{}, std::true_type{});
+    if (kMax > 4 && enough(4)) return launch_each(Each<4>{}, std::true_type{});
+    launch_each(Each<kMax>{}, std::true_type{});
   });
 }
 SPECDEC_OP(apply_token_bitmask, kLimits)

@@ -184,7 +184,7 @@ struct GatherRows {
 template <unsigned kRows>
 struct MoveChunk {
   static constexpr unsigned kThreads = kMoveThreads / (kRows == 0 ? 1 : kRows);  // of a row
-  struct Place {
+  struct At {
     uint32_t row, column;
     bool there;
   };
@@ -200,7 +200,7 @@ struct MoveChunk {
   // The row of this thread, if rows are wide.
   __device__ __forceinline__ uint32_t own_row() const { return kRows == 1 ? 0 : min(threadIdx.x / kThreads, rows - 1); }
   // Of this thread's i-th unit.
-  __device__ __forceinline__ Place place(unsigned i) const {
+  __device__ __forceinline__ At at(unsigned i) const {
     const uint32_t k = i * kThreads + threadIdx.x % kThreads;
     if constexpr (kRows == 0) {
       const uint32_t row = k / row_units;
@@ -229,10 +229,10 @@ __global__ void __launch_bounds__(kMoveThreads, kRows == 0 ? 2 : 3)
     const int64_t only = kWide ? source_of(chunk.own_row()) : 0;
 #pragma unroll
     for (unsigned i = 0; i < kMoveUnits; ++i) {
-      const typename Chunk::Place place = chunk.place(i);
-      if (!place.there) continue;
-      const int64_t source = kWide ? only : source_of(place.row);
-      units[i] = source < 0 ? Unit{} : reinterpret_cast<const Unit*>(a.x)[source * row_units + place.column];
+      const typename Chunk::At at = chunk.at(i);
+      if (!at.there) continue;
+      const int64_t source = kWide ? only : source_of(at.row);
+      units[i] = source < 0 ? Unit{} : reinterpret_cast<const Unit*>(a.x)[source * row_units + at.column];
     }
   };
   int64_t index = blockIdx.x;
@@ -253,9 +253,9 @@ __global__ void __launch_bounds__(kMoveThreads, kRows == 0 ? 2 : 3)
     }
 #pragma unroll
     for (unsigned i = 0; i < kMoveUnits; ++i) {
-      const typename Chunk::Place place = chunk.place(i);
-      const int64_t row = chunk.first_row + place.row;
-      if (place.there) reinterpret_cast<Unit*>(a.out)[row * row_units + place.column] = units[i];
+      const typename Chunk::At at = chunk.at(i);
+      const int64_t row = chunk.first_row + at.row;
+      if (at.there) reinterpret_cast<Unit*>(a.out)[row * row_units + at.column] = units[i];
     }
     index += gridDim.x;
     if (!kSeveral || index >= chunks) return;
