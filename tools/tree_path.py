@@ -16,16 +16,18 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
+from version import version
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_metadata(root: Path) -> Path:
     """Write the metadata of the parts whose folders are in `root`; returns the folder for PYTHONPATH."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text())
-    folder = root / "build" / "tree" / f"specdec_hal-{project['project']['version']}.dist-info"
+    name, now = project["project"]["name"], version(root)
+    folder = root / "build" / "tree" / f"specdec_hal-{now}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
-    name, version = project["project"]["name"], project["project"]["version"]
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {now}\n")
     here = {Path(package).name for package in packages(project) if (root / package).is_dir()}
     lines = []
     for group, entries in project["project"]["entry-points"].items():
