@@ -155,7 +155,7 @@ def recurrent() -> Figure:
     figure, both = panels(len(models), 3)
     for axes, model in zip(both, models, strict=True):
         for storage, style in (("states", "o-"), ("replay", "s--")):
-            for drafts, color in ((0, FLOOR), (3, OURS), (7, DRAFTED)):
+            for drafts, color in ((0, FLOOR), (3, OURS)):
                 some = [
                     row for row in rows
                     if (row["model"], row["storage"], row["K"]) == (model, storage, drafts) and "step_us" in row
@@ -168,7 +168,7 @@ def recurrent() -> Figure:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", alpha=0.25)
     both[0].set_ylabel("floor / time")
-    above(figure, both[0], 3)
+    above(figure, both[0], 4)
     return figure
 
 

@@ -346,3 +346,18 @@ def test_memory_of_a_checkpoint_in_fp8(tmp_path: Path) -> None:
     assert few.kv_position == many.kv_position
     assert 0.5 < few.weights["weights"] / many.weights["weights"] < 0.7
     assert json.loads((packed / "config.json").read_text())["vocab_size"] == VOCABULARY
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_what_a_trial_tolerates(by_row: bool) -> None:
+    """Rows that are rounded to FP8 differ more where they differed by the last bit before."""
+    import torch
+
+    from specdec_hal.models.fp8 import Fp8Weight, quantised
+    from specdec_hal.models.transformers.fp8 import Fp8Linear
+    from specdec_hal.models.transformers.replace import close
+
+    module = Fp8Linear(Fp8Weight(*quantised(torch.randn(6, 40)), by_row), None)
+    expected = torch.randn(5, 6, dtype=torch.bfloat16)
+    assert close(expected, expected * 1.01, module) and not close(expected, expected * 1.08, module)
+    assert close(expected, expected * 1.035, module) == by_row
