@@ -1,5 +1,5 @@
-// apply_token_bitmask: a thread has vectors of a row, and writes the forbidden logits. truncate_drafts: a warp per slot, a
-// lane per draft.
+// apply_token_bitmask: a thread has vectors of a row, and writes the forbidden logits. truncate_drafts: a warp per
+// slot, a lane per draft.
 #include <type_traits>
 
 #include "launch.cuh"

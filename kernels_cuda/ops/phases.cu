@@ -66,8 +66,8 @@ __device__ __forceinline__ void mask_rows(const ReasoningConstraintArgs& a, Bits
   if (keeps) *cell = kept;
 }
 
-// Moves a slot's status, and returns which of its rows are constrained, from `first` on. All lanes of a warp: each looks
-// at a token, and the status passes through all moves in registers.
+// Moves a slot's status, and returns which of its rows are constrained, from `first` on. All lanes of a warp: each
+// looks at a token, and the status passes through all moves in registers.
 __device__ __forceinline__ uint32_t move_status(const ReasoningConstraintArgs& a, int64_t b, int64_t first,
                                                 int64_t stop) {
   constexpr int kMoves = int{kWarp} - NewestTokens::kCount + 1;  // whose newest tokens the lanes have

@@ -35,7 +35,8 @@ class FromHost(ABC):
     config: ModelConfig
     device: Any
     dtype: Any
-    _slots: Slots | None = None
+    slots: Slots | None = None
+    """Their limits and blocks, once allocated."""
 
     @property
     @abstractmethod
@@ -82,18 +83,18 @@ class FromHost(ABC):
         width = -(-max_model_len // _BLOCK_SIZE)
         self.allocate_blocks(max_num_seqs * width, _BLOCK_SIZE, width * _BLOCK_SIZE)
         limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
-        self._slots = Slots(limits, np.arange(max_num_seqs * width, dtype=np.int32).reshape(max_num_seqs, width))
+        self.slots = Slots(limits, np.arange(max_num_seqs * width, dtype=np.int32).reshape(max_num_seqs, width))
 
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
-        if self._slots is None:
+        if self.slots is None:
             raise no_cache(self.framework, "forward")
-        ids = self._slots.limits.check(batch)
+        ids = self.slots.limits.check(batch)
         layers = check_hidden_layers(batch, self.capabilities, self.framework)
         shape = (len(ids), self.config.hidden_size)
         hidden = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
         if len(ids):
-            slots = len(self._slots.block_tables)
+            slots = len(self.slots.block_tables)
             if self.capabilities.recurrent:
                 cast(Any, self)._check_states(batch.segments, slots)
             segments = sorted(batch.segments, key=lambda one: one.slot)
@@ -109,7 +110,7 @@ class FromHost(ABC):
                         batch_id_per_token=self._upload(np.repeat(np.arange(slots), lengths), torch.int32),
                         cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths[:used])]), torch.int32),
                         seq_lens_decoder=self._upload(positions, torch.int32),
-                        block_tables=self._upload(self._slots.block_tables, torch.int32),
+                        block_tables=self._upload(self.slots.block_tables, torch.int32),
                         max_seq_len=int((positions + lengths).max()),
                         max_query_len=int(lengths.max()),
                     ),

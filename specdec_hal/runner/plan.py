@@ -243,9 +243,9 @@ class StepCompiler:
         self._no_drafts: Call | None = None
         self.plans: dict[Bucket, CompiledStep] = {}
         self._whole = {Features()}
-        """Needs whose plans are captured in as few parts as possible. Plans of others share parts."""
+        """Features of steps whose plans are captured in as few parts as possible. Plans of others share parts."""
         self._parts: dict[tuple[Any, ...], CompiledStep] = {}
-        """Shared parts: those that sample by slots and needs, and those before and after by the other sizes."""
+        """Shared parts: those that sample by slots and features, and those before and after by the other sizes."""
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
         self._model_ids: Any = None
         self._fed = 0

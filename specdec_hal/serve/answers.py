@@ -65,7 +65,7 @@ class Answer(ABC):
     _started: set[int] = field(default_factory=set)
     _tokens: dict[int, int] = field(default_factory=dict)
     """Counts per choice so far, if every chunk reports them."""
-    _frames: dict[int, list[bytes]] = field(default_factory=dict)
+    frames: dict[int, list[bytes]] = field(default_factory=dict)
     """The bytes of a choice's chunks around their text and tokens, if nothing else differs."""
     params: SamplingParams = field(default_factory=SamplingParams)
     """The engine's info, once known."""
@@ -120,14 +120,14 @@ class Answer(ABC):
         """One event of a stream."""
         if delta.finish_reason is None and self._grows_by_text and index in self._started:
             return self._framed(index, delta)
-        return self._any_chunk(index, delta)
+        return self.any_chunk(index, delta)
 
     def _framed(self, index: int, delta: StreamDelta) -> bytes:
-        """As :meth:`_any_chunk`, if only text and tokens are new."""
-        frame = self._frames.get(index)
+        """As :meth:`any_chunk`, if only text and tokens are new."""
+        frame = self.frames.get(index)
         if frame is None:
             sample = StreamDelta(delta.request_id, (_IDS,), (_FLAGS,), ((_TEXT, False),), None)  # type: ignore[arg-type]
-            self._frames[index] = frame = _SAMPLES.split(self._any_chunk(index, sample))
+            self.frames[index] = frame = _SAMPLES.split(self.any_chunk(index, sample))
         text = encode(delta.text)
         if len(frame) == 2:
             return b"".join((frame[0], text, frame[1]))
@@ -141,7 +141,7 @@ class Answer(ABC):
         others = request.return_drafts or request.return_spans or request.stream_options.continuous
         return request.generates and params.logprobs is None and params.prompt_logprobs is None and not others
 
-    def _any_chunk(self, index: int, delta: StreamDelta) -> bytes:
+    def any_chunk(self, index: int, delta: StreamDelta) -> bytes:
         options = self.request.stream_options
         more: Json = {"usage": None} if options.include_usage else {}
         if options.continuous:

@@ -393,7 +393,7 @@ def test_a_quantisation_that_fails_in_its_own_code(tmp_path: Path, monkeypatch: 
         raise TypeError("unpacked")
 
     folder, reason = write_model(tmp_path, "Llama"), r"quant_method 'awq' does not run here \(TypeError: unpacked\)"
-    monkeypatch.setattr(load, "_quantised", lambda config: "quantization_config.quant_method 'awq'")
+    monkeypatch.setattr(load, "quantisation_of", lambda config: "quantization_config.quant_method 'awq'")
     for part, name in ((host, "install"), (LlamaMLP, "forward")):
         monkeypatch.setattr(part, name, fail)
         with pytest.raises(UnsupportedError, match=f"^LlamaForCausalLM: quantization_config.{reason}"):
@@ -404,7 +404,7 @@ def test_layers_of_quantisations_stay_as_they_are(tmp_path: Path) -> None:
     """Those of bitsandbytes are packed again after a state_dict, with other values; others have a `forward`."""
     import torch
 
-    from specdec_hal.models.transformers.load import _unwrap, load_decoder
+    from specdec_hal.models.transformers.load import load_decoder, unwrap
     from specdec_hal.models.transformers.replace import is_linear
     from specdec_hal.models.transformers.survey import kind_of
 
@@ -415,7 +415,7 @@ def test_layers_of_quantisations_stay_as_they_are(tmp_path: Path) -> None:
     one.quantization_scheme = SimpleNamespace(input_activations=None, output_activations=None)
     two.quantization_scheme = SimpleNamespace(input_activations="int8", output_activations=None)
     one.forward, two.forward = one.forward, two.forward  # of compressed-tensors
-    _unwrap(model)
+    unwrap(model)
     assert [is_linear(layer, torch.float32) for layer in (one, two, three)] == [True, False, True]
 
 

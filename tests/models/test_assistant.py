@@ -167,7 +167,7 @@ def test_drafts_over_the_blocks_of_kernels(target: Path, tmp_path: Path, triton_
         return DeviceBatch(
             token_ids=torch.tensor([*tokens, *[0] * idle], device=model.device)[:, None],
             batch_id_per_token=ints([1] * len(tokens) + [-1] * idle), cu_seqlens_q=ints([0, 0, len(tokens)]),
-            seq_lens_decoder=ints([0, at]), block_tables=ints(model._slots.block_tables), max_seq_len=64,
+            seq_lens_decoder=ints([0, at]), block_tables=ints(model.slots.block_tables), max_seq_len=64,
             max_query_len=len(tokens),
         )  # fmt: skip
 

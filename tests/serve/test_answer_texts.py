@@ -170,7 +170,7 @@ def test_chunks_of_cached_bytes(
         reason = "stop" if at + 1 == len(texts) else None
         delta = StreamDelta("x-1", (at, 7), (False, True), ((text, False), (text, True)), reason)
         for index in range(keys.get("n", 1)):
-            assert made[0].chunk(index, delta) == made[1]._any_chunk(index, delta)
-    assert bool(made[0]._frames) == (len(texts) > 2 and not {"return_spans", "return_drafts"} & keys.keys() and (
+            assert made[0].chunk(index, delta) == made[1].any_chunk(index, delta)
+    assert bool(made[0].frames) == (len(texts) > 2 and not {"return_spans", "return_drafts"} & keys.keys() and (
         "continuous_usage_stats" not in keys.get("stream_options", {})
     ))  # fmt: skip

@@ -191,7 +191,7 @@ class DeviceTransformers(WithStates, WithModules, FromHost):
         """See DeviceModel.allocate_blocks."""
         positions = self.config.max_position_embeddings if max_model_len is None else max_model_len
         check_positive(self.framework, num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
-        self._slots = None
+        self.slots = None
         self._store = None  # freed first: both may not fit
         kind = SparseStore if self._decoder.sparse else PagedStore
         self._store = kind(
@@ -254,7 +254,7 @@ class DeviceTransformers(WithStates, WithModules, FromHost):
         decoder = ModuleDecoder(self._decoder, module, self._group)
         served = DeviceTransformers(decoder, make_launcher=self._make_launcher, group=self._group)
         served.allocate_blocks(*self._blocks)
-        served._slots = self._slots
+        served.slots = self.slots
         return TransformersMTP(self, served, decoder)
 
     def embed(self, ids: Any) -> Any:

@@ -84,7 +84,7 @@ def load(
         module = None
     if getattr(decoder.model.config.get_text_config(), "prefix_lm", False):
         _log.warning("%s: prefix_lm is not applied: a token of a prompt attends to those before it only", path)
-    with _runs(type(decoder.model).__name__, _at_all(_quantised(decoder.model.config))):
+    with _runs(type(decoder.model).__name__, _at_all(quantisation_of(decoder.model.config))):
         if on_host:
             from specdec_hal.models.transformers.host import HostTransformers
 
@@ -133,7 +133,7 @@ def load_decoder(
             "decoder for it (AutoModelForCausalLM); choose another model"
         )
     check_class(config, architecture)
-    name, quantised = architecture.__name__, _quantised(whole)
+    name, quantised = architecture.__name__, quantisation_of(whole)
     if unknown:
         raise refused(name, f"transformers does not know its {quantised}, {short(method)}")
     if group is not None and sparse.is_known(architecture):
@@ -189,7 +189,7 @@ def load_decoder(
             )  # fmt: skip
             model.__class__ = architecture
             if in_fp8 is None and method.get("quant_method") == "compressed-tensors":
-                _unwrap(model)
+                unwrap(model)
             if gguf is not None:
                 gguf.finish(model)
     except SpecDecError:
@@ -231,7 +231,7 @@ def _keep_decoder(model: Any) -> None:
                 parent._modules[name] = torch.nn.Identity()
 
 
-def _quantised(config: Any) -> str:
+def quantisation_of(config: Any) -> str:
     """How messages name a configuration's quantisation; "" without one."""
     method: Any = getattr(config, "quantization_config", None) or {}
     found = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
@@ -256,7 +256,7 @@ def _runs(name: str, fault: str) -> Iterator[None]:
         raise refused(name, f"{fault} ({describe(error)})") from error
 
 
-def _unwrap(model: Any) -> None:
+def unwrap(model: Any) -> None:
     """Leave nothing of compressed-tensors in layers with widened weights: neither caches in place of their tensors, nor
     a `forward` that quantises no activations."""
     for module in model.modules():
