@@ -142,6 +142,7 @@ class Answer(ABC):
         return request.generates and params.logprobs is None and params.prompt_logprobs is None and not others
 
     def any_chunk(self, index: int, delta: StreamDelta) -> bytes:
+        """The event of a step of a choice, built from scratch."""
         options = self.request.stream_options
         more: Json = {"usage": None} if options.include_usage else {}
         if options.continuous:
