@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ def plain_decoding(
                 return Expected(generated, "stop")
             logits[[token for token in range(VOCABULARY) if token not in allowed]] = -np.inf
         if (logits == -np.inf).all():
-            return Expected(generated, "error")
+            # A limit of thinking or of the answer may replace whatever is sampled.
+            following = {copy.deepcopy(thinking).next(token, len(generated)) for token in (0, 9)}
+            if not params.limits_thinking or len(following) > 1:
+                return Expected(generated, "error")
         target = np.zeros(1, np.int64)
         backend.sample_target(
             logits[None], f32(params.temperature), f32(params.top_p), np.array([params.top_k], np.int32),
