@@ -49,10 +49,14 @@ SERVED = {
     "Mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 8}),
     "Qwen3_5Text": ("Qwen3_5ForCausalLM", {**LLAMA, **DELTA}), "GPTNeo": ("GPTNeoForCausalLM", NEO),
     "Falcon": ("FalconForCausalLM", FALCON), "Falcon, ALiBi": ("FalconForCausalLM", {**FALCON, "alibi": True}),
-    "Mpt": ("MptForCausalLM", MPT), "Bloom": ("BloomForCausalLM", GPT2),
+    "DiffLlama": ("DiffLlamaForCausalLM", LLAMA), "Mpt": ("MptForCausalLM", MPT), "Bloom": ("BloomForCausalLM", GPT2),
 }  # fmt: skip
 ALONE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "DiffLlama": ("DiffLlamaForCausalLM", LLAMA, "calls its attention twice"),
+    "GPTNeoXJapanese": (
+        "GPTNeoXJapaneseForCausalLM",
+        {**NEOX, "intermediate_multiple_size": 2},
+        "does not go through the attention",
+    ),
 }
 BY_VERSION: dict[str, tuple[str, dict[str, Any], str]] = {
     "Bart": ("BartForCausalLM", BART, "cannot drop rejected drafts"),
