@@ -575,7 +575,7 @@ class Trainer:
         order, self.own = torch.randperm(len(self.train)), self.held[:16]
         if args.generated:
             self.own = self.continued(self.own, OWN, progress)
-            if len(self.own):  # as many take as long again
+            if len(self.own):  # else the target is too slow to write more
                 self.share = self.continued(self.train[order[: args.pool]], CONTINUED, progress)
             if len(self.share) == 0:
                 say("the target wrote no window in its share of the time: the text alone is trained on")

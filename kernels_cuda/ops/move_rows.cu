@@ -179,8 +179,9 @@ struct GatherRows {
   }
 };
 
-// What a block moves at a time: rows [first_row, first_row + rows). `kRows` wide rows, each moved by as many threads,
-// or of a row that takes several blocks the part blockIdx.y. 0: narrow rows, which share the threads as they come.
+// What a block moves at a time: rows [first_row, first_row + rows). `kRows` wide rows, each moved by an equal share of
+// the threads, or of a row that takes several blocks the part blockIdx.y. 0: narrow rows, which share the threads as
+// they come.
 template <unsigned kRows>
 struct MoveChunk {
   static constexpr unsigned kThreads = kMoveThreads / (kRows == 0 ? 1 : kRows);  // of a row

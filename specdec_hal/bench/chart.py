@@ -27,7 +27,7 @@ Points = Sequence[tuple[float, float]]
 class Panel:
     """Axes with a line for each name. `top`: the largest y, or that of the points; the smallest is 0.
 
-    `whole`: x has integers only, each of which gets a label if there are few.
+    `whole`: all x are integers. Each gets a label if there are few.
     """
 
     title: str

@@ -74,7 +74,7 @@ class MTPProposer(ModuleChain):
                 "with one, or another method"
             )
         drafts = k if drafts is None else min(drafts, k)
-        adaptive = context.config.speculative.adaptive  # drafts as many as are accepted
+        adaptive = context.config.speculative.adaptive  # the number of drafts follows acceptance
         if trained is None and drafts > 1 and not adaptive:
             mention_training(method, drafts)
         width, dtype = model.config.hidden_size, capabilities.hidden_dtype

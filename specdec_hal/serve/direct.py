@@ -1,4 +1,4 @@
-"""A way for streams past the middleware, each of which costs a call per event."""
+"""Streams skip the middleware here: each one would cost a call per event."""
 
 from __future__ import annotations
 

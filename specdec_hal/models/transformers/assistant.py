@@ -109,7 +109,9 @@ class AssistantPass:
     def forward_block(self, batch: ForwardBatch, hidden: Any, block: ForwardBatch, source: Any) -> Any:
         """As `forward_block_device`: rows [T, width]."""
         if self._target.capabilities.device_lengths:
-            raise NotImplementedError("the target takes device tensors; call forward_block_device")
+            raise UnsupportedError(
+                "forward_block: expected a target on the host, got one on a device; call forward_block_device"
+            )
         with torch.inference_mode():
             owner = _owners(block.segments)
             self._state[owner] = torch.as_tensor(hidden)[torch.as_tensor(source).long()].to(self._state.dtype)
