@@ -51,7 +51,7 @@ def chosen(parts: list[str]) -> Iterator[Case]:
     for suite in SUITES:
         for part in parts:
             try:
-                yield from cases_of(suite, only=part)
+                yield from cases_of(suite, only=[part])
             except ArgumentError:
                 continue
 

@@ -20,14 +20,14 @@ from specdec_hal.tensors.device import Device, get_device
 Row = dict[str, Any]
 
 
-def cases_of(suite: str, *, quick: bool = False, only: str = "") -> list[Case]:
-    """The suite's cases whose group or label contains `only`; ArgumentError for an unknown suite, or if none does."""
+def cases_of(suite: str, *, quick: bool = False, only: Sequence[str] = ()) -> list[Case]:
+    """The cases whose group or label contains a text of `only`; ArgumentError for an unknown suite, or if none does."""
     if suite not in SUITES:
         raise _wrong("suite", f"one of {', '.join(SUITES)}", suite)
     every: Iterator[Case] = import_module(f"specdec_hal.bench.{suite}").cases(quick)
-    chosen = [case for case in every if only in case.group or only in case.label]
+    chosen = [case for case in every if not only or any(text in f"{case.group}\n{case.label}" for text in only)]
     if not chosen:
-        raise _wrong("only", f"a part of the group or label of a case of '{suite}'", only)
+        raise _wrong("only", f"a part of the group or label of a case of '{suite}'", ", ".join(only))
     return chosen
 
 
@@ -37,7 +37,7 @@ def run_suites(
     command: Sequence[str],
     *,
     quick: bool = False,
-    only: str = "",
+    only: Sequence[str] = (),
     alone: Callable[[], AbstractContextManager[object]] = nullcontext,
     on_row: Callable[[dict[str, Any], int], None] = lambda document, total: None,
 ) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -29,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
     parser.add_argument("--suite", metavar="NAME", action="append", default=[], help=f"may be repeated ({what})")
     parser.add_argument("--backend", metavar="NAME", default="auto", help="default: the best available")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose group or label contains this")
+    parser.add_argument(
+        "--only", metavar="TEXT", action="append", default=[],
+        help="only cases whose group or label contains this; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: a rough look")
     parser.add_argument("--out", metavar="FILE", type=output_file, help="write the JSON document to this file too")
     parser.add_argument(
@@ -62,7 +66,7 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
     backend = registry.get_backend(args.backend)
     suites = args.suite or list(SUITES)
     command = ["specdec-hal", "bench", *(part for suite in suites for part in ("--suite", suite))]
-    command += ["--backend", backend.name, *(["--only", args.only] if args.only else [])]
+    command += ["--backend", backend.name, *(part for text in args.only for part in ("--only", shlex.quote(text)))]
     command += ["--quick"] if args.quick else []
     with progress_bar("measuring", None, "cases") as show:
 
