@@ -1,9 +1,10 @@
 """The engine end to end: prefill, admission, decoding and streaming, in turns.
 
-``python benchmarks/engine.py --out benchmarks/results/NAME.json [PART...]``. Parts: overlap (tokens per second with and
-without it, and without graphs), latency (long prompts beside decoding requests, also with bounded steps), methods
-(plain, by default, and n-grams with fixed and adaptive lengths, greedy and sampled). Needs a GPU, or ``--device cpu``.
-``--large``: 1 B random parameters instead of the embedded model.
+``python benchmarks/engine.py --out benchmarks/results/NAME.json [PART...]``. Parts: throughput (plain, with n-gram drafts,
+and ``generate`` of transformers), overlap (tokens per second with and without it, and without graphs), latency (long
+prompts beside decoding requests, also with bounded steps), methods (plain, by default, and n-grams with fixed and
+adaptive lengths, greedy and sampled). Needs a GPU, or ``--device cpu``. ``--large``: 1 B random parameters instead of
+the embedded model.
 """
 
 from __future__ import annotations
@@ -109,7 +110,43 @@ class Bench:
 
         return once
 
+    def transformers(self, slots: int, dtype: str) -> Callable[[], dict[str, Any]]:
+        """`generate` of transformers on the same prompts: one static batch, padded on the left."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        folder = self.model or ROOT / "models/tiny-py-lm"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model = model.to("cuda" if self.cuda else "cpu").eval()
+        runner = self.runtime(slots, 0).runner()
+        prompts, end = self.prompts(runner, slots), min(runner.end_tokens)
+        ids = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(prompt) for prompt in prompts], batch_first=True, padding_value=end, padding_side="left"
+        ).to(model.device)
+        asked = {"max_new_tokens": self.new_tokens, "do_sample": False, "pad_token_id": end}
+
+        def once() -> dict[str, Any]:
+            start = time.perf_counter()
+            rows = model.generate(ids, attention_mask=(ids != end).long(), **asked)[:, ids.shape[1] :].tolist()
+            total = sum(row.index(end) + 1 if end in row else len(row) for row in rows)
+            return {"tokens_per_s": total / (time.perf_counter() - start)}
+
+        once()
+        return once
+
     # ---- parts
+
+    def throughput(self) -> None:
+        """Plain decoding, n-gram drafts and transformers."""
+        for dtype in ("float32", "bfloat16")[self.model is not None : 1 + self.cuda]:
+            for slots in (1, 64) if self.cuda else (1, 4):
+                runs = {
+                    "plain": self.engine(slots, 0, f"model.dtype={dtype}"),
+                    "drafts": self.engine(slots, 8, "speculative.method=ngram", f"model.dtype={dtype}"),
+                    "transformers": self.transformers(slots, dtype),
+                }
+                for name, row in in_turns(runs, TURNS).items():
+                    self.note(part="throughput", dtype=dtype, requests=slots, run=name, **row)
 
     def overlap(self) -> None:
         """The same engine with and without overlap, and without graphs."""
@@ -166,7 +203,7 @@ def in_turns(runs: dict[str, Callable[[], dict[str, Any]]], turns: int) -> dict[
 
 
 def main() -> None:
-    """Run the named parts, or both."""
+    """Run the named parts, or those of limits.sh."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
