@@ -1,8 +1,7 @@
-"""The engine on a CPU, an older commit, `transformers` and vLLM's CPU build, in turns, in separate processes.
+"""The engine on a CPU, `transformers` and vLLM's CPU build, in turns, in separate processes.
 
-``python benchmarks/cpu_engine.py --before FOLDER --vllm PYTHON --out benchmarks/results/NAME.json``. FOLDER is a clone
-of the older commit with an environment in `.venv`, PYTHON that of an environment with vLLM (`make engine-test` makes
-one: build/engine-venv); either may be left out. Greedy, on all cores. The embedded model takes the four example
+``python benchmarks/cpu_engine.py --vllm PYTHON --out benchmarks/results/NAME.json``. PYTHON is that of an environment
+with vLLM (`make engine-test` makes one: build/engine-venv), and may be left out. Greedy, on all cores. The embedded model takes the four example
 prompts: one after the other for 1 request at once, together for 4, four times with different ends for 16;
 SmolLM2-135M-Instruct, which is downloaded and converted, the first two, alone. Tokens per second of the fastest of
 several rounds, prefill included; loading and one round to warm up are not. Rows of the same commit in the output are
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-OURS, BEFORE, TRANSFORMERS, VLLM = "this commit", "before", "transformers", "vllm"
+OURS, TRANSFORMERS, VLLM = "this commit", "transformers", "vllm"
 Tokens = list[list[int]]
 Decode = Callable[[list[str]], Tokens]
 PROMPTS = ("edit_function", "completion", "prose", "unique")
@@ -81,16 +80,14 @@ def texts(model: str, requests: int) -> list[str]:
 
 
 def ours(case: Case) -> Decode:
-    """A function that decodes a group of prompts with the package in the working directory."""
+    """A function that decodes a group of prompts with this package."""
     from specdec_hal import load
-    from specdec_hal.runner import ModelRunner, Request, SamplingParams
+    from specdec_hal.runner import Request, SamplingParams
 
     keys = [f"model.path={case.path}", f"model.framework={case.framework}", f"runner.max_num_seqs={case.requests}"]
     drafts = [f"speculative.num_speculative_tokens={case.drafts}"] if case.drafts else []
-    runtime = load("configs/reference.yaml", [*keys, *drafts])
-    runtime = runtime if drafts else runtime.naive()
-    older = getattr(ModelRunner, "from_config", None)  # commits in which load() gave a configuration
-    runner: Any = runtime.runner() if older is None else older(runtime)
+    runtime = load("configs/cpu.yaml", [*keys, *drafts])
+    runner = (runtime if drafts else runtime.naive()).runner()
     assert runner.tokenizer is not None
     encode, params = runner.tokenizer.encode, SamplingParams(max_new_tokens=case.new_tokens)
 
@@ -125,7 +122,7 @@ def transformers(case: Case) -> Decode:
 
 
 def vllm(case: Case) -> Decode:
-    """The same by vLLM's CPU build; drafts by its n-gram look-up, of the sizes that configs/reference.yaml has."""
+    """The same by vLLM's CPU build; drafts by its n-gram look-up, of the sizes that configs/cpu.yaml has."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{THREADS - 1}")
     from tokenizers import Tokenizer
@@ -172,47 +169,45 @@ def child(case: Case) -> None:
     print(json.dumps({"tokens_per_s": count / sum(best), "cpu_s": sum(least) / count, "tokens": tokens}), flush=True)
 
 
-def measure(folder: Path, python: str, case: Case) -> Any:
-    """A process in `folder`."""
+def measure(python: str, case: Case) -> Any:
+    """A process of its own."""
     environment = {**os.environ, "GLOG_minloglevel": "3", "VLLM_LOGGING_LEVEL": "ERROR"}
     if case.engine != VLLM:
-        environment["PYTHONPATH"] = str(folder)
+        environment["PYTHONPATH"] = str(ROOT)
     command = [python, str(Path(__file__).resolve()), "--child", json.dumps(asdict(case))]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"tokens_per_s"')))
 
 
-def row_of(engines: dict[str, tuple[Path, str]], case: tuple[str, int, int], paths: Any, args: Any) -> dict[str, Any]:
+def row_of(engines: dict[str, str], case: tuple[str, int, int], paths: Any, args: Any) -> dict[str, Any]:
     """All available engines, in turns."""
     model, requests, drafts = case
     found: dict[str, Any] = {}
     for _ in range(args.rounds):
-        for name, (folder, python) in engines.items():
+        for name, python in engines.items():
             if name == TRANSFORMERS and drafts and requests > 1:
                 continue  # its assisted decoding takes one request
             path = paths[model]
             if model == EMBEDDED and name not in (TRANSFORMERS, VLLM):
-                path = folder / "models" / EMBEDDED
+                path = ROOT / "models" / EMBEDDED
             new_tokens = args.new_tokens if model == EMBEDDED else args.new_tokens // 2
-            result = measure(folder, python, Case(name, model, str(path), requests, drafts, new_tokens, args.framework))
+            result = measure(python, Case(name, model, str(path), requests, drafts, new_tokens, args.framework))
             before = found.get(name, result)
             found[name] = max(before, result, key=lambda one: one["tokens_per_s"])
             found[name]["cpu_s"] = min(before["cpu_s"], result["cpu_s"])
     row = {"model": model, "requests": requests, "drafts": drafts}
     row |= {name: round(result["tokens_per_s"], 1) for name, result in found.items()}
     row["cpu_ms_per_token"] = {name: round(1000 * result["cpu_s"], 2) for name, result in found.items()}
-    row["equal_tokens"] = len({json.dumps(found[n]["tokens"]) for n in found if n in (OURS, BEFORE)}) == 1
     return row
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path)
     parser.add_argument("--vllm", type=Path)
-    parser.add_argument("--framework", default="paddle", choices=("paddle", "torch", "transformers"))
+    parser.add_argument("--framework", default="transformers", choices=("paddle", "transformers"))
     parser.add_argument("--new-tokens", type=int, default=128, help="half as many for SmolLM2")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each kind; the fastest counts")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
@@ -225,11 +220,9 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from record import document, write
 
-    engines = {OURS: (ROOT, sys.executable), TRANSFORMERS: (ROOT, sys.executable)}
+    engines = {OURS: sys.executable, TRANSFORMERS: sys.executable}
     if args.vllm is not None:
-        engines[VLLM] = (ROOT, str(args.vllm.absolute()))
-    if args.before is not None:
-        engines[BEFORE] = (args.before.resolve(), str(args.before.resolve() / ".venv/bin/python"))
+        engines[VLLM] = str(args.vllm.absolute())
     about = {"framework": args.framework, "new_tokens": args.new_tokens, "threads": THREADS}
     known = json.loads(args.out.read_text()) if args.out is not None and args.out.exists() else {}
     same = known.get("commit") == document({})["commit"] and about.items() <= known["figures"].items()

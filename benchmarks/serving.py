@@ -369,7 +369,7 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
             urls["vllm_plain"] = stack.enter_context(vllm(args.vllm, checkpoint))
             urls["vllm_ngram"] = stack.enter_context(vllm(args.vllm, checkpoint, "--speculative-config", NGRAM))
         found: dict[str, Any] = {
-            "vllm": "measured" if peer else f"not measured: no {args.vllm}/bin/vllm; make engine-test"
+            "vllm": "measured" if peer else "not measured: no vLLM, which `make engine-test` installs"
         }
         for clients in args.load_clients:
             requests = bodies(max(4, 2 * clients), args.new_tokens)

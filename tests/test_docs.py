@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
+import subprocess
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -128,3 +130,34 @@ def test_public_names_are_documented(name: str) -> None:
 def test_the_table_of_architectures_is_that_of_the_record() -> None:
     page = PAGE.read_text()
     assert with_table(page, recorded()) == page, "run tools/architectures.py --write"
+
+
+RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+OLDER = {"cpu-fp8-smollm2", "cpu-ops", "cpu-serving-load", "cpu-xpu-sim"}
+"""To be recorded again by benchmarks/cpu_record.sh."""
+SHOWN = [*DOCS, "tools/site_plots.py", "tools/site_tables.py", "tools/home_picture.py"]
+"""What links to records, or draws them."""
+
+
+@pytest.fixture(scope="module")
+def history() -> list[str]:
+    """Every commit; none without a repository."""
+    if not (ROOT / ".git").exists():
+        return []
+    return subprocess.run(
+        ["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_records_are_of_the_release_before_or_newer_and_in_use(path: Path, history: list[str]) -> None:
+    record, name = json.loads(path.read_text()), path.stem
+    assert record["command"] and record["machine"]
+    drawn = name.startswith("h200-") and "rows" in record  # by tools/site_pages.py
+    assert drawn or any(re.search(rf"\b{name}\b", (ROOT / page).read_text()) for page in SHOWN), "on no page"
+    if name not in OLDER:
+        assert not re.search(r"/tmp|/home|/root|\.\./", record["command"]), "cannot run elsewhere"
+        commits = re.findall(r"\b[0-9a-f]{7,40}\b", record["commit"])
+        assert commits and all(not history or any(one.startswith(c) for one in history) for c in commits)
+        releases = re.findall(r"^## .*\((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+        assert name.startswith("soak-") or record["date"][:10] >= releases[:2][-1]

@@ -48,21 +48,21 @@ def lines(spans: list[Span]) -> list[list[Span]]:
 
 
 def record(name: str) -> Any:
-    """Figures of a recorded result."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["figures"]
+    """A recorded result."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
 def figures(accepted: int, steps: int) -> Iterator[tuple[str, str]]:
     """What stands large, and what it says."""
     yield f"{accepted} of {TOKENS}", f"tokens of this text are accepted drafts: {steps} steps instead of {TOKENS}"
-    one = record("cpu-serving-load")["load"]["1"]
-    speed = {name: round(run["tokens_per_second"]) for name, run in one.items() if isinstance(run, dict)}
-    times = speed["ours_ngram"] / speed["vllm_ngram"]
+    case = "sample_target, top-k 20, top-p 0.9, 256 x 151,936 float32, spread 2"
+    (row,) = (row for row in record("h200-sampling")["rows"] if row["label"] == case)
+    here, other = row["warm_us"]["median"], row["peers_us"]["FlashInfer"]["warm"]
     yield (
-        f"{times:.1f}x",
-        f"vLLM's CPU build, one client: {speed['ours_ngram']:,} beside {speed['vllm_ngram']:,} tokens/s",
+        f"{other / here:.1f}x",
+        f"FlashInfer on an H200, top-k and top-p of 256 rows: {here:.0f} beside {other:.0f} us",
     )
-    rows = [row for row in record("engine-h200")["results"] if row["part"] == "throughput"]
+    rows = record("h200-throughput")["figures"]
     best = {row["run"]: row["tokens_per_s"] for row in rows if (row["requests"], row["dtype"]) == (64, "bfloat16")}
     yield (
         f"{best['drafts'] / best['plain']:.1f}x",

@@ -1,4 +1,6 @@
-"""What `mkdocs build` does to pages: plots are drawn, and a link to a file outside of docs/ becomes its path."""
+"""What `mkdocs build` does to pages: plots and tables of records are drawn, the name of a record becomes a link to it,
+and a link to a file outside of docs/ its path.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tools")]
 
 import site_plots  # noqa: E402
+import site_tables  # noqa: E402
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -28,12 +31,23 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             raise PluginError(f"{page.file.src_uri}: no such file: {target}")
         return f"`{target}`" if link[1].strip("`") == target else f"{link[1]} (`{target}`)"
 
-    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", shown, markdown)
+    def record(name: re.Match[str]) -> str:
+        known = (site_plots.RESULTS / f"{name[1]}.json").exists()
+        return f'<a href="{numbers}{name[1]}.json"><code>{name[1]}.json</code></a>' if known else name[0]
+
+    numbers = _numbers(page)
+    markdown = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", shown, markdown)
+    markdown = re.sub(r"(?<!\[)`(?:benchmarks/)?(?:results/)?([\w.-]+)\.json`", record, markdown)
+    return re.sub(r"<!-- table: ([\w-]+) -->", lambda found: site_tables.tabled(found[1], numbers), markdown)
+
+
+def _numbers(page: Any) -> str:
+    """The way from a page to the folder of records."""
+    return posixpath.relpath("numbers", page.url or ".") + "/"
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Plots in their places; roles of reStructuredText in docstrings are code."""
-    numbers = posixpath.relpath("numbers", page.url or ".") + "/"
-    html = re.sub(r"<!-- plot: ([\w-]+) -->", lambda found: site_plots.drawn(found[1], numbers), html)
+    html = re.sub(r"<!-- plot: ([\w-]+) -->", lambda found: site_plots.drawn(found[1], _numbers(page)), html)
     html = re.sub(r":(?:class|func|attr|meth|mod):<code>~?", "<code>", html)
     return re.sub(r"<code>([\w.]+) &lt;[\w.]+&gt;</code>", r"<code>\1</code>", html)

@@ -182,7 +182,7 @@ files, the documents of `benchmarks/gpu_bench.sh`.
 
 
 def gpu() -> str:
-    """The rows with a target of the suites on GPUs."""
+    """The rows with a target or a peer of the suites on GPUs."""
     documents = ((path, json.loads(path.read_text())) for path in sorted(RESULTS.glob("h200-*.json")))
     parts = [_suites(path, found) for path, found in documents if "rows" in found]  # others have another form
     return "\n".join([_GPU_HEAD, *parts])
@@ -191,8 +191,8 @@ def gpu() -> str:
 def _suites(path: Path, document: Mapping[str, Any]) -> str:
     """A document: where it was measured, and its rows."""
     machine, floor, host = document["machine"], document["floor"], document["host_us"]
-    rows = [row for row in document["rows"] if any(target is not None for target in row["target_us"].values())]
-    head = ("case", *("warm", "floor", "target"), *("cold", "floor", "target"))
+    rows = [row for row in document["rows"] if {None} != {*row["target_us"].values()} or "peers_us" in row]
+    head = ("case", *("warm", "floor", "target"), *("cold", "floor", "target"), "others, warm")
     about = (
         f"## {', '.join(dict.fromkeys(row['suite'] for row in document['rows']))}\n\n"
         f"`{document['command']}`: `{path.name}`, {machine['gpu']}, driver {machine['driver']}, commit "
@@ -201,7 +201,12 @@ def _suites(path: Path, document: Mapping[str, Any]) -> str:
         f"bound call takes {host['bound']['median']:.1f} us, a bare launch {host['launch']['median']:.1f}, an unbound "
         f"call {host['unbound']['median']:.1f}.\n\n"
     )
-    return about + table(head, ((row["label"], *_times(row, "warm"), *_times(row, "cold")) for row in rows)) + "\n"
+    cells = ((row["label"], *_times(row, "warm"), *_times(row, "cold"), _others(row)) for row in rows)
+    return about + table(head, cells) + "\n"
+
+
+def _others(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {us['warm']:g}" for name, us in row.get("peers_us", {}).items() if us["warm"])
 
 
 def _times(row: Mapping[str, Any], name: str) -> tuple[str, str, str]:

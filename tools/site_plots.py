@@ -1,7 +1,7 @@
 """Plots of recorded results, drawn when the site is built: `<!-- plot: NAME -->` in a page becomes the plot.
 
 A plot is an SVG inside the page. Its text and axes take the page's own colour, so that it fits both schemes. Below it
-stand the records that it was drawn from, each with its command, machine and commit.
+stand the records that it was drawn from, each with its command, machine, commit and date.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -95,7 +96,7 @@ SUITES = ("h200-sampling", "h200-logprobs", "h200-verify", "h200-ngram")
 
 def gpu_throughput() -> Figure:
     """Tokens per second by requests: plain, drafted, transformers."""
-    rows = [row for row in read("engine-h200")["figures"]["results"] if row["part"] == "throughput"]
+    rows = [row for row in read("h200-throughput")["figures"] if row["part"] == "throughput"]
     requests = sorted({row["requests"] for row in rows})
     figure, both = panels(2)
     for axes, dtype in zip(both, ("float32", "bfloat16"), strict=True):
@@ -174,15 +175,15 @@ def recurrent() -> Figure:
 
 def cpu_peers() -> Figure:
     """Tokens per second on two cores beside other engines."""
-    rows = [row for row in read("cpu-engine")["figures"]["rows"] if row["model"] == "tiny-py-lm"]
-    requests = sorted({row["requests"] for row in rows})
+    rows = read("cpu-engine")["figures"]["rows"]
     figure, both = panels(2)
     peers = {"this commit": ("here", OURS), "vllm": ("vLLM, CPU build", OTHER), "transformers": ("transformers", PEER)}
+    peers = {key: peer for key, peer in peers.items() if any(key in row for row in rows)}
     for axes, drafted in zip(both, (False, True), strict=True):
-        by = {row["requests"]: row for row in rows if bool(row["drafts"]) == drafted}
-        bars = {name: (color, [by[n].get(key) for n in requests]) for key, (name, color) in peers.items()}
-        grouped(axes, [f"{n}" for n in requests], bars, "tokens/s")
-        axes.set_yscale("linear")
+        some = [row for row in rows if bool(row["drafts"]) == drafted]
+        bars = {name: (color, [row.get(key) for row in some]) for key, (name, color) in peers.items()}
+        groups = [f"{row['requests']}" if row["model"] == "tiny-py-lm" else "1, SmolLM2" for row in some]
+        grouped(axes, groups, bars, "tokens/s")
         axes.set_title("n-gram drafts, prompt look-up" if drafted else "without drafts")
         axes.set_xlabel("concurrent requests")
     above(figure, both[0], 3)
@@ -197,6 +198,7 @@ def cpu_load() -> Figure:
         "ours_plain": ("here", OURS), "ours_ngram": ("here, n-gram", DRAFTED),
         "vllm_plain": ("vLLM", PEER), "vllm_ngram": ("vLLM, n-gram", OTHER),
     }  # fmt: skip
+    kinds = {kind: look for kind, look in kinds.items() if kind in load[clients[0]]}
     figure, both = panels(2)
     values: Iterable[tuple[Axes, str, Callable[[Any], float]]] = (
         (both[0], "tokens/s", lambda run: run["tokens_per_second"]),
@@ -222,6 +224,7 @@ def cpu_ops() -> Figure:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("time of the emulator / time of the backend cpu")
     axes.set_ylabel("cases")
+    axes.set_title(f"{len(ratios)} cases: at least {min(ratios):.2f} times as fast, median {median(ratios):.1f}")
     return figure
 
 
@@ -231,11 +234,19 @@ PLOTS: dict[str, tuple[Callable[[], Figure], str, tuple[str, ...]]] = {
         "Ops on an H200 beside the fastest other implementation that was measured.",
         SUITES,
     ),
-    "gpu-throughput": (gpu_throughput, "Tokens per second on an H200, the embedded model, greedy.", ("engine-h200",)),
+    "gpu-throughput": (
+        gpu_throughput,
+        "Tokens per second on an H200, the embedded model, greedy.",
+        ("h200-throughput",),
+    ),
     "gpu-methods": (gpu_methods, "What the default gives beside methods by name.", ("h200-methods",)),
     "steps": (steps, "Share of the floor, the time to read weights and KV cache, of a step.", ("h200-limits",)),
     "recurrent": (recurrent, "Share of the floor with recurrent layers.", ("h200-recurrent-models",)),
-    "cpu-peers": (cpu_peers, "The embedded model on two cores beside other engines.", ("cpu-engine",)),
+    "cpu-peers": (
+        cpu_peers,
+        "Whole decodes on two cores, greedy: the embedded model, and SmolLM2-135M.",
+        ("cpu-engine",),
+    ),
     "cpu-load": (cpu_load, "Two servers on two cores, the embedded model.", ("cpu-serving-load",)),
     "cpu-ops": (cpu_ops, "All recorded cases: how many times as fast as the emulator.", ("cpu-ops",)),
 }
@@ -251,14 +262,19 @@ def drawn(name: str, numbers: str) -> str:
     svg = re.sub(r"^.*?<svg", "<svg", file.getvalue(), count=1, flags=re.DOTALL)
     svg = re.sub(r"(\bid=\"|xlink:href=\"#|url\(#)", rf"\g<1>{name}-", svg)  # ids are of the page
     svg = svg.replace(INK, "currentColor").replace("<svg", f'<svg role="img" aria-label="{html.escape(about)}"', 1)
-    sources = "; ".join(_source(record, numbers) for record in records)
-    return f'<figure class="plot">{svg}<figcaption>{html.escape(about)} Recorded: {sources}.</figcaption></figure>'
+    return (
+        f'<figure class="plot">{svg}<figcaption>{html.escape(about)} {sources(records, numbers)}</figcaption></figure>'
+    )
+
+
+def sources(names: Sequence[str], numbers: str) -> str:
+    """Links to records, with machine, commit, date and command."""
+    return "Recorded: " + "; ".join(_source(name, numbers) for name in names) + "."
 
 
 def _source(name: str, numbers: str) -> str:
     record = read(name)
-    machine = record.get("machine", {})
-    where = machine.get("gpu") or machine.get("cpu") or ""
-    date, commit = str(record.get("date", ""))[:10], str(record.get("commit", ""))[:8]
-    about = html.escape(f"{record['command']} ({', '.join(filter(None, (where, commit, date)))})")
-    return f'<a href="{numbers}{name}.json" title="{about}">{name}</a>, {commit}, {date}'
+    where = record["machine"].get("gpu") or record["machine"]["cpu"]
+    command = re.sub(r" --out \S+", "", record["command"])
+    about = html.escape(f"{where}, {record['commit'][:8]}, {record['date'][:10]}")
+    return f'<a href="{numbers}{name}.json">{name}</a> ({about}: <code>{html.escape(command)}</code>)'

@@ -72,7 +72,7 @@ def test_recorded_results_are_shown(name: str, capsys: pytest.CaptureFixture[str
         assert re.sub(r"\s+", " ", row.get("label", row.get("method"))) in text
 
 
-@pytest.mark.parametrize("name", ["cpu-xpu-sim", "h200-model", "soak-cuda"])
+@pytest.mark.parametrize("name", ["cpu-xpu-sim", "h200-limits", "soak-cuda"])
 def test_other_results_are_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = RESULTS / f"{name}.json"
     assert main(["bench", "--read", str(path)]) == 2
