@@ -1,12 +1,12 @@
 """The engine on a CPU, `transformers` and vLLM's CPU build, in turns, in separate processes.
 
 ``python benchmarks/cpu_engine.py --vllm PYTHON --out benchmarks/results/NAME.json``. PYTHON is that of an environment
-with vLLM (`make engine-test` makes one: build/engine-venv), and may be left out. Greedy, on all cores. The embedded model takes the four example
-prompts: one after the other for 1 request at once, together for 4, four times with different ends for 16;
-SmolLM2-135M-Instruct, which is downloaded and converted, the first two, alone. Tokens per second of the fastest of
-several rounds, prefill included; loading and one round to warm up are not. Rows of the same commit in the output are
-not measured again, so a run can be split (`--minutes`). Processor seconds a token
-are recorded too: other work on the machine changes them less.
+with vLLM (`make engine-test` makes one: build/engine-venv), and may be left out. Greedy, on all cores. The embedded
+model takes the four example prompts: one after the other for 1 request at once, together for 4, four times with
+different ends for 16. SmolLM2-135M-Instruct, which is downloaded and converted, takes the first two, alone. Tokens per
+second of the fastest of several rounds, prefill included; loading and one round to warm up are not. Rows of the same
+commit in the output are not measured again, so a run can be split (`--minutes`). Processor seconds a token are recorded
+too: other work on the machine changes them less.
 """
 
 from __future__ import annotations

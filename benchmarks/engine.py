@@ -1,10 +1,13 @@
 """The engine end to end: prefill, admission, decoding and streaming, in turns.
 
-``python benchmarks/engine.py --out benchmarks/results/NAME.json [PART...]``. Parts: throughput (plain, n-gram
-drafts, and ``generate`` of transformers), overlap (tokens per second with and without it, and without graphs), latency (long
-prompts beside decoding requests, also with bounded steps), methods (plain, by default, and n-grams with fixed and
-adaptive lengths, greedy and sampled). Needs a GPU, or ``--device cpu``. ``--large``: 1 B random parameters instead of
-the embedded model.
+``python benchmarks/engine.py --out benchmarks/results/NAME.json [PART...]``. The parts are:
+
+- throughput: plain, n-gram drafts, and ``generate`` of transformers
+- overlap: tokens per second with and without it, and without graphs
+- latency: long prompts beside decoding requests, also with bounded steps
+- methods: plain, by default, and n-grams with fixed and adaptive lengths, greedy and sampled
+
+Needs a GPU, or ``--device cpu``. ``--large``: 1 B random parameters instead of the embedded model.
 """
 
 from __future__ import annotations

@@ -159,11 +159,9 @@ def results() -> str:
     rows = []
     for path in sorted(RESULTS.glob("*.json")):
         record = json.loads(path.read_text())
-        machine = record.get("machine", {})
-        where = str(machine.get("gpu") or machine.get("cpu", "") if isinstance(machine, dict) else machine)
-        command = f"`{record['command']}`" if record.get("command") else ""
-        dates = (str(record.get("date", ""))[:10], str(record.get("commit", ""))[:10])
-        rows.append((f"[{path.stem}]({path.name})", command, where, *dates))
+        where = record["machine"].get("gpu") or record["machine"]["cpu"]
+        dates = (record["date"][:10], record["commit"][:8])
+        rows.append((f"[{path.stem}]({path.name})", f"`{record['command']}`", where, *dates))
         with mkdocs_gen_files.open(f"numbers/{path.name}", "wb") as file:
             file.write(path.read_bytes())
     head = "# Recorded results\n\nEach file has command, commit, machine, versions and figures.\n"

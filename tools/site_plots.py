@@ -236,7 +236,7 @@ PLOTS: dict[str, tuple[Callable[[], Figure], str, tuple[str, ...]]] = {
     ),
     "gpu-throughput": (
         gpu_throughput,
-        "Tokens per second on an H200, the embedded model, greedy.",
+        "The embedded model on an H200, greedy.",
         ("h200-throughput",),
     ),
     "gpu-methods": (gpu_methods, "What the default gives beside methods by name.", ("h200-methods",)),
@@ -244,7 +244,7 @@ PLOTS: dict[str, tuple[Callable[[], Figure], str, tuple[str, ...]]] = {
     "recurrent": (recurrent, "Share of the floor with recurrent layers.", ("h200-recurrent-models",)),
     "cpu-peers": (
         cpu_peers,
-        "Whole decodes on two cores, greedy: the embedded model, and SmolLM2-135M.",
+        "Whole decodes on two cores: the embedded model, SmolLM2-135M.",
         ("cpu-engine",),
     ),
     "cpu-load": (cpu_load, "Two servers on two cores, the embedded model.", ("cpu-serving-load",)),

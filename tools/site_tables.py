@@ -38,7 +38,8 @@ def long_prompts() -> Table:
     rows = [*read("h200-limits")["figures"]["host"], *read("h200-mixed-steps")["figures"]]
     return ("model", "prompts", "`mixed_step_ratio`", "gap, ms", "worst gap", "first token, ms"), (
         (
-            row.get("model", "embedded"), str(row["long"]), "1.5" if "1.5" in row["run"] else "", f"{row['token_gap_ms']:.2f}",
+            row.get("model", "embedded"), str(row["long"]), "1.5" if "1.5" in row["run"] else "",
+            f"{row['token_gap_ms']:.2f}",
             f"{row['worst_gap_during_prefill_ms']:.2f} ({row['gap_ratio']:.1f} times)", f"{row['first_token_ms']:.1f}",
         )
         for row in rows
