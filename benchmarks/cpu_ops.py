@@ -87,7 +87,7 @@ def cases(backend: Backend, most: float) -> Iterator[tuple[str, Callable[[Backen
             )
     for suite in SUITES:
         for case in cases_of(suite):
-            if case.moved <= most and (not case.backends or "xpu_sim" in case.backends):
+            if case.moved <= most:
                 yield f"{suite}: {case.label}", lambda on, case=case: run_of_case(on, case)  # type: ignore[misc]
 
 

@@ -36,15 +36,17 @@ TURNS = 3
 class Bench:
     """One run: settings, models and results."""
 
-    def __init__(self, device: str, new_tokens: int, model: Path | None) -> None:
-        self.cuda, self.new_tokens, self.model = device == "cuda", new_tokens, model
+    def __init__(self, device: str, new_tokens: int, model: Path | None, out: Path | None) -> None:
+        self.cuda, self.new_tokens, self.model, self.out = device == "cuda", new_tokens, model, out
         self.temperature = 0.0
         self.results: list[dict[str, Any]] = []
 
     def note(self, **row: Any) -> None:
-        """Keep and print a result."""
+        """Keep, print and write a result; later ones may be cut by a limit."""
         self.results.append(row)
         print(json.dumps(row), flush=True)
+        if self.out is not None:
+            write(self.results, self.out)
 
     def runtime(self, slots: int, k: int, *more: str) -> Runtime:
         """The model under the GPU's configuration, or the CPU's."""
@@ -216,12 +218,10 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         model = stack.enter_context(large_model()) if options.large else None
-        bench = Bench(options.device, options.new_tokens, model)
+        bench = Bench(options.device, options.new_tokens, model, options.out)
         for part in options.parts or ("overlap", "latency"):
             print(f"== {part}", flush=True)
             getattr(bench, part)()
-            if options.out is not None:
-                write(bench.results, options.out)
 
 
 if __name__ == "__main__":

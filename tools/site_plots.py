@@ -97,9 +97,9 @@ SUITES = ("h200-sampling", "h200-logprobs", "h200-verify", "h200-ngram")
 def gpu_throughput() -> Figure:
     """Tokens per second by requests: plain, drafted, transformers."""
     rows = [row for row in read("h200-throughput")["figures"] if row["part"] == "throughput"]
-    requests = sorted({row["requests"] for row in rows})
-    figure, both = panels(2)
-    for axes, dtype in zip(both, ("float32", "bfloat16"), strict=True):
+    requests, dtypes = sorted({row["requests"] for row in rows}), dict.fromkeys(row["dtype"] for row in rows)
+    figure, each = panels(len(dtypes), 2.8)
+    for axes, dtype in zip(each, dtypes, strict=True):
         by = {(row["run"], row["requests"]): row["tokens_per_s"] for row in rows if row["dtype"] == dtype}
         runs = {"plain": OURS, "drafts": DRAFTED, "transformers": PEER}
         names = {"plain": "without drafts", "drafts": "n-gram drafts", "transformers": "transformers, static batch"}
@@ -107,7 +107,7 @@ def gpu_throughput() -> Figure:
         grouped(axes, [f"{n}" for n in requests], bars, "tokens/s")
         axes.set_xlabel("concurrent requests")
         axes.set_title(dtype)
-    above(figure, both[0], 3)
+    above(figure, each[0], 3)
     return figure
 
 
