@@ -9,10 +9,10 @@ COMMIT=$(git rev-parse HEAD)
 export COMMIT
 [ ! -x build/engine-venv/bin/python ] || vllm=(--vllm build/engine-venv/bin/python)
 full() { if [ -n "${QUICK:-}" ]; then echo "$2"; else echo "$1"; fi; }
-record() { # record NAME COMMAND...: COMMAND --out OUT_DIR/NAME.json
+record() { # record NAME COMMAND...: COMMAND --out OUT_DIR/NAME.json; `option`: instead of --out
   local name=$1 start=$SECONDS
   shift
-  "$@" --out "$out/$name.json" > "$out/$name.log" 2>&1 || { tail -n 5 "$out/$name.log" && return 1; }
+  "$@" "${option:---out}" "$out/$name.json" > "$out/$name.log" 2>&1 || { tail -n 5 "$out/$name.log" && return 1; }
   echo "$name: $((SECONDS - start)) s" && rm "$out/$name.log"
 }
 mkdir -p "$out"
@@ -23,3 +23,7 @@ record cpu-xpu-sim taskset -c 0 "$python" benchmarks/xpu_sim.py --seconds "$(ful
 record cpu-host-time "$python" benchmarks/host_time.py --steps "$(full 300 10)"
 record cpu-http-cost "$python" benchmarks/http_cost.py --rounds "$(full 3 1)" --steps "$(full 150 10)" --requests "$(full 320 32)"
 record cpu-fp8-smollm2 "$python" benchmarks/fp8_accuracy.py build/engines/SmolLM2-135M-Instruct
+heads=(--set speculative.eagle3.path=models/tiny-py-lm-eagle3 --set speculative.dflash.path=models/tiny-py-lm-dflash)
+prompts=(--prompt-file examples/prompts/completion.txt --prompt-file examples/prompts/edit_function.txt)
+option=--record record cpu-compare-sweep "${python%/*}/specdec-hal" compare --config configs/cpu.yaml --set model.framework=transformers \
+  "${heads[@]}" "${prompts[@]}" --max-new-tokens "$(full 32 4)" --repeat 1 --method all --sweep "$(full 1,3,7 1)"

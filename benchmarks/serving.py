@@ -5,7 +5,6 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 (`make engine-test` makes build/engine-venv); where it is missing the document says so.
 
 - `load`: 1, 4 and 16 clients (`--load-clients`) that ask one request after the other, plainly and with n-gram drafts.
-- `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
 - `output_path`: 8 requests at once in the engine alone (without text or frames), in one process with HTTP, and in two
 processes or more, for each of ``--http-workers``; answers have uneven lengths. On a GPU ``--together 64 --clients 128
   --turns 36 --client-processes 8 --http-workers 1 auto``, ``--kinds plain ngram`` without and with drafts, and
@@ -43,7 +42,7 @@ TOGETHER = 8
 METHODS = {"plain": "speculative.method=naive", "ngram": "speculative.num_speculative_tokens=5"}
 METHOD_KEYS = {None: [], "plain": [METHODS["plain"]], "ngram": []}
 """Of `output_path`; None and "ngram": as configs/serve.yaml has it."""
-PARTS = ("load", "logprobs", "output_path", "gpus")
+PARTS = ("load", "output_path", "gpus")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
 NAIVE = ("--set", "speculative.method=naive")
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
@@ -340,14 +339,6 @@ def main() -> None:
         figures["output_path"] = found.get(None, found)
     if "gpus" in args.only:
         figures["gpus"] = gpus(args)
-    if "logprobs" in args.only:
-        with server() as (_, url):
-            kinds = {"none": {}, "top_0": {"logprobs": 0}, "top_20": {"logprobs": 20}}
-            wanted = {kind: bodies(3 * TOGETHER, args.new_tokens, **more) for kind, more in kinds.items()}
-            found = loaded(dict.fromkeys(kinds, url), TOGETHER, wanted, args.rounds)
-        for kind in ("top_0", "top_20"):
-            found[kind]["cost"] = 1 - found[kind]["tokens_per_second"] / found["none"]["tokens_per_second"]
-        figures["logprobs"] = found
     if "load" in args.only:
         figures["load"] = load(args)
     record.write(figures, args.out)

@@ -275,6 +275,6 @@ def sources(names: Sequence[str], numbers: str) -> str:
 def _source(name: str, numbers: str) -> str:
     record = read(name)
     where = record["machine"].get("gpu") or record["machine"]["cpu"]
-    command = re.sub(r" --out \S+", "", record["command"])
+    command = re.sub(r" --(out|record) \S+", "", record["command"])
     about = html.escape(f"{where}, {record['commit'][:8]}, {record['date'][:10]}")
     return f'<a href="{numbers}{name}.json">{name}</a> ({about}: <code>{html.escape(command)}</code>)'
