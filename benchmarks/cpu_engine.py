@@ -4,9 +4,8 @@
 with vLLM (`make engine-test` makes one: build/engine-venv), and may be left out. Greedy, on all cores. The embedded
 model takes the four example prompts: one after the other for 1 request at once, together for 4, four times with
 different ends for 16. SmolLM2-135M-Instruct, which is downloaded and converted, takes the first two, alone. Tokens per
-second of the fastest of several rounds, prefill included; loading and one round to warm up are not. Rows of the same
-commit in the output are not measured again, so a run can be split (`--minutes`). Processor seconds a token are recorded
-too: other work on the machine changes them less.
+second of the fastest of several rounds, prefill included; loading and one round to warm up are not. Processor seconds a
+token are recorded too: other work on the machine changes them less.
 """
 
 from __future__ import annotations
@@ -218,17 +217,15 @@ def main() -> None:
         child(Case(**json.loads(args.child)))
         return
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from record import document, write
+    from record import write
 
     engines = {OURS: sys.executable, TRANSFORMERS: sys.executable}
     if args.vllm is not None:
         engines[VLLM] = str(args.vllm.absolute())
     about = {"framework": args.framework, "new_tokens": args.new_tokens, "threads": THREADS}
-    known = json.loads(args.out.read_text()) if args.out is not None and args.out.exists() else {}
-    same = known.get("commit") == document({})["commit"] and about.items() <= known["figures"].items()
-    rows, end = known["figures"]["rows"] if same else [], time.monotonic() + 60 * args.minutes
+    rows, end = list[dict[str, Any]](), time.monotonic() + 60 * args.minutes
     for case in CASES:
-        if time.monotonic() < end and case not in {(r["model"], r["requests"], r["drafts"]) for r in rows}:
+        if time.monotonic() < end:
             rows.append(row_of(engines, case, models(), args))
             print(json.dumps(rows[-1]), flush=True)
             if args.out is not None:

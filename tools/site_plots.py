@@ -247,7 +247,7 @@ PLOTS: dict[str, tuple[Callable[[], Figure], str, tuple[str, ...]]] = {
         "Whole decodes on two cores: the embedded model, SmolLM2-135M.",
         ("cpu-engine",),
     ),
-    "cpu-load": (cpu_load, "Two servers on two cores, the embedded model.", ("cpu-serving-load",)),
+    "cpu-load": (cpu_load, "Servers on two cores, the embedded model.", ("cpu-serving-load",)),
     "cpu-ops": (cpu_ops, "All recorded cases: how many times as fast as the emulator.", ("cpu-ops",)),
 }
 """Function, what it shows, and the records that it reads."""
