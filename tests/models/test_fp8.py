@@ -73,23 +73,25 @@ def weights_of(decoder: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("scales", ["blocks", "channel", "tensor"])
-def test_checkpoints_in_fp8(scales: str, tmp_path: Path, everywhere: None, triton_device: str) -> None:
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe", "Mixtral"])
+def test_checkpoints_in_fp8(kind: str, scales: str, tmp_path: Path, everywhere: None, triton_device: str) -> None:
     """They stay in FP8, and compute what their widened weights do in float32."""
     import torch
 
-    packed, wide = write_fp8(tmp_path, "Qwen3", scales)
+    packed, wide = write_fp8(tmp_path, kind, scales, moe_intermediate_size=144)
     model, decoder = load(packed, triton_device)
     found = weights_of(decoder)
-    assert len(found) == 2 * 3  # qkv, out and down of two layers
+    assert len(found) == (2 * 3 if kind == "Qwen3" else 2 * 4)  # qkv, out and down of two layers, or those of experts
     assert all(weight.by_group == (scales == "blocks") and not weight.by_row for weight in found)
     assert all(weight.values.dtype == torch.float8_e4m3fn for weight in found)
     want = expected(wide)
     np.testing.assert_allclose(logits(model), want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2", "Phi3", "Gemma2"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2", "Phi3", "Gemma2", "Qwen2Moe", "GptOss"])
 def test_weights_quantised_at_loading(kind: str, tmp_path: Path, everywhere: None, triton_device: str) -> None:
-    """Biases, transposed weights, joined projections: all but the head, by rows, as PyTorch rounds them."""
+    """Biases, transposed weights, joined projections, experts: by rows, as PyTorch rounds them. The head and what
+    chooses experts stay."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -101,10 +103,10 @@ def test_weights_quantised_at_loading(kind: str, tmp_path: Path, everywhere: Non
     assert found and all(not weight.by_group for weight in found)
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
-        transposed = kind == "GPT2" and ".c_" in name
-        if weight.ndim == 2 and (transposed or "_proj" in name):
-            rounded = widened(*quantised(weight.T if transposed else weight))
-            weights[name] = (rounded.T if transposed else rounded).contiguous()
+        transposed = weight.ndim == 3 or (kind == "GPT2" and ".c_" in name)
+        if weight.ndim > 1 and "_bias" not in name and (transposed or "_proj" in name):
+            rounded = widened(*quantised(weight.mT if transposed else weight))
+            weights[name] = (rounded.mT if transposed else rounded).contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     want = expected(folder)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-4 * np.abs(want).max())
