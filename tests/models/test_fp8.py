@@ -271,11 +271,18 @@ def test_cards_without_fp8(capability: tuple[int, int], monkeypatch: pytest.Monk
     assert not fp8.supported("cpu")
 
 
-def test_experts_are_refused(tmp_path: Path, everywhere: None) -> None:
-    from specdec_hal.models.transformers.load import load_decoder
+def test_experts_in_a_list_are_refused(tmp_path: Path, everywhere: None) -> None:
+    import torch
 
-    with pytest.raises(UnsupportedError, match=r"^MixtralForCausalLM: it is a mixture of experts"):
-        load_decoder(write_model(tmp_path, "Mixtral"), "cpu", "float32", None, "fp8")
+    from specdec_hal.models.transformers.fp8 import Plan
+
+    class Mixture(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+
+    with pytest.raises(UnsupportedError, match="^Mixture: it runs its experts one by one, which is not supported in FP8"):
+        Plan(tmp_path, {}, (128, 128), False).finish(Mixture(), "cpu")
 
 
 def test_ranks_are_refused(tmp_path: Path, everywhere: None) -> None:
@@ -315,7 +322,7 @@ def _embedding(weights: Any) -> None:
     [
         (lambda weights: weights.pop(f"{NAME}_scale"), CheckpointError, rf"expected scales of {NAME} \(weight_scale_"),
         (_nan, CheckpointError, "expected finite numbers in model.layers.1.mlp.down_proj.weight, got 1 that are not"),
-        (_embedding, UnsupportedError, "its model.embed_tokens.weight is in FP8, which is supported for linear layers"),
+        (_embedding, UnsupportedError, "its model.embed_tokens.weight is in FP8, which is supported for linear layers and experts"),
         (
             lambda weights: weights.update({f"{NAME}_scale": weights[f"{NAME}_scale"][:7].clone()}), CheckpointError,
             r"in model.layers.1.mlp.down_proj.weight_scale, got \[7, 1\] for \[160, 288\] with blocks of \[128, 128\]",
