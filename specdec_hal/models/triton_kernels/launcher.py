@@ -30,6 +30,7 @@ from specdec_hal.models.triton_kernels.tiles import (
     PDL_ROWS,
     Tiles,
     chunks_each,
+    expert_tile,
     fp8_tiles,
     part_length,
     power_of_2,
@@ -229,17 +230,15 @@ class Launcher:
 
         `weight`: a tensor or an Fp8Weight [experts, N, K].
         """
-        (pairs, columns), share = out.shape, len(out) // len(x)
-        experts, _, depth = weight.shape
-        m, n, k, stages = 16 if pairs <= 16 * experts else 64, 32, 64 if self.dtype == torch.float32 else 128, 4
+        (pairs, columns), (experts, _, depth) = out.shape, weight.shape
+        share = pairs // len(x)
         x, low, weight, scales, x_scales, group, _ = self._operands(x, weight, None)
-        if scales is not None:
-            n = 64
-        expert_linear[(min(pairs, pairs // m + experts), -(-columns // n))](
+        tile = expert_tile(pairs, experts, self.tiles.precision, scales is not None)
+        expert_linear[(min(pairs, pairs // tile.m + experts), -(-columns // tile.n))](
             x, low, weight, scales, x_scales, bias, out, order, starts, pairs, *weight.stride(), EXPERTS=experts,
-            SHARE=share, N=columns, K=depth, GROUP=group, STAGES=stages if group else None,
-            BLOCK_E=power_of_2(experts), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, PRECISION=self.tiles.precision, num_warps=4,
-            num_stages=stages, **self._options(pairs),
+            SHARE=share, N=columns, K=depth, GROUP=group, STAGES=tile.stages if group else None,
+            BLOCK_E=power_of_2(experts), BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
+            PRECISION=self.tiles.precision, num_warps=tile.warps, num_stages=tile.stages, **self._options(pairs),
         )  # fmt: skip
 
     def combine(self, x: Any, weight: Any, out: Any, chosen: Any, experts: int) -> None:
