@@ -1,4 +1,4 @@
-"""Time tiles of products of experts on an idle GPU, in the shapes of Qwen3-30B-A3B, with weights in bfloat16 and in FP8.
+"""Time tiles of products of experts on an idle GPU, in the shapes of Qwen3-30B-A3B, in bfloat16 and in FP8.
 
 usage: python3 benchmarks/fp8_trials.py OUT.json
 

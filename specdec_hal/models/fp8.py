@@ -18,7 +18,8 @@ GROUP = 128
 class Fp8Weight(torch.nn.Module):  # type: ignore[misc]
     """A weight [out, in] of `values` in FP8 and float32 `scales`: of rows, [out], or of groups, [in / GROUP, out].
 
-    Weights of experts have another dimension before these. `by_row`: activations are multiplied in FP8 too, with a scale per row; else in their own dtype.
+    Weights of experts have another dimension before these. `by_row`: activations are multiplied in FP8 too, with a
+    scale per row; else in their own dtype.
     """
 
     def __init__(self, values: Any, scales: Any, by_row: bool) -> None:

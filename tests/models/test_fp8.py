@@ -72,8 +72,10 @@ def weights_of(decoder: Any) -> list[Any]:
     return [part for part in decoder.model.modules() if isinstance(part, Fp8Weight)]
 
 
-@pytest.mark.parametrize("scales", ["blocks", "channel", "tensor"])
-@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe", "Mixtral"])
+@pytest.mark.parametrize(
+    ("kind", "scales"),
+    [*(("Qwen3", scales) for scales in ("blocks", "channel", "tensor")), ("Qwen3Moe", "blocks"), ("Mixtral", "tensor")],
+)
 def test_checkpoints_in_fp8(kind: str, scales: str, tmp_path: Path, everywhere: None, triton_device: str) -> None:
     """They stay in FP8, and compute what their widened weights do in float32."""
     import torch
@@ -122,13 +124,18 @@ def test_activations_in_fp8(tmp_path: Path, everywhere: None, triton_device: str
     assert 1e-3 < error < (0.3 if triton_device == "cpu" else 0.1), error  # the interpreter's cast loses carries
 
 
-def test_a_layer_that_a_checkpoint_leaves_as_it_is(tmp_path: Path, everywhere: None, triton_device: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "parts"), [("Qwen3", "self_attn.k_proj mlp.up_proj"), ("Qwen3Moe", "self_attn.k_proj down_proj")]
+)
+def test_a_layer_that_a_checkpoint_leaves_as_it_is(
+    kind: str, parts: str, tmp_path: Path, everywhere: None, triton_device: str
+) -> None:
     from safetensors.torch import load_file, save_file
 
-    packed, wide = write_fp8(tmp_path, "Qwen3", "channel")
+    packed, wide = write_fp8(tmp_path, kind, "channel", moe_intermediate_size=144)
     stored, whole = (load_file(folder / "model.safetensors") for folder in (packed, wide))
-    for part in ("self_attn.k_proj", "mlp.up_proj"):
-        name = f"model.layers.1.{part}.weight"
+    kept = tuple(f"{part}.weight" for part in parts.split())
+    for name in [name for name in stored if "layers.1." in name and name.endswith(kept)]:
         stored[name] = whole[name]
         del stored[f"{name}_scale"]
     save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
@@ -281,8 +288,23 @@ def test_experts_in_a_list_are_refused(tmp_path: Path, everywhere: None) -> None
             super().__init__()
             self.experts = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
 
-    with pytest.raises(UnsupportedError, match="^Mixture: it runs its experts one by one, which is not supported in FP8"):
+    with pytest.raises(UnsupportedError, match=r"^Mixture: it runs its experts one by one, which is not supported in"):
         Plan(tmp_path, {}, (128, 128), False).finish(Mixture(), "cpu")
+
+
+def test_experts_that_are_not_all_in_fp8(tmp_path: Path, everywhere: None) -> None:
+    from specdec_hal.models.transformers.load import load_decoder
+
+    packed, _ = write_fp8(tmp_path, "Qwen3Moe", "channel", moe_intermediate_size=144)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+
+    def widen(weights: Any) -> None:
+        weights[name] = weights[name].float() * weights.pop(f"{name}_scale")
+
+    change(packed, widen)
+    match = r"its model.layers.1.mlp.experts.\d.\w+.weight is in FP8, which is supported for linear layers, and for ex"
+    with pytest.raises(UnsupportedError, match=match):
+        load_decoder(packed, "cpu", "float32")
 
 
 def test_ranks_are_refused(tmp_path: Path, everywhere: None) -> None:
@@ -322,7 +344,10 @@ def _embedding(weights: Any) -> None:
     [
         (lambda weights: weights.pop(f"{NAME}_scale"), CheckpointError, rf"expected scales of {NAME} \(weight_scale_"),
         (_nan, CheckpointError, "expected finite numbers in model.layers.1.mlp.down_proj.weight, got 1 that are not"),
-        (_embedding, UnsupportedError, "its model.embed_tokens.weight is in FP8, which is supported for linear layers and experts"),
+        (
+            _embedding, UnsupportedError,
+            "its model.embed_tokens.weight is in FP8, which is supported for linear layers, and for experts if",
+        ),
         (
             lambda weights: weights.update({f"{NAME}_scale": weights[f"{NAME}_scale"][:7].clone()}), CheckpointError,
             r"in model.layers.1.mlp.down_proj.weight_scale, got \[7, 1\] for \[160, 288\] with blocks of \[128, 128\]",

@@ -1,7 +1,7 @@
 """Linear layers and experts with weights in FP8: of checkpoints that have such weights, or quantised at loading.
 
-They stay in FP8 on a GPU, where our kernels multiply by them (:mod:`.kernels`). The head, the embedding and what chooses
-experts stay as they are, unless the checkpoint has them in FP8.
+They stay in FP8 on a GPU, where our kernels multiply by them (:mod:`.kernels`). The head, the embedding and what
+chooses experts stay as they are, unless the checkpoint has them in FP8.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Plan:
                 for one in names:
                     del left[one]
         if left:
-            raise refused(model, f"its {min(left)} is in FP8, which is supported for linear layers and experts only")
+            kinds = "linear layers, and for experts if all of a layer are"
+            raise refused(model, f"its {min(left)} is in FP8, which is supported for {kinds}")
 
     def finish(self, model: Any, device: str) -> None:
         """Make layers of what was loaded, or quantise, on the device."""
@@ -139,22 +140,22 @@ class Plan:
                 _put(model, name, made[module])
 
     def _finish_experts(self, name: str, module: Any, device: str) -> None:
-        for weight_name in ("gate_up_proj", "up_proj", "down_proj"):
-            if (weight := getattr(module, weight_name, None)) is None:
+        for what in ("gate_up_proj", "up_proj", "down_proj"):
+            if (weight := getattr(module, what, None)) is None:
                 continue
-            scales = (f"{weight_name}{scale.removeprefix('weight')}" for scale in _NAMES)
+            scales = (what + scale.removeprefix("weight") for scale in _NAMES)
             if (scale := next((one for one in scales if one in module._parameters), None)) is not None:
-                whole = f"{name}.{weight_name}"
-                found = self._weight(whole, weight, f"{name}.{scale}", getattr(module, scale), _parts(weight_name), device)
+                stored, of_scales = getattr(module, scale), f"{name}.{scale}"
+                found = self._weight(f"{name}.{what}", weight, of_scales, stored, _parts(what), device)
                 delattr(module, scale)
             elif self.stored:
                 continue
             else:
                 rows = weight.detach().mT if module.is_transposed else weight.detach()
-                each = [fp8.quantised(one.to(device)) for one in rows]
-                found = Fp8Weight(*map(torch.stack, zip(*each, strict=True)), self.by_row)
-            delattr(module, weight_name)
-            setattr(module, weight_name, found)
+                values, of_rows = zip(*(fp8.quantised(one.to(device)) for one in rows), strict=True)
+                found = Fp8Weight(torch.stack(values), torch.stack(of_rows), self.by_row)
+            delattr(module, what)
+            setattr(module, what, found)
             module.config._experts_implementation = EXPERTS
 
     def _layer(self, name: str, module: Any, device: str) -> Fp8Linear | None:
@@ -269,14 +270,18 @@ def _block(method: Mapping[str, Any]) -> Any:
 
 def _merged(model: Any, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, tuple[str, list[str]]]:
     """By what the library merges weights into, what it merges their scales into, and their names."""
-    known, merged = get_model_conversion_mapping(model), dict[str, tuple[str, list[str]]]()
-    state = model.state_dict()
-    rules: Any = [[one for one in known if isinstance(one, kind)] for kind in (WeightRenaming, WeightConverter)]
+    rules, state = get_model_conversion_mapping(model), model.state_dict()
+    renamings, merges = (
+        [rule for rule in rules if isinstance(rule, kind)] for kind in (WeightRenaming, WeightConverter)
+    )
+    merged: dict[str, tuple[str, list[str]]] = {}
+
+    def renamed(name: str) -> str:
+        return str(rename_source_key(name, renamings, merges, model.base_model_prefix, state)[0])
 
     for name, (scale, _) in stored.items():
-        of_scale = f"{name.rpartition('.')[0]}.{scale}"
-        target, of_scales = (rename_source_key(one, *rules, model.base_model_prefix, state)[0] for one in (name, of_scale))
-        if target in state:
+        if (target := renamed(name)) in state:
+            of_scales = renamed(name.removesuffix("weight") + scale)
             merged.setdefault(target, (of_scales, []))[1].append(name)
     return merged
 
