@@ -200,9 +200,11 @@ def fp8_tiles(tiles: Tiles, *, in_fp8: bool, by_two: bool, by_group: bool) -> Ti
 
 
 def expert_tile(pairs: int, experts: int, precision: str, in_fp8: bool) -> ProductTile:
-    """That of products of so many pairs of a row and an expert. Depths affect bits, and in FP8 `swap` does."""
+    """That of products of so many pairs of a row and an expert. Its depth affects bits, and in FP8 `swap` does."""
     m = 16 if pairs <= 16 * experts else 64
-    return ProductTile(m, 64 if in_fp8 else 32, 64 if precision == "tf32x3" else 128, 4, 4, swap=in_fp8)
+    if in_fp8:
+        return ProductTile(m, 128, 128, 8, 4, swap=True)
+    return ProductTile(m, 32, 64, 4, 4) if precision == "tf32x3" else ProductTile(m, 64, 128, 4, 4)
 
 
 def part_length(columns: int, depth: int) -> int:
