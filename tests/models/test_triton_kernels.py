@@ -267,7 +267,7 @@ def experts_in_fp8(launcher: Any, columns: int, depth: int, *, by_group: bool, b
     from specdec_hal.models.fp8 import Fp8Weight
 
     kind = {"by_group": by_group, "by_row": by_row}
-    each = [fp8_weight(launcher, columns, depth, seed=i, **kind) for i in range(count)]
+    each = [fp8_weight(launcher, columns, depth, seed=1 + i, **kind) for i in range(count)]
     return Fp8Weight(torch.stack([one.values for one in each]), torch.stack([one.scales for one in each]), by_row)
 
 
