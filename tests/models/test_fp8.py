@@ -143,6 +143,23 @@ def test_a_layer_that_a_checkpoint_leaves_as_it_is(
     np.testing.assert_allclose(logits(load(packed, triton_device)[0]), want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
+def test_a_head_in_fp8(tmp_path: Path, everywhere: None, triton_device: str) -> None:
+    from specdec_hal.models.fp8 import quantised, widened
+
+    folders = write_fp8(tmp_path, "Qwen3", "channel", num_hidden_layers=1)
+
+    def round_head(weights: Any) -> None:
+        values, scales = quantised(weights["lm_head.weight"])
+        change(folders[0], lambda stored: stored.update({"lm_head.weight": values, "lm_head.weight_scale": scales}))
+        weights["lm_head.weight"] = widened(values, scales)
+
+    change(folders[1], round_head)
+    model, decoder = load(folders[0], triton_device)
+    want = expected(folders[1])
+    assert len(weights_of(decoder)) == 4
+    np.testing.assert_allclose(logits(model), want, rtol=0, atol=1e-4 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("module_in_fp8", [False, True])
 def test_mtp_modules(
     module_in_fp8: bool, tmp_path: Path, everywhere: None, triton_device: str, monkeypatch: pytest.MonkeyPatch,

@@ -135,7 +135,7 @@ class Plan:
         made: dict[Any, Any] = {}
         for name, module in list(model.named_modules(remove_duplicate=False)):
             if module not in made:
-                made[module] = None if module in kept else self._layer(name, module, device)
+                made[module] = self._layer(name, module, module in kept, device)
             if made[module] is not None:
                 _put(model, name, made[module])
 
@@ -158,12 +158,12 @@ class Plan:
             setattr(module, what, found)
             module.config._experts_implementation = EXPERTS
 
-    def _layer(self, name: str, module: Any, device: str) -> Fp8Linear | None:
+    def _layer(self, name: str, module: Any, keep: bool, device: str) -> Fp8Linear | None:
         if isinstance(module, _Stored):
             scales = getattr(module, module.scale)
             weight = self._weight(f"{name}.weight", module.weight, f"{name}.{module.scale}", scales, 1, device)
             return Fp8Linear(weight, module.bias)
-        if self.stored or type(module) not in (torch.nn.Linear, Conv1D):
+        if keep or self.stored or type(module) not in (torch.nn.Linear, Conv1D):
             return None
         weight = module.weight.detach()
         values, scales = fp8.quantised((weight.T if type(module) is Conv1D else weight).to(device))
