@@ -112,14 +112,14 @@ class Plan:
         for target, (scale, names) in _merged(model, left).items():
             (experts, name), weight = _parent(model, target), model.get_parameter(target)
             parts, shape = _parts(name), left[names[0]][1]
-            if is_experts(experts) and not experts.is_transposed and len(names) == parts * len(weight):
+            if is_experts(experts) and not experts.is_transposed and shape and len(names) == parts * len(weight):
                 setattr(experts, name, _empty(weight.shape, fp8.DTYPE, weight.device))
                 merged = (len(weight), parts * shape[0], *shape[1:])
                 setattr(experts, scale.rpartition(".")[2], _empty(merged, torch.float32, weight.device))
                 for one in names:
                     del left[one]
         if left:
-            kinds = "linear layers, and for experts if all of a layer are"
+            kinds = "linear layers, and for experts if all of a layer are, with scales of 1 dimension or more"
             raise refused(model, f"its {min(left)} is in FP8, which is supported for {kinds}")
 
     def finish(self, model: Any, device: str) -> None:
