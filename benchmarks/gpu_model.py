@@ -219,7 +219,7 @@ def part_models() -> list[Row]:
 
 def part_fp8() -> list[Row]:
     """Steps after 500 tokens and a prompt of 2,048, in bfloat16, with weights in FP8, and also activations."""
-    return in_fp8("8B", MODELS["8B"], ((1, 0), (8, 5), (64, 0), (64, 5)), ((1, 0), (64, 5)), 2048)
+    return in_fp8("8B", MODELS["8B"], ((1, 0), (8, 5), (64, 0), (64, 5)), 2048)
 
 
 def part_experts() -> list[Row]:
@@ -231,15 +231,12 @@ def part_experts() -> list[Row]:
         num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8,
         norm_topk_prob=True,
     )  # fmt: skip
-    return in_fp8("Qwen3-30B-A3B", make, ((1, 0), (8, 5), (64, 0)), ((1, 0), (64, 0)))
+    return in_fp8("Qwen3-30B-A3B", make, ((1, 0), (8, 5), (64, 0)), 0)
 
 
-def in_fp8(
-    name: str, make: Callable[[], Any], sizes: tuple[tuple[int, int], ...], traced: tuple[tuple[int, int], ...],
-    prompt: int = 0,
-) -> list[Row]:  # fmt: skip
-    """Steps of a model with each `model.quantization`."""
-    rows = []
+def in_fp8(name: str, make: Callable[[], Any], sizes: tuple[tuple[int, int], ...], prompt: int) -> list[Row]:
+    """Steps of a model with each `model.quantization`, and kernels of the first and the last."""
+    rows, traced = [], (sizes[0], sizes[-1])
     cases = product(("none", "fp8", "fp8_dynamic"), sizes)
     for kind, group in groupby(mine(cases), lambda case: case[0]):
         config = make()
