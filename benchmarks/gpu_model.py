@@ -3,7 +3,7 @@
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
 Parts: models (Llamas of three sizes), decoders (several families), fp8 (the Llama of 8 B parameters in bfloat16 and in
-FP8), all with random weights.
+FP8), experts (8 layers of Qwen3-30B-A3B, the same), all with random weights.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -37,7 +37,7 @@ from tests.support.paged import Paged  # noqa: E402
 
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"models": 12, "decoders": 15, "fp8": 12}
+SHARDS = {"models": 12, "decoders": 15, "fp8": 12, "experts": 9}
 DEVICE = "cuda"
 Row = dict[str, Any]
 
@@ -83,7 +83,8 @@ def microseconds(replay: Callable[[], None], repeats: int = 30) -> float:
 
 
 def kernels(replay: Callable[[], None], steps: int = 5) -> dict[str, Any]:
-    """Sum of kernel times, launches, and time by kernel name, of one replay."""
+    """Sum of kernel times and launches of one replay, and by each kernel's name after those of the two before it, the
+    time from the end of the kernel before to its own: launches overlap."""
     if COMPILE_ONLY:
         return {}
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -91,13 +92,15 @@ def kernels(replay: Callable[[], None], steps: int = 5) -> dict[str, Any]:
             replay()
         torch.cuda.synchronize()
     events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.end)
+    names = [event.name.removeprefix("void ")[:30] for event in events]
     spent: Counter[str] = Counter()
-    for event in events:
-        spent[event.name] += event.time_range.end - event.time_range.start
+    for i in range(2, len(events)):
+        spent[", ".join(names[i - 2 : i + 1])] += events[i].time_range.end - events[i - 1].time_range.end
     return {
-        "kernel_us": sum(spent.values()) / steps,
+        "kernel_us": sum(event.time_range.end - event.time_range.start for event in events) / steps,
         "launches": len(events) / steps,
-        "by_kernel": {name[:60]: round(us / steps, 1) for name, us in spent.most_common(12)},
+        "by_kernel": {name: round(us / steps, 1) for name, us in spent.most_common(12)},
     }
 
 
@@ -216,13 +219,30 @@ def part_models() -> list[Row]:
 
 def part_fp8() -> list[Row]:
     """Steps after 500 tokens and a prompt of 2,048, in bfloat16, with weights in FP8, and also activations."""
-    rows = []
-    cases = product(("none", "fp8", "fp8_dynamic"), ((1, 0), (8, 5), (64, 0), (64, 5)))
+    return in_fp8("8B", MODELS["8B"], ((1, 0), (8, 5), (64, 0), (64, 5)), 2048)
+
+
+def part_experts() -> list[Row]:
+    """The same of a mixture of experts, without a prompt."""
+    from transformers import Qwen3MoeConfig
+
+    make = partial(
+        Qwen3MoeConfig, vocab_size=151936, hidden_size=2048, moe_intermediate_size=768, num_hidden_layers=8,
+        num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8,
+        norm_topk_prob=True,
+    )  # fmt: skip
+    return in_fp8("Qwen3-30B-A3B", make, ((1, 0), (8, 5), (64, 0)), 0)
+
+
+def in_fp8(name: str, make: Callable[[], Any], sizes: tuple[tuple[int, int], ...], prompt: int) -> list[Row]:
+    """Steps of a model with each `model.quantization`, and kernels of the first and the last."""
+    rows, traced = [], (sizes[0], sizes[-1])
+    cases = product(("none", "fp8", "fp8_dynamic"), sizes)
     for kind, group in groupby(mine(cases), lambda case: case[0]):
-        config = MODELS["8B"]()
+        config = make()
         if COMPILE_ONLY:
             config.num_hidden_layers = 2
-        for row in steps("8B", config, [case for _, case in group], ((1, 0), (64, 5)), 2048, quantization=kind):
+        for row in steps(name, config, [case for _, case in group], traced, prompt, quantization=kind):
             rows.append({**row, "quantization": kind})
             print(json.dumps(rows[-1]), flush=True)
         torch.cuda.empty_cache()

@@ -18,7 +18,8 @@ GROUP = 128
 class Fp8Weight(torch.nn.Module):  # type: ignore[misc]
     """A weight [out, in] of `values` in FP8 and float32 `scales`: of rows, [out], or of groups, [in / GROUP, out].
 
-    `by_row`: activations are multiplied in FP8 too, with a scale per row; else in their own dtype.
+    Weights of experts have another dimension before these. `by_row`: activations are multiplied in FP8 too, with a
+    scale per row; else in their own dtype.
     """
 
     def __init__(self, values: Any, scales: Any, by_row: bool) -> None:
@@ -30,7 +31,7 @@ class Fp8Weight(torch.nn.Module):  # type: ignore[misc]
     @property
     def by_group(self) -> bool:
         """Whether each group of a row has a scale."""
-        return bool(self.scales.ndim == 2)
+        return bool(self.scales.ndim == self.values.ndim)
 
     @property
     def shape(self) -> Any:
@@ -44,16 +45,16 @@ class Fp8Weight(torch.nn.Module):  # type: ignore[misc]
 def quantised(weight: Any) -> tuple[Any, Any]:
     """Values [out, in] and scales [out] of a weight [out, in]: the largest of a row becomes :data:`LARGEST`."""
     weight = weight.float().contiguous()
-    scales = weight.abs().amax(1) / LARGEST
+    scales = weight.abs().amax(-1) / LARGEST
     scales = torch.where(scales > 0, scales, 1.0)
-    return (weight / scales[:, None]).clamp(-LARGEST, LARGEST).to(DTYPE), scales
+    return (weight / scales[..., None]).clamp(-LARGEST, LARGEST).to(DTYPE), scales
 
 
 def widened(values: Any, scales: Any) -> Any:
     """The weight in float32 [out, in]."""
-    if scales.ndim == 1:
-        return values.float() * scales[:, None]
-    return values.float() * scales.T.repeat_interleave(GROUP, 1)[:, : values.shape[1]]
+    if scales.ndim < values.ndim:
+        return values.float() * scales[..., None]
+    return values.float() * scales.mT.repeat_interleave(GROUP, -1)[..., : values.shape[-1]]
 
 
 def stacked(weights: Sequence[Fp8Weight]) -> Fp8Weight:

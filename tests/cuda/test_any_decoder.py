@@ -80,7 +80,7 @@ def test_bfloat16(case: Case) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "fp8_dynamic"])
-@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "GPT2", "Phi3", "Qwen3_5Text"])
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "GPT2", "Phi3", "Qwen3_5Text", "Qwen3Moe", "GptOss"])
 def test_quantised_at_loading(case: Case, quantization: str) -> None:
     model = load_model(
         case.folder, "transformers", device="cuda:0", dtype="bfloat16", batch_invariant=True, quantization=quantization
@@ -90,7 +90,8 @@ def test_quantised_at_loading(case: Case, quantization: str) -> None:
 
 @pytest.mark.parametrize("quantization", ["auto", "fp8_dynamic"])
 @pytest.mark.parametrize("scales", ["blocks", "channel"])
-def test_checkpoints_in_fp8(scales: str, quantization: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe"])
+def test_checkpoints_in_fp8(kind: str, scales: str, quantization: str, tmp_path: Path) -> None:
     import torch
 
     from specdec_hal.models.fp8 import Fp8Weight
@@ -98,10 +99,11 @@ def test_checkpoints_in_fp8(scales: str, quantization: str, tmp_path: Path) -> N
     from specdec_hal.models.transformers.device import DeviceTransformers
     from specdec_hal.models.transformers.load import load_decoder
 
-    packed, _ = write_fp8(tmp_path, "Qwen3", scales)
+    packed, _ = write_fp8(tmp_path, kind, scales, moe_intermediate_size=144)
     decoder = load_decoder(packed, "cuda:0", "bfloat16", None, quantization)
     model = DeviceTransformers(decoder, make_launcher=launchers(torch.device("cuda:0")), batch_invariant=True)
-    assert sum(isinstance(part, Fp8Weight) for part in decoder.model.modules()) == 2 * 3  # gated MLPs hold theirs
+    weights = 2 * (3 if kind == "Qwen3" else 4)  # gated MLPs hold theirs
+    assert sum(isinstance(part, Fp8Weight) for part in decoder.model.modules()) == weights
     check_bits(Case(packed), model)
 
 

@@ -72,24 +72,28 @@ def weights_of(decoder: Any) -> list[Any]:
     return [part for part in decoder.model.modules() if isinstance(part, Fp8Weight)]
 
 
-@pytest.mark.parametrize("scales", ["blocks", "channel", "tensor"])
-def test_checkpoints_in_fp8(scales: str, tmp_path: Path, everywhere: None, triton_device: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "scales"),
+    [*(("Qwen3", scales) for scales in ("blocks", "channel", "tensor")), ("Qwen3Moe", "blocks"), ("Mixtral", "tensor")],
+)
+def test_checkpoints_in_fp8(kind: str, scales: str, tmp_path: Path, everywhere: None, triton_device: str) -> None:
     """They stay in FP8, and compute what their widened weights do in float32."""
     import torch
 
-    packed, wide = write_fp8(tmp_path, "Qwen3", scales)
+    packed, wide = write_fp8(tmp_path, kind, scales, moe_intermediate_size=144)
     model, decoder = load(packed, triton_device)
     found = weights_of(decoder)
-    assert len(found) == 2 * 3  # qkv, out and down of two layers
+    assert len(found) == (2 * 3 if kind == "Qwen3" else 2 * 4)  # qkv, out and down of two layers, or those of experts
     assert all(weight.by_group == (scales == "blocks") and not weight.by_row for weight in found)
     assert all(weight.values.dtype == torch.float8_e4m3fn for weight in found)
     want = expected(wide)
     np.testing.assert_allclose(logits(model), want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2", "Phi3", "Gemma2"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2", "Phi3", "Gemma2", "Qwen2Moe", "GptOss"])
 def test_weights_quantised_at_loading(kind: str, tmp_path: Path, everywhere: None, triton_device: str) -> None:
-    """Biases, transposed weights, joined projections: all but the head, by rows, as PyTorch rounds them."""
+    """Biases, transposed weights, joined projections, experts: by rows, as PyTorch rounds them. The head and what
+    chooses experts stay."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -101,10 +105,10 @@ def test_weights_quantised_at_loading(kind: str, tmp_path: Path, everywhere: Non
     assert found and all(not weight.by_group for weight in found)
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
-        transposed = kind == "GPT2" and ".c_" in name
-        if weight.ndim == 2 and (transposed or "_proj" in name):
-            rounded = widened(*quantised(weight.T if transposed else weight))
-            weights[name] = (rounded.T if transposed else rounded).contiguous()
+        transposed = weight.ndim == 3 or (kind == "GPT2" and ".c_" in name)
+        if weight.ndim > 1 and "_bias" not in name and (transposed or "_proj" in name):
+            rounded = widened(*quantised(weight.mT if transposed else weight))
+            weights[name] = (rounded.mT if transposed else rounded).contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     want = expected(folder)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-4 * np.abs(want).max())
@@ -120,18 +124,40 @@ def test_activations_in_fp8(tmp_path: Path, everywhere: None, triton_device: str
     assert 1e-3 < error < (0.3 if triton_device == "cpu" else 0.1), error  # the interpreter's cast loses carries
 
 
-def test_a_layer_that_a_checkpoint_leaves_as_it_is(tmp_path: Path, everywhere: None, triton_device: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "parts"), [("Qwen3", "self_attn.k_proj mlp.up_proj"), ("Qwen3Moe", "self_attn.k_proj down_proj")]
+)
+def test_a_layer_that_a_checkpoint_leaves_as_it_is(
+    kind: str, parts: str, tmp_path: Path, everywhere: None, triton_device: str
+) -> None:
     from safetensors.torch import load_file, save_file
 
-    packed, wide = write_fp8(tmp_path, "Qwen3", "channel")
+    packed, wide = write_fp8(tmp_path, kind, "channel", moe_intermediate_size=144)
     stored, whole = (load_file(folder / "model.safetensors") for folder in (packed, wide))
-    for part in ("self_attn.k_proj", "mlp.up_proj"):
-        name = f"model.layers.1.{part}.weight"
+    kept = tuple(f"{part}.weight" for part in parts.split())
+    for name in [name for name in stored if "layers.1." in name and name.endswith(kept)]:
         stored[name] = whole[name]
         del stored[f"{name}_scale"]
     save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
     want = expected(wide)
     np.testing.assert_allclose(logits(load(packed, triton_device)[0]), want, rtol=0, atol=1e-4 * np.abs(want).max())
+
+
+def test_a_head_in_fp8(tmp_path: Path, everywhere: None, triton_device: str) -> None:
+    from specdec_hal.models.fp8 import quantised, widened
+
+    folders = write_fp8(tmp_path, "Qwen3", "channel", num_hidden_layers=1)
+
+    def round_head(weights: Any) -> None:
+        values, scales = quantised(weights["lm_head.weight"])
+        change(folders[0], lambda stored: stored.update({"lm_head.weight": values, "lm_head.weight_scale": scales}))
+        weights["lm_head.weight"] = widened(values, scales)
+
+    change(folders[1], round_head)
+    model, decoder = load(folders[0], triton_device)
+    want = expected(folders[1])
+    assert len(weights_of(decoder)) == 4
+    np.testing.assert_allclose(logits(model), want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("module_in_fp8", [False, True])
@@ -269,11 +295,32 @@ def test_cards_without_fp8(capability: tuple[int, int], monkeypatch: pytest.Monk
     assert not fp8.supported("cpu")
 
 
-def test_experts_are_refused(tmp_path: Path, everywhere: None) -> None:
+def test_experts_in_a_list_are_refused(tmp_path: Path, everywhere: None) -> None:
+    import torch
+
+    from specdec_hal.models.transformers.fp8 import Plan
+
+    model = torch.nn.Module()
+    model.experts = torch.nn.ModuleList()
+    with pytest.raises(
+        UnsupportedError, match=r"^Module: it runs its experts one by one, which is not supported in FP8"
+    ):
+        Plan(tmp_path, {}, (128, 128), False).finish(model, "cpu")
+
+
+def test_experts_that_are_not_all_in_fp8(tmp_path: Path, everywhere: None) -> None:
     from specdec_hal.models.transformers.load import load_decoder
 
-    with pytest.raises(UnsupportedError, match=r"^MixtralForCausalLM: it is a mixture of experts"):
-        load_decoder(write_model(tmp_path, "Mixtral"), "cpu", "float32", None, "fp8")
+    packed, _ = write_fp8(tmp_path, "Qwen3Moe", "channel", moe_intermediate_size=144)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+
+    def widen(weights: Any) -> None:
+        weights[name] = weights[name].float() * weights.pop(f"{name}_scale")
+
+    change(packed, widen)
+    match = r"its model.layers.1.mlp.experts.\d.\w+.weight is in FP8, which is supported for linear layers, and for ex"
+    with pytest.raises(UnsupportedError, match=match):
+        load_decoder(packed, "cpu", "float32")
 
 
 def test_ranks_are_refused(tmp_path: Path, everywhere: None) -> None:
@@ -313,7 +360,10 @@ def _embedding(weights: Any) -> None:
     [
         (lambda weights: weights.pop(f"{NAME}_scale"), CheckpointError, rf"expected scales of {NAME} \(weight_scale_"),
         (_nan, CheckpointError, "expected finite numbers in model.layers.1.mlp.down_proj.weight, got 1 that are not"),
-        (_embedding, UnsupportedError, "its model.embed_tokens.weight is in FP8, which is supported for linear layers"),
+        (
+            _embedding, UnsupportedError,
+            "its model.embed_tokens.weight is in FP8, which is supported for linear layers, and for experts if",
+        ),
         (
             lambda weights: weights.update({f"{NAME}_scale": weights[f"{NAME}_scale"][:7].clone()}), CheckpointError,
             r"in model.layers.1.mlp.down_proj.weight_scale, got \[7, 1\] for \[160, 288\] with blocks of \[128, 128\]",

@@ -261,6 +261,75 @@ def test_gate_and_up_in_fp8(make_launcher: MakeLauncher, by_group: bool) -> None
     np.testing.assert_allclose(doubles(out), g / (1 + np.exp(-g)) * u, rtol=1e-4, atol=1e-3)
 
 
+def experts_in_fp8(launcher: Any, columns: int, depth: int, *, by_group: bool, by_row: bool, count: int) -> Any:
+    import torch
+
+    from specdec_hal.models.fp8 import Fp8Weight
+
+    kind = {"by_group": by_group, "by_row": by_row}
+    each = [fp8_weight(launcher, columns, depth, seed=1 + i, **kind) for i in range(count)]
+    return Fp8Weight(torch.stack([one.values for one in each]), torch.stack([one.scales for one in each]), by_row)
+
+
+def by_expert(chosen: Any, count: int) -> tuple[Any, Any]:
+    """Pairs by their expert, and where each expert's begin."""
+    import torch
+
+    order = chosen.flatten().argsort(stable=True)
+    bounds = torch.arange(count + 1, device=chosen.device)
+    return order, torch.searchsorted(chosen.flatten()[order], bounds, out_int32=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 90])
+def test_experts_in_fp8(make_launcher: MakeLauncher, dtype: str, by_group: bool, by_row: bool, rows: int) -> None:
+    """Also where nobody chooses one; a pair with none of them, of another rank, is left alone."""
+    import torch
+
+    from specdec_hal.models.fp8 import widened
+
+    launcher, count = make_launcher(dtype), 5
+    weight = experts_in_fp8(launcher, 72, 320, by_group=by_group, by_row=by_row, count=count)
+    x, bias = random(launcher, rows, 320), random(launcher, count, 72, seed=3)
+    chosen = torch.from_numpy(np.random.default_rng(rows).choice([0, 1, 3, 4, 5], (rows, 2))).to(x.device)
+    out = torch.full((2 * rows, 72), float("nan"), dtype=torch.float32, device=x.device)
+    launcher.experts(x, weight, bias, out, *by_expert(chosen, count))
+    wide, pairs = doubles(widened(weight.values, weight.scales)), chosen.flatten().tolist()
+    known = np.array(pairs) < count
+    which = np.minimum(pairs, count - 1)
+    each = np.repeat(rounded(x) if by_row else doubles(x), 2, 0)
+    want = np.einsum("pk,pnk->pn", each, wide[which]) + doubles(bias)[which]
+    size = np.einsum("pk,pnk->pn", np.abs(each), np.abs(wide[which]))
+    interpreted = launcher.arena.device.type == "cpu"  # its cast to FP8 loses the carry of what it rounds up
+    slack = ((0.06 if interpreted else 1e-3) if by_row else 2e-4) * size + 1e-5
+    assert np.isnan(doubles(out)[~known]).all()
+    assert (np.abs(doubles(out) - want) <= slack)[known].all()
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_bits_of_experts_in_fp8_do_not_depend_on_the_number_of_rows(
+    make_launcher: MakeLauncher, triton_device: str, by_group: bool, by_row: bool
+) -> None:
+    if triton_device == "cpu":
+        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+    import torch
+
+    launcher, count = make_launcher("bfloat16"), 8
+    for columns, depth in ((1536, 2048), (200, 768), (96, 80)):
+        weight = experts_in_fp8(launcher, columns, depth, by_group=by_group, by_row=by_row, count=count)
+        x = random(launcher, 400, depth)
+        chosen = torch.from_numpy(np.random.default_rng(0).integers(0, count, (400, 2))).to(x.device)
+        whole = torch.empty((800, columns), dtype=torch.float32, device=x.device)
+        launcher.experts(x, weight, None, whole, *by_expert(chosen, count))
+        for rows in (1, 2, 17, 64, 65, 200):
+            out = torch.empty((2 * rows, columns), dtype=torch.float32, device=x.device)
+            launcher.experts(x[:rows], weight, None, out, *by_expert(chosen[:rows], count))
+            assert torch.equal(out, whole[: 2 * rows]), (columns, depth, rows)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_number_in_fp8_is_widened_exactly(make_launcher: MakeLauncher, dtype: str) -> None:
     import torch

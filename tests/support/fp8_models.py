@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from tests.support.hf_models import write_model
 
 SIZES = {"hidden_size": 160, "intermediate_size": 288, "num_attention_heads": 4, "num_key_value_heads": 2}
 """Several blocks of 128, the last of them not whole."""
+LINEAR = re.compile(r"(_proj|\.w[123])\.weight$")
+"""Names of what is in FP8."""
 
 
 def _compressed(strategy: str) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def write_fp8(folder: Path, kind: str, scales: str, **changes: Any) -> tuple[Pat
     weights, stored = load_file(wide / "model.safetensors"), dict[str, Any]()
     name_of_scale = "weight_scale_inv" if scales == "blocks" else "weight_scale"
     for name, weight in weights.items():
-        if not name.endswith("_proj.weight"):
+        if not LINEAR.search(name):
             stored[name] = weight
             continue
         rows, columns = weight.shape
@@ -53,7 +56,7 @@ def write_fp8(folder: Path, kind: str, scales: str, **changes: Any) -> tuple[Pat
                 values[block] = (weight[block] / scale[i, j]).to(torch.float8_e4m3fn)
                 weight[block] = values[block].float() * scale[i, j]
         stored[name] = values
-        stored[name.replace("weight", name_of_scale)] = scale.flatten() if scales == "tensor" else scale
+        stored[name.removesuffix("weight") + name_of_scale] = scale.flatten() if scales == "tensor" else scale
     save_file(weights, wide / "model.safetensors", metadata={"format": "pt"})
     save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((wide / "config.json").read_text())

@@ -22,6 +22,7 @@ from specdec_hal.models.mtp import ModuleFiles
 from specdec_hal.models.paged import PagedStore, on_torch
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes, of_each_kind
 from specdec_hal.models.transformers.decoder import Decoder, WithStates
+from specdec_hal.models.transformers.fp8 import EXPERTS
 from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP, WithModules
 from specdec_hal.models.transformers.replace import (
     Linear,
@@ -76,7 +77,8 @@ class DeviceTransformers(WithStates, WithModules, FromHost):
         self._store: PagedStore | None = None
         parts = list(decoder.model.modules())
         for part in filter(is_experts, parts if replace else ()):
-            part.config._experts_implementation = "batched_mm"
+            if part.config._experts_implementation != EXPERTS:
+                part.config._experts_implementation = "batched_mm"
         self._static = not decoder.sparse and not any(map(holds_experts, parts)) and (group is None or group.capturable)
         self._mode: AbstractContextManager[Any] = nullcontext()
         self._kinds = of_each_kind(decoder)

@@ -132,7 +132,8 @@ def _experts(module: Any, hidden: Any, top_k_index: Any, top_k_weights: Any) -> 
 
     def multiply(x: Any, name: str) -> Any:
         weight = getattr(module, name)
-        weight = weight.transpose(1, 2) if module.is_transposed else weight
+        if module.is_transposed and not isinstance(weight, Fp8Weight):
+            weight = weight.transpose(1, 2)
         out = x.new_empty((len(chosen), weight.shape[1]))
         launcher.experts(x, weight, getattr(module, f"{name}_bias") if module.has_bias else None, out, order, starts)
         return out

@@ -6,12 +6,16 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import begin
+from specdec_hal.models.triton_kernels.product import part_sum
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def expert_linear(
     x,
+    x_low,
     weight,
+    scales,
+    x_scales,
     bias,
     out,
     order,
@@ -24,6 +28,8 @@ def expert_linear(
     SHARE: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -35,31 +41,50 @@ def expert_linear(
 
     `x` [pairs / SHARE, K]: SHARE pairs have one row. `weight` [EXPERTS, N, K] by its strides, `bias` [EXPERTS, N] or
     None. `order` int64 [pairs]: pairs by their expert, and `starts` int32 [EXPERTS + 1]: where each expert's begin; of
-    pairs from the last on nothing is written. Grid: (pairs // BLOCK_M + EXPERTS, column tiles).
+    pairs from the last on nothing is written. `scales` of a weight in FP8, [EXPERTS, N] or [EXPERTS, K / GROUP, N], and
+    `x_low`, `x_scales`, `STAGES`: see :mod:`.product`, or None; such a weight is contiguous, and tensor cores compute
+    weight x^T. Grid: (min(pairs, pairs // BLOCK_M + EXPERTS), column tiles).
     """
     begin(PDL)
     tile, column = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     e = tl.arange(0, BLOCK_E)
     start = tl.load(starts + e, mask=e < EXPERTS, other=0)
-    expert = tl.sum(((e < EXPERTS) & (start // BLOCK_M + e <= tile)).to(tl.int32), 0) - 1
-    first = tl.load(starts + expert)
-    place = first + (tile - (first // BLOCK_M + expert)) * BLOCK_M + tl.arange(0, BLOCK_M)
-    end = tl.load(starts + expert + 1)
-    live = place < end
-    if tl.max(live.to(tl.int32), 0) == 0:
+    tiles = tl.cdiv(tl.load(starts + e + 1, mask=e < EXPERTS, other=0) - start, BLOCK_M)
+    before = tl.cumsum(tiles, 0) - tiles
+    if tile >= tl.sum(tiles, 0):
         return
+    mine = (before <= tile) & (tile < before + tiles)
+    expert = tl.sum(tl.where(mine, e, 0), 0)
+    place = tl.sum(tl.where(mine, start + (tile - before) * BLOCK_M, 0), 0) + tl.arange(0, BLOCK_M)
+    live = place < tl.load(starts + expert + 1)
     pair = tl.load(order + place, mask=live, other=0)
     k = tl.arange(0, BLOCK_K)
     within = column < N
-    x_at = x + (pair // SHARE)[:, None] * K + k[None, :]
+    x_at = (pair // SHARE)[:, None] * K + k[None, :]
     weight_at = weight + expert.to(tl.int64) * expert_stride
-    weight_at += column.to(tl.int64)[None, :] * column_stride + k.to(tl.int64)[:, None] * depth_stride
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for begin_at in range(0, K, BLOCK_K):
-        inside = begin_at + k < K
-        a = tl.load(x_at + begin_at, mask=live[:, None] & inside[None, :], other=0.0)
-        b = tl.load(weight_at + begin_at * depth_stride, mask=inside[:, None] & within[None, :], other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+    if scales is None:
+        weight_at += column.to(tl.int64)[None, :] * column_stride + k.to(tl.int64)[:, None] * depth_stride
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for begin_at in range(0, K, BLOCK_K):
+            inside = begin_at + k < K
+            a = tl.load(x + x_at + begin_at, mask=live[:, None] & inside[None, :], other=0.0)
+            b = tl.load(weight_at + begin_at * depth_stride, mask=inside[:, None] & within[None, :], other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    else:
+        known = tl.minimum(column, N - 1)
+        weight_at += known.to(tl.int64)[:, None] * K + k[None, :]
+        scales_at = scales + expert * (((K + GROUP - 1) // GROUP if GROUP else 1) * N) + known
+        low_at = x_low
+        if x_low is not None:
+            low_at = x_low + x_at
+        total = part_sum(
+            x + x_at, low_at, weight_at, scales_at, 0, 0, N, 0, K, K, GROUP, STAGES, False, BLOCK_M, BLOCK_N, BLOCK_K,
+            PRECISION, True,
+        )  # fmt: skip
+        if not GROUP:
+            total *= tl.load(scales_at)[None, :]
+        if x_scales is not None:
+            total *= tl.load(x_scales + pair // SHARE)[:, None]
     if bias is not None:
         total += tl.load(bias + expert * N + column, mask=within, other=0.0).to(tl.float32)[None, :]
     at = out + pair[:, None] * N + column[None, :]

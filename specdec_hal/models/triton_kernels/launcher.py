@@ -28,7 +28,9 @@ from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
     PDL_ROWS,
+    Tiles,
     chunks_each,
+    expert_tile,
     fp8_tiles,
     part_length,
     power_of_2,
@@ -224,15 +226,19 @@ class Launcher:
         )  # fmt: skip
 
     def experts(self, x: Any, weight: Any, bias: Any | None, out: Any, order: Any, starts: Any) -> None:
-        """`out` [pairs, N] of `x` [T, K] by the experts of each row: see :func:`.experts.expert_linear`."""
-        pairs, columns = out.shape
-        experts, _, depth = weight.shape
-        m = 16 if pairs <= 16 * experts else 64
-        n, k = 32, 64 if self.dtype == torch.float32 else 128
-        expert_linear[(pairs // m + experts, -(-columns // n))](
-            x, weight, bias, out, order, starts, pairs, *weight.stride(), EXPERTS=experts, SHARE=pairs // len(x),
-            N=columns, K=depth, BLOCK_E=power_of_2(experts), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
-            PRECISION=self.tiles.precision, num_warps=4, num_stages=4, **self._options(pairs),
+        """`out` [pairs, N] of `x` [T, K] by the experts of each row: see :func:`.experts.expert_linear`.
+
+        `weight`: a tensor or an Fp8Weight [experts, N, K].
+        """
+        (pairs, columns), (experts, _, depth) = out.shape, weight.shape
+        share = pairs // len(x)
+        x, low, weight, scales, x_scales, group, _ = self._operands(x, weight, None)
+        tile = expert_tile(pairs, experts, self.tiles.precision, scales is not None)
+        expert_linear[(min(pairs, pairs // tile.m + experts), -(-columns // tile.n))](
+            x, low, weight, scales, x_scales, bias, out, order, starts, pairs, *weight.stride(), EXPERTS=experts,
+            SHARE=share, N=columns, K=depth, GROUP=group, STAGES=tile.stages if group else None,
+            BLOCK_E=power_of_2(experts), BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
+            PRECISION=self.tiles.precision, num_warps=tile.warps, num_stages=tile.stages, **self._options(pairs),
         )  # fmt: skip
 
     def combine(self, x: Any, weight: Any, out: Any, chosen: Any, experts: int) -> None:
@@ -262,20 +268,22 @@ class Launcher:
         low = self.arena.take("low parts of rows", x.shape, DTYPE) if by_two else None
         return out, low, self.arena.take("scales of rows", (len(x),), torch.float32)
 
+    def _operands(self, x: Any, weight: Any, count: Any | None) -> tuple[Any, Any, Any, Any, Any, int, Tiles]:
+        """Rows, their low parts, the weight, scales of both, a group's size, and tiles: see :mod:`.product`."""
+        if not isinstance(weight, Fp8Weight):
+            return x, None, weight, None, None, 0, self.tiles
+        low, x_scales, by_two = None, None, not weight.by_row and self.dtype == torch.bfloat16
+        if in_fp8 := weight.by_row or by_two:
+            self._by_two = by_two
+            x, low, x_scales = self._known(x) or self.quantise(x, count, by_two=by_two)
+        tiles = fp8_tiles(self.tiles, in_fp8=in_fp8, by_two=by_two, by_group=weight.by_group)
+        return x, low, weight.values, weight.scales, x_scales, GROUP if weight.by_group else 0, tiles
+
     def _product(
         self, x: Any, weight: Any, count: Any | None
     ) -> tuple[tuple[Any, ...], tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
         """Operands, scratch memory, constants and grid of a kernel that tiles x weight^T."""
-        tiles, low, scales, x_scales, group = self.tiles, None, None, None, 0
-        if isinstance(weight, Fp8Weight):
-            by_two = not weight.by_row and self.dtype == torch.bfloat16
-            in_fp8 = weight.by_row or by_two
-            tiles = fp8_tiles(self.tiles, in_fp8=in_fp8, by_two=by_two, by_group=weight.by_group)
-            if in_fp8:
-                self._by_two = by_two
-                x, low, x_scales = self._known(x) or self.quantise(x, count, by_two=by_two)
-            group = GROUP if weight.by_group else 0
-            weight, scales = weight.values, weight.scales
+        x, low, weight, scales, x_scales, group, tiles = self._operands(x, weight, count)
         (rows, depth), columns = x.shape, len(weight)
         tile = tiles.product(rows, columns, depth)
         part = part_length(columns, depth)

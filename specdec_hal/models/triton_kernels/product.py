@@ -62,14 +62,14 @@ def product(
         weight_at = weight + weight_row.to(tl.int64)[:, None] * K + k
     PARTS: tl.constexpr = (K + PART - 1) // PART
     if SPLIT or PARTS == 1:  # one accumulator: two of a large tile exceed the registers
-        total = _part(
+        total = part_sum(
             x_at, low_at, weight_at, scales_at, row, column, columns, part, K, PART, GROUP, STAGES, DESCRIBED,
             BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP,
         )  # fmt: skip
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in range(PARTS):
-            total += _part(
+            total += part_sum(
                 x_at, low_at, weight_at, scales_at, row, column, columns, i, K, PART, GROUP, STAGES, DESCRIBED,
                 BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP,
             )  # fmt: skip
@@ -77,7 +77,7 @@ def product(
 
 
 @triton.jit
-def _part(
+def part_sum(
     x,
     x_low,
     weight,
@@ -127,7 +127,7 @@ def _part(
 
 @triton.jit
 def _tile(x, row, start, end, K: tl.constexpr, PART: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Columns from `start` on of an operand of :func:`_part`."""
+    """Columns from `start` on of an operand of :func:`part_sum`."""
     if DESCRIBED:
         tile = x.load([row, start])
     elif K % BLOCK_K == 0 and PART % BLOCK_K == 0:

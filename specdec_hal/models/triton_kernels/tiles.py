@@ -199,6 +199,14 @@ def fp8_tiles(tiles: Tiles, *, in_fp8: bool, by_two: bool, by_group: bool) -> Ti
     return two if by_two else one
 
 
+def expert_tile(pairs: int, experts: int, precision: str, in_fp8: bool) -> ProductTile:
+    """That of products of so many pairs of a row and an expert. Its depth affects bits, and in FP8 `swap` does."""
+    m = 16 if pairs <= 16 * experts else 64
+    if in_fp8:
+        return ProductTile(m, 128, 128, 8, 4, swap=True)
+    return ProductTile(m, 32, 64, 4, 4) if precision == "tf32x3" else ProductTile(m, 64, 128, 4, 4)
+
+
 def part_length(columns: int, depth: int) -> int:
     """Length of the parts of K for a weight [columns, depth]: the same whatever it is multiplied with."""
     parts = max(1, min(_FILL // -(-columns // 32), depth // _SHORTEST_PART))
