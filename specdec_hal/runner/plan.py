@@ -238,7 +238,7 @@ class StepCompiler:
         self.captured = captured
         self._compiled = self._compilations()
         self.captures = self.capture_failures = self.failed_proposals = 0
-        self._capturing = self._warming = False
+        self._capturing, self._warming = False, True
         self._late = {"bind": 0, "capture": 0}
         self._no_drafts: Call | None = None
         self.plans: dict[Bucket, CompiledStep] = {}
@@ -271,6 +271,7 @@ class StepCompiler:
             self._bind_head(bucket)
             bucket = bucket._replace(rows=1)
             self.plans[bucket] = self._plan(bucket)
+        self._warming = False
 
     # ---- choosing a plan
 
@@ -301,7 +302,7 @@ class StepCompiler:
     def warm_up(
         self, features: Collection[Features], others: Iterable[Features], progress: Callable[[int, int], None]
     ) -> None:
-        """Bind, launch and capture the plans of all steps with these needs, and those of `others` from shared parts.
+        """Bind, launch and capture the plans of all steps with these needs, and the shared parts of those of `others`.
 
         All slots are idle, so nothing is computed. `progress(done, all)` may raise, which ends it.
         """
@@ -311,7 +312,10 @@ class StepCompiler:
         more = dict.fromkeys(one._replace(stops=True) for one in (*features, *others))
         shared = [one for one in more if one not in self._whole]
         whole = [bucket for wanted in features for bucket in self._buckets(wanted)]
-        buckets = [*whole, *(bucket for wanted in shared for bucket in self._buckets(wanted))]
+        buckets = [*whole, *(bucket for wanted in shared[:1] for bucket in self._buckets(wanted))]
+        # The others sample by parts for each number of slots, and share the rest.
+        smallest = {bucket.slots: bucket for bucket in buckets}.values()
+        buckets += (bucket._replace(features=wanted) for wanted in shared[1:] for bucket in smallest)
         self._warming = True
         try:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
@@ -350,12 +354,11 @@ class StepCompiler:
         plan = self.plans.get(bucket)
         if plan is None:
             self.plans[bucket] = plan = self._plan(bucket)
-            self._late["bind"] += self.static and not self._warming and not plan.captured
         return plan
 
     @property
     def late(self) -> dict[str, int]:
-        """Counts of plans bound or captured, and kernels compiled, while requests waited."""
+        """Counts of plans captured, of these or their parts bound, and of kernels compiled, while requests waited."""
         return {**self._late, "compile": self._compilations() - self._compiled}
 
     def _compilations(self) -> int:
@@ -440,6 +443,7 @@ class StepCompiler:
 
     def _new(self, bucket: Bucket) -> tuple[CompiledStep, StepBuilder]:
         step = StepBuilder(self.backend, self.state, _extents(bucket))
+        self._late["bind"] += self.static and not self._warming
         return CompiledStep([Part(step.calls)]), step
 
     def _shared_plan(self, bucket: Bucket) -> CompiledStep:
