@@ -243,7 +243,8 @@ class StepCompiler:
         self._no_drafts: Call | None = None
         self.plans: dict[Bucket, CompiledStep] = {}
         self._whole = {Features()}
-        """Features of steps whose plans are captured in as few parts as possible. Plans of others share parts."""
+        """Features of steps whose plans are captured in as few parts as possible. Plans of others, and of steps with
+        prompts, share parts."""
         self._parts: dict[tuple[Any, ...], CompiledStep] = {}
         """Shared parts: those that sample by slots and features, and those before and after by the other sizes."""
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
@@ -302,7 +303,7 @@ class StepCompiler:
     def warm_up(
         self, features: Collection[Features], others: Iterable[Features], progress: Callable[[int, int], None]
     ) -> None:
-        """Bind, launch and capture the plans of all steps with these needs, and the shared parts of those of `others`.
+        """Bind, launch and capture the plans of all steps with these needs, and the parts of those of `others`.
 
         All slots are idle, so nothing is computed. `progress(done, all)` may raise, which ends it.
         """
@@ -311,16 +312,17 @@ class StepCompiler:
         self._whole.update(features)
         more = dict.fromkeys(one._replace(stops=True) for one in (*features, *others))
         shared = [one for one in more if one not in self._whole]
-        whole = [bucket for wanted in features for bucket in self._buckets(wanted)]
-        buckets = [*whole, *(bucket for wanted in shared[:1] for bucket in self._buckets(wanted))]
-        # The others sample by parts for each number of slots, and share the rest.
-        smallest = {bucket.slots: bucket for bucket in buckets}.values()
-        buckets += (bucket._replace(features=wanted) for wanted in shared[1:] for bucket in smallest)
+        own = [bucket for wanted in features for bucket in self._buckets(wanted)]
+        # Others share all parts but what samples, which depends on the number of slots alone.
+        sizes = dict.fromkeys(bucket._replace(features=Features()) for bucket in own if not self._chunked(bucket))
+        smallest = {bucket.slots: bucket for bucket in own}.values()
+        needed = [(one, smallest if at else sizes) for at, one in enumerate(shared)]
+        buckets = [*own, *(bucket._replace(features=one) for one, some in needed for bucket in some)]
         self._warming = True
         try:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
                 with compiling():  # only collects the model's kernels, to compile them in parallel
-                    for bucket in whole:
+                    for bucket in own:
                         self._bound(bucket).run(self.state.device.stream(), TimedStep(), _no_masks)
             for done, bucket in enumerate(buckets):
                 progress(done, len(buckets))
@@ -349,6 +351,10 @@ class StepCompiler:
                         found[self.bucket(slots, tokens, context, True, features)] = None
                 found[self.bucket(slots, 0, context, False, features)] = None
         return list(found)
+
+    def _chunked(self, bucket: Bucket) -> bool:
+        """Whether steps may have chunks of prompts: they take long enough for a launch or two more."""
+        return (bucket.tokens, bucket.query) != (bucket.rows, self.state.symbols["S"])
 
     def _bound(self, bucket: Bucket) -> CompiledStep:
         plan = self.plans.get(bucket)
@@ -433,7 +439,7 @@ class StepCompiler:
     # ---- the calls
 
     def _plan(self, bucket: Bucket) -> CompiledStep:
-        if self.static and bucket.features not in self._whole:
+        if self.static and (bucket.features not in self._whole or self._chunked(bucket)):
             return self._shared_plan(bucket)
         plan, step = self._new(bucket)
         self._first(bucket, plan, step)
@@ -454,6 +460,9 @@ class StepCompiler:
         parts = [part for some in (first, sample, last) for part in some.parts if part.calls]
         plan = CompiledStep(parts, sample.report, sample.logprobs)
         plan.view = last.view
+        # What a plan with the same sizes has launched is compiled and allocated: nothing is launched before a capture.
+        whole = (self.plans.get(bucket._replace(features=one)) for one in self._whole)
+        plan.launches = sample.captured and any(other is not None and other.launches for other in whole)
         return plan
 
     def _part(
