@@ -130,12 +130,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
         replicas.run(runtime.config, placed, args.api_key, lambda url: _say(output, runtime.config, url))
         return 0
     from specdec_hal.models import chat
-    from specdec_hal.serve import gate, server
+    from specdec_hal.serve.listeners import is_loopback, listen
 
     template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
     workers = runtime.config.serve.num_http_workers
-    with server.listen(runtime.config, workers) as listeners:  # before the model is loaded, which takes time
-        if args.api_key is None and not gate.is_loopback(listeners[0].getsockname()[0]):
+    with listen(runtime.config, workers) as listeners:  # before the model is loaded, which takes time
+        if args.api_key is None and not is_loopback(listeners[0].getsockname()[0]):
             complain("anyone who can reach this address may use the server; set --api-key")
         if runtime.config.serve.split:
             fds = tuple(listener.fileno() for listener in listeners)
@@ -145,6 +145,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 os.environ[API_KEY] = args.api_key  # process lists do not show it
             return Supervisor(command, fds, workers).run()
         from specdec_hal.engine import AsyncEngine
+        from specdec_hal.serve import server
         from specdec_hal.serve.app import make_app
         from specdec_hal.serve.service import Service
 
@@ -173,10 +174,11 @@ async def _serve(
 ) -> None:
     """Serve until stopped or until the engine has ended; `output` None: print nothing."""
     from specdec_hal.serve import logs, server
+    from specdec_hal.serve.listeners import url
 
     def started() -> None:
         if output is not None:
-            _say(output, service.engine.config, server.url(listener))
+            _say(output, service.engine.config, url(listener))
 
     ended = None if until_ended is None else until_ended()
     if service.settings.access_log:
@@ -222,11 +224,11 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
     """Run one of the processes."""
     from specdec_hal.serve import logs
-    from specdec_hal.serve.split import messages
+    from specdec_hal.serve.split import addresses
 
     config = runtime.config
     part.watch()
-    if part.name == messages.ENGINE:
+    if part.name == addresses.ENGINE:
         from specdec_hal.serve.split.engine import EngineProcess
 
         began = time.perf_counter()
