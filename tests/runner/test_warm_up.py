@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,9 +144,11 @@ def test_what_steps_share_is_prepared_once() -> None:
                 launched.append(batch)
             super().forward_device(batch, out)
 
-    runner, steps = make(model=Counted()), list[int]()
+    model, steps = Counted(), list[int]()
+    model.config = replace(model.config, max_position_embeddings=1024)
+    runner = make(model=model)
     runner.warm_up(lambda done, all: steps.append(all))
-    slots, alone, chunked = 4, 4, 4  # 1, 2, 4 and 5 slots; sizes without prompts, and with them
+    slots, alone, chunked = 4, 8, 8  # 1, 2, 4 and 5 slots; sizes for contexts of 512 and 1024, without prompts and with
     features = 16 if runner.grammars.names else 8
     assert steps[0] == chunked + 2 * alone + (features - 1) * slots
     assert len(launched) == chunked + alone + slots
