@@ -31,10 +31,10 @@ from specdec_hal.config import load
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.models.loader import load_tokenizer
 from specdec_hal.output.detokenizing import PROMPT_TAIL
-from specdec_hal.serve import server
+from specdec_hal.serve import listeners
 from specdec_hal.serve.frame_codes import FrameKind
-from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, Outbox
+from specdec_hal.serve.split import addresses, messages
+from specdec_hal.serve.split.addresses import ENGINE, Outbox
 from specdec_hal.serve.split.supervisor import Part, Supervisor
 from specdec_hal.serve.stream import OutputFrame
 from specdec_hal.serve.stream.channel import FrameSender, receiver
@@ -58,9 +58,9 @@ class StandIn:
         self._tokens, self._step_s = tokens, step_s
         self._text = load_tokenizer(ROOT / "models/tiny-py-lm").encode(TEXT)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._commands = receiver(context, messages.endpoint(directory, ENGINE), 0)
-        self._http = [Outbox(context, directory, messages.http(worker)) for worker in range(workers)]
-        frames = [messages.endpoint(directory, messages.frames(worker)) for worker in range(workers)]
+        self._commands = receiver(context, addresses.endpoint(directory, ENGINE), 0)
+        self._http = [Outbox(context, directory, addresses.http(worker)) for worker in range(workers)]
+        frames = [addresses.endpoint(directory, addresses.frames(worker)) for worker in range(workers)]
         self._frames = FrameSender(context, frames, 64, drop=False)
         self._session, self._sequence, self._numbers = secrets.randbits(62), 0, count()
         self._streams, self._released = list[StreamStart](), list[int]()
@@ -146,8 +146,8 @@ def served(workers: int, tokens: int, step_ms: float, most: int) -> Iterator[tup
 def supervise(workers: int, tokens: int, step_ms: float, most: int, out: str) -> int:
     """Be the server, and write its address into the file `out`."""
     keys = settings(workers, most)
-    with server.listen(load(CONFIG, keys), workers) as listeners:
-        fds = tuple(listener.fileno() for listener in listeners)
+    with listeners.listen(load(CONFIG, keys), workers) as sockets:
+        fds = tuple(listener.fileno() for listener in sockets)
 
         def command(part: Part) -> list[str]:
             if part.name == ENGINE:
@@ -159,7 +159,7 @@ def supervise(workers: int, tokens: int, step_ms: float, most: int, out: str) ->
             return [sys.executable, "-m", "specdec_hal.cli", "serve", "--no-access-log", *words, *own]
 
         supervisor = Supervisor(command, fds, workers)
-        Path(out).write_text(server.url(listeners[0]) + "\n")
+        Path(out).write_text(listeners.url(sockets[0]) + "\n")
         return supervisor.run()
 
 

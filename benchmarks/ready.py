@@ -6,13 +6,15 @@ which `pip install` fills; "all" are. `late`: compilations and captures that the
 
 Parts: `embedded`, `LLM` of the embedded model under configs/cuda.yaml; `qwen3`, of Qwen3-0.6B's shape with random
 weights in bfloat16; `serve`, ``specdec-hal serve`` of the embedded model until /ready, and then requests with what load
-generators add to theirs.
+generators add to theirs. Its stages: `process_s`, until the engine's process begins to load; `load_s`, imports of the
+framework, weights and the KV cache; `compile_s`, Triton's kernels; `plans_s`, what binds, launches and captures steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -23,6 +25,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,32 +95,59 @@ def own(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def serve() -> dict[str, Any]:
+def moment(entry: dict[str, Any]) -> float:
+    """When an entry of a log was written, in seconds since the epoch."""
+    return datetime.fromisoformat(entry["time"].replace("Z", "+00:00")).timestamp()
+
+
+def stages(log: str, began: float) -> dict[str, float]:
+    """Seconds of each stage of a start at `began`, from a server's log as JSON."""
+    entries = {entry["message"]: entry for entry in map(json.loads, log.splitlines())}
+    named = {key: entry for message, entry in entries.items() for key in ("compiled", "warmed up") if key in message}
+    loaded, load_s = moment(entries["serving"]), entries["serving"]["load_s"]
+    compile_s = float(re.findall(r"in (.*) s", named["compiled"]["message"])[0]) if "compiled" in named else 0.0
+    found = {"process_s": loaded - load_s - began, "load_s": load_s, "compile_s": compile_s}
+    if (warmed := named.get("warmed up")) is None:  # nothing is launched
+        return found
+    found["steps"] = int(re.findall(r"up: (\d+)", warmed["message"])[0])
+    return {**found, "plans_s": moment(warmed) - loaded - compile_s}
+
+
+def serve(settings: list[str]) -> dict[str, Any]:
     """Seconds until a server answers /ready with 200, and what was prepared late for requests right after that."""
     from serving_load import closed_loop, server
 
-    began = time.perf_counter()
-    with server("--config", str(CONFIG), "--set", "model.framework=transformers") as (_, url):
+    began, more = time.time(), [word for setting in settings for word in ("--set", setting)]
+    arguments = ("--config", str(CONFIG), "--set", "model.framework=transformers", "--log-format=json", *more)
+    with tempfile.TemporaryFile("w+") as log, server(*arguments, stderr=log) as (_, url):
         while True:
             try:
                 with urllib.request.urlopen(f"{url}/ready"):
-                    ready_s = time.perf_counter() - began
+                    ready_s = time.time() - began
                     break
             except urllib.error.HTTPError:
                 time.sleep(0.02)
-        asked = [{"prompt": "def add(a, b):\n" * (1 + at % 40), "max_tokens": 32} for at in range(120)]
-        bodies = [{**body, **ADDED[at % len(ADDED)]} for at, body in enumerate(asked)]
+        log.seek(0)
+        found = stages(log.read(), began)
+        grammars = any(map(importlib.util.find_spec, ("xgrammar", "llguidance")))
+        added = [one for one in ADDED if grammars or "structured_outputs" not in one]
+        asked = [{"prompt": "def add(a, b):\n" * (1 + at % 40), **added[at % len(added)]} for at in range(120)]
+        bodies = [{**body, "max_tokens": 32, "return_token_ids": True} for body in asked]
         answers = asyncio.run(closed_loop(url, bodies, 12))[0]
         assert all(answer.ok for answer in answers), "a request failed"
         with urllib.request.urlopen(f"{url}/metrics") as metrics:
-            found = re.findall(r'late_preparations_total{.*kind="(.*?)".*} (.*)', metrics.read().decode())
-        return {"ready_s": ready_s, "late": {kind: int(float(count)) for kind, count in found}}
+            late = re.findall(r'late_preparations_total{.*kind="(.*?)".*} (.*)', metrics.read().decode())
+        first = max(answer.times[0] for answer in answers if answer.times)
+        return {
+            "ready_s": ready_s, **found, "grammars": grammars, "worst_first_token_s": first,
+            "late": {kind: int(float(count)) for kind, count in late},
+        }  # fmt: skip
 
 
-def measure(part: str, folder: str) -> dict[str, Any]:
+def measure(part: str, folder: str, settings: list[str]) -> dict[str, Any]:
     """One start of a part."""
     if part == "serve":
-        return serve()
+        return serve(settings)
     model = [f"--model={folder}/model"] if part == "qwen3" else []
     found: dict[str, Any] = json.loads(own("--child", repr(time.time()), *model).stdout.splitlines()[-1])
     return found
@@ -128,6 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", nargs="+", choices=STATES, default=list(STATES))
+    parser.add_argument("--caches", nargs="+", choices=EMPTY, default=list(EMPTY))
+    parser.add_argument("--set", nargs="+", default=[], dest="settings", metavar="KEY=VALUE", help="of the part serve")
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
@@ -146,10 +178,10 @@ def main() -> None:
         for part in given.parts:
             if part == "qwen3":
                 own("--make", f"{folder}/model")
-            for state in STATES[part]:
+            for state in (state for state in STATES[part] if state in given.caches):
                 for cache in EMPTY[state]:
                     shutil.rmtree(f"{folder}/{cache}", ignore_errors=True)
-                rows.append({"part": part, "caches": state, **measure(part, folder)})
+                rows.append({"part": part, "caches": state, **measure(part, folder, given.settings)})
                 print(json.dumps(rows[-1]), flush=True)
                 if given.out is not None:
                     write(rows, given.out)

@@ -122,11 +122,11 @@ def _share(share: tuple[str, Sequence[dict[str, Any]], int]) -> list[Answer]:
 
 
 @contextmanager
-def server(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[tuple[int, str]]:
-    """`specdec-hal serve` with these arguments: its process id and address."""
+def server(*arguments: str, environment: dict[str, str] | None = None, stderr: Any = None) -> Iterator[tuple[int, str]]:
+    """`specdec-hal serve` with these arguments: its process id and address. `stderr`: a file for its log."""
     command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--json", "--port", "0", *arguments]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **(environment or {})}
+        command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT, env={**os.environ, **(environment or {})}
     ) as process:
         try:
             assert process.stdout is not None

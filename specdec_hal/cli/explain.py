@@ -18,7 +18,6 @@ from specdec_hal.errors import ConfigError, UnknownBackendError
 from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.registry import Explanation
-from specdec_hal.runner.method import methods_of
 from specdec_hal.tensors.cpu_threads import cores
 from specdec_hal.text import did_you_mean
 
@@ -52,6 +51,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def _explain_model(runtime: Runtime) -> dict[str, Any]:
     """Of the configured model, once loaded: whether it guarantees the same bits in any batch, and what drafts."""
+    from specdec_hal.runner.method import methods_of
+
     with closing(runtime):
         model = runtime.load_model()
         methods = methods_of(runtime.config, runtime.backend, model, runtime.registry)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
@@ -96,11 +97,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Serve until stopped."""
-    try:
-        from specdec_hal.models import chat
-        from specdec_hal.serve import app, gate, logs, relay, server
-        from specdec_hal.serve.service import Service
+    try:  # only what every process needs: the engine's is to load its model early
+        from specdec_hal.serve import logs, relay
         from specdec_hal.serve.split.supervisor import Part, Supervisor
+
+        if find_spec("fastapi") is None:
+            raise ModuleNotFoundError(name="fastapi")
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: {error.name} is not installed; pip install 'specdec-hal[serve]'") from error
 
@@ -127,10 +129,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
         placed = replace(args.replicas, address=args.ray, gpus=1 if runtime.backend.device == "cuda" else 0)
         replicas.run(runtime.config, placed, args.api_key, lambda url: _say(output, runtime.config, url))
         return 0
+    from specdec_hal.models import chat
+    from specdec_hal.serve.listeners import is_loopback, listen
+
     template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
     workers = runtime.config.serve.num_http_workers
-    with server.listen(runtime.config, workers) as listeners:  # before the model is loaded, which takes time
-        if args.api_key is None and not gate.is_loopback(listeners[0].getsockname()[0]):
+    with listen(runtime.config, workers) as listeners:  # before the model is loaded, which takes time
+        if args.api_key is None and not is_loopback(listeners[0].getsockname()[0]):
             complain("anyone who can reach this address may use the server; set --api-key")
         if runtime.config.serve.split:
             fds = tuple(listener.fileno() for listener in listeners)
@@ -140,6 +145,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 os.environ[API_KEY] = args.api_key  # process lists do not show it
             return Supervisor(command, fds, workers).run()
         from specdec_hal.engine import AsyncEngine
+        from specdec_hal.serve import server
+        from specdec_hal.serve.app import make_app
+        from specdec_hal.serve.service import Service
 
         began = time.perf_counter()
         model, tokenizer = load(runtime)
@@ -148,7 +156,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         logs.started(runtime.config, engine.runner, time.perf_counter() - began)
         try:
             service = Service(engine, runtime.config.served_name, runtime.config.serve, template)
-            server.run(_serve(app.make_app(service, args.api_key), service, listeners[0], output, engine.until_ended))
+            server.run(_serve(make_app(service, args.api_key), service, listeners[0], output, engine.until_ended))
         finally:
             engine.close()
             runtime.close()
@@ -166,10 +174,11 @@ async def _serve(
 ) -> None:
     """Serve until stopped or until the engine has ended; `output` None: print nothing."""
     from specdec_hal.serve import logs, server
+    from specdec_hal.serve.listeners import url
 
     def started() -> None:
         if output is not None:
-            _say(output, service.engine.config, server.url(listener))
+            _say(output, service.engine.config, url(listener))
 
     ended = None if until_ended is None else until_ended()
     if service.settings.access_log:
@@ -214,15 +223,14 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
     """Run one of the processes."""
-    from specdec_hal.models import chat
-    from specdec_hal.serve import logs, server
-    from specdec_hal.serve.split import messages
-    from specdec_hal.serve.split.engine import EngineProcess
-    from specdec_hal.serve.split.remote import RemoteEngine
+    from specdec_hal.serve import logs
+    from specdec_hal.serve.split import addresses
 
     config = runtime.config
     part.watch()
-    if part.name == messages.ENGINE:
+    if part.name == addresses.ENGINE:
+        from specdec_hal.serve.split.engine import EngineProcess
+
         began = time.perf_counter()
         model, tokenizer = load(runtime)
         runner = runtime.runner(model=model, tokenizer=tokenizer)
@@ -231,8 +239,11 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
         runner.when_lost(lambda error: os.kill(os.getpid(), signal.SIGKILL))  # the supervisor starts all ranks again
         EngineProcess(runner, part.directory, config.serve, resume=part.resume).run()
     else:
+        from specdec_hal.models import chat
+        from specdec_hal.serve import server
         from specdec_hal.serve.app import make_app
         from specdec_hal.serve.service import Service
+        from specdec_hal.serve.split.remote import RemoteEngine
 
         template = chat.load_chat_template(config.model_path, config.serve.chat_template)
 

@@ -238,12 +238,13 @@ class StepCompiler:
         self.captured = captured
         self._compiled = self._compilations()
         self.captures = self.capture_failures = self.failed_proposals = 0
-        self._capturing = self._warming = False
+        self._capturing, self._warming = False, True
         self._late = {"bind": 0, "capture": 0}
         self._no_drafts: Call | None = None
         self.plans: dict[Bucket, CompiledStep] = {}
         self._whole = {Features()}
-        """Features of steps whose plans are captured in as few parts as possible. Plans of others share parts."""
+        """Features of steps whose plans are captured in as few parts as possible. Plans of others, and of steps with
+        prompts, share parts."""
         self._parts: dict[tuple[Any, ...], CompiledStep] = {}
         """Shared parts: those that sample by slots and features, and those before and after by the other sizes."""
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
@@ -271,6 +272,7 @@ class StepCompiler:
             self._bind_head(bucket)
             bucket = bucket._replace(rows=1)
             self.plans[bucket] = self._plan(bucket)
+        self._warming = False
 
     # ---- choosing a plan
 
@@ -301,7 +303,7 @@ class StepCompiler:
     def warm_up(
         self, features: Collection[Features], others: Iterable[Features], progress: Callable[[int, int], None]
     ) -> None:
-        """Bind, launch and capture the plans of all steps with these needs, and those of `others` from shared parts.
+        """Bind, launch and capture the plans of all steps with these needs, and the parts of those of `others`.
 
         All slots are idle, so nothing is computed. `progress(done, all)` may raise, which ends it.
         """
@@ -310,13 +312,17 @@ class StepCompiler:
         self._whole.update(features)
         more = dict.fromkeys(one._replace(stops=True) for one in (*features, *others))
         shared = [one for one in more if one not in self._whole]
-        whole = [bucket for wanted in features for bucket in self._buckets(wanted)]
-        buckets = [*whole, *(bucket for wanted in shared for bucket in self._buckets(wanted))]
+        own = [bucket for wanted in features for bucket in self._buckets(wanted)]
+        # Others share all parts but what samples, which depends on the number of slots alone.
+        sizes = dict.fromkeys(bucket._replace(features=Features()) for bucket in own if not self._chunked(bucket))
+        smallest = {bucket.slots: bucket for bucket in own}.values()
+        needed = [(one, smallest if at else sizes) for at, one in enumerate(shared)]
+        buckets = [*own, *(bucket._replace(features=one) for one, some in needed for bucket in some)]
         self._warming = True
         try:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
                 with compiling():  # only collects the model's kernels, to compile them in parallel
-                    for bucket in whole:
+                    for bucket in own:
                         self._bound(bucket).run(self.state.device.stream(), TimedStep(), _no_masks)
             for done, bucket in enumerate(buckets):
                 progress(done, len(buckets))
@@ -346,16 +352,19 @@ class StepCompiler:
                 found[self.bucket(slots, 0, context, False, features)] = None
         return list(found)
 
+    def _chunked(self, bucket: Bucket) -> bool:
+        """Whether steps may have chunks of prompts: they take long enough for a launch or two more."""
+        return (bucket.tokens, bucket.query) != (bucket.rows, self.state.symbols["S"])
+
     def _bound(self, bucket: Bucket) -> CompiledStep:
         plan = self.plans.get(bucket)
         if plan is None:
             self.plans[bucket] = plan = self._plan(bucket)
-            self._late["bind"] += self.static and not self._warming and not plan.captured
         return plan
 
     @property
     def late(self) -> dict[str, int]:
-        """Counts of plans bound or captured, and kernels compiled, while requests waited."""
+        """Counts of plans captured, of these or their parts bound, and of kernels compiled, while requests waited."""
         return {**self._late, "compile": self._compilations() - self._compiled}
 
     def _compilations(self) -> int:
@@ -430,7 +439,7 @@ class StepCompiler:
     # ---- the calls
 
     def _plan(self, bucket: Bucket) -> CompiledStep:
-        if self.static and bucket.features not in self._whole:
+        if self.static and (bucket.features not in self._whole or self._chunked(bucket)):
             return self._shared_plan(bucket)
         plan, step = self._new(bucket)
         self._first(bucket, plan, step)
@@ -440,6 +449,7 @@ class StepCompiler:
 
     def _new(self, bucket: Bucket) -> tuple[CompiledStep, StepBuilder]:
         step = StepBuilder(self.backend, self.state, _extents(bucket))
+        self._late["bind"] += self.static and not self._warming
         return CompiledStep([Part(step.calls)]), step
 
     def _shared_plan(self, bucket: Bucket) -> CompiledStep:
@@ -450,6 +460,9 @@ class StepCompiler:
         parts = [part for some in (first, sample, last) for part in some.parts if part.calls]
         plan = CompiledStep(parts, sample.report, sample.logprobs)
         plan.view = last.view
+        # What a plan with the same sizes has launched is compiled and allocated: nothing is launched before a capture.
+        whole = (self.plans.get(bucket._replace(features=one)) for one in self._whole)
+        plan.launches = sample.captured and any(other is not None and other.launches for other in whole)
         return plan
 
     def _part(

@@ -6,13 +6,13 @@ import asyncio
 import hmac
 import re
 from collections.abc import Iterable
-from ipaddress import ip_address
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.serve.answers import refusal, refuse
+from specdec_hal.serve.listeners import is_address, is_loopback
 
 OPEN = ("/", "/health", "/ready", "/ping", "/version", "/openapi.json", "/docs")
 """Paths without an API key: static pages and health checks."""
@@ -50,20 +50,7 @@ class Hosts:
         name = found[1].lower().removesuffix(".").strip("[]")
         if any(name == pattern or (pattern[:2] == "*." and name.endswith(pattern[1:])) for pattern in self._patterns):
             return True
-        return (self._loopback and is_loopback(name)) or (self._any_address and _is_address(name))
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address is local."""
-    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+        return (self._loopback and is_loopback(name)) or (self._any_address and is_address(name))
 
 
 class Gate:

@@ -127,6 +127,13 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
     assert not [module for module in decoder.model.modules() if type(module) is torch.nn.Linear]
     texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 10))
     model.allocate(2, 32)
+    attention, without_modes = model._launcher.attention, set[bool]()
+
+    def watched(*args: Any, **options: Any) -> None:
+        without_modes.add(torch._C._is_torch_function_all_disabled())
+        attention(*args, **options)
+
+    monkeypatch.setattr(model._launcher, "attention", watched)
 
     def logits(*parts: tuple[int, int, int]) -> list[Any]:
         ids = np.concatenate([texts[slot][first:last] for slot, first, last in parts])
@@ -142,6 +149,7 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
     second, other = logits((0, 7, 10), (1, 0, 10))
     for text, got in zip(texts, (np.concatenate([first, second]), other), strict=True):
         np.testing.assert_allclose(got, case.logits(text), rtol=0, atol=1e-4)
+    assert without_modes == {kind == "Qwen3"}, "a layer of ours alone waits for no mode at each attribute of a tensor"
 
 
 @pytest.mark.parametrize(

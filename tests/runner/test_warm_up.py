@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.serve.service import Service
+from specdec_hal.tensors.graph_capture import current_capture
 from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.serve.conftest import served
 from tests.support.graphs import GraphDevice, LaunchingBackend, plain_tokens
@@ -130,6 +132,29 @@ def test_no_request_waits(method: str, strategy: str) -> None:
     late = runner.summary()["late"]
     assert late["bind"] >= late["capture"] > 0 == late["compile"], "what nobody has announced"
     assert runner.counts().late == late
+
+
+def test_what_steps_share_is_prepared_once() -> None:
+    """By sizes what computes logits, by number of slots what samples; launched before its capture if nothing was."""
+    launched = list[Any]()
+
+    class Counted(CompilingModel):
+        def forward_device(self, batch: Any, out: Any) -> None:
+            if self.ahead is None and current_capture() is None:
+                launched.append(batch)
+            super().forward_device(batch, out)
+
+    model, steps = Counted(), list[int]()
+    model.config = replace(model.config, max_position_embeddings=1024)
+    runner = make(model=model)
+    runner.warm_up(lambda done, all: steps.append(all))
+    slots, alone, chunked = 4, 8, 8  # 1, 2, 4 and 5 slots; sizes for contexts of 512 and 1024, without prompts and with
+    features = 16 if runner.grammars.names else 8
+    assert steps[0] == chunked + 2 * alone + (features - 1) * slots
+    assert len(launched) == chunked + alone + slots
+    parts = {id(part): part for plan in runner.compiler.plans.values() for part in plan.parts}.values()
+    assert all(part.replay is not None for part in parts)
+    assert sum("forward" in dict(part.calls) for part in parts) == chunked + 2 * alone
 
 
 def test_without_a_warm_up_requests_wait() -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.models.chat import ChatTemplate, load_chat_template
-from specdec_hal.serve import server
+from specdec_hal.serve import listeners, server
 from specdec_hal.serve.app import make_app
 from specdec_hal.serve.service import Service
 from tests.support.history_model import HistoryModel, LetterTokenizer
@@ -91,10 +91,10 @@ def served(engine: AsyncEngine, name: str, template: ChatTemplate | None, key: s
     config = engine.runner.config
     service = Service(engine, name, config.serve, template)
     listening = uvicorn.Server(server.uvicorn_config(make_app(service, key), config.serve))
-    with server.listen(config) as (listener,):
+    with listeners.listen(config) as (listener,):
         thread = threading.Thread(target=lambda: asyncio.run(listening.serve([listener])))
         thread.start()
-        running = Running(service, server.url(listener), key or "none")
+        running = Running(service, listeners.url(listener), key or "none")
         try:
             yield running
         finally:

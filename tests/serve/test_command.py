@@ -106,3 +106,18 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert main(["serve"]) == 2
     assert "serve: fastapi is not installed; pip install 'specdec-hal[serve]'" in capsys.readouterr().err
+
+
+SUPERVISE = """
+import sys
+from specdec_hal.serve.split.supervisor import Supervisor
+Supervisor.run = lambda self: self._end() or print(*sys.modules) or 0
+from specdec_hal.cli import main
+sys.exit(main(["serve", "--port", "0"]))
+"""
+
+
+def test_the_supervisor_imports_little() -> None:
+    """The engine's process, whose start takes longest, waits for that."""
+    done = subprocess.run([sys.executable, "-c", SUPERVISE], capture_output=True, text=True, check=True)
+    assert not {"fastapi", "uvicorn", "torch", "specdec_hal.runner"} & set(done.stdout.split())

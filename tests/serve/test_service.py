@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from specdec_hal.serve import server
+from specdec_hal.serve import listeners, server
 from specdec_hal.serve.app import make_app
 from tests.serve.conftest import MODEL, Running, serving
 
@@ -310,7 +310,7 @@ def test_a_server_ends_with_its_engine(running: Running) -> None:
 
     async def main(listener: socket.socket) -> None:
         async def ask() -> None:
-            async with httpx.AsyncClient(base_url=server.url(listener), timeout=60) as http:
+            async with httpx.AsyncClient(base_url=listeners.url(listener), timeout=60) as http:
                 said.append((await http.get("/health")).status_code)
                 engine.fail(RuntimeError("no more"))
                 said.append((await http.get("/health")).status_code)
@@ -321,6 +321,6 @@ def test_a_server_ends_with_its_engine(running: Running) -> None:
         await server.serve(app, listener, settings, begin, running.service.abort_all, engine.until_ended())
         await asking[0]
 
-    with server.listen(engine.config) as (listener,):
+    with listeners.listen(engine.config) as (listener,):
         asyncio.run(asyncio.wait_for(main(listener), 60))
     assert said == [200, 503] and engine.failure == "RuntimeError: no more"

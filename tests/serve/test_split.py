@@ -25,7 +25,7 @@ from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, Requ
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.runner.journal import Journal
 from specdec_hal.serve import bodies
-from specdec_hal.serve.split import messages
+from specdec_hal.serve.split import addresses, messages
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import MAX_DEATHS, RemoteEngine
 from specdec_hal.serve.split.supervisor import Supervisor
@@ -251,7 +251,7 @@ def know_of_each_other(server: Server) -> None:
     """Whichever of them a connection goes to."""
     body = {"prompt": [1, 2], "max_tokens": 6, "ignore_eos": True}
     ids = [httpx.post(f"{server.url}/v1/completions", json=body).json()["id"] for _ in range(40)]
-    assert {messages.owner(one) for one in ids} == {0, 1}
+    assert {addresses.owner(one) for one in ids} == {0, 1}
     spent = 0.0
     for _ in range(8):
         metrics = httpx.get(f"{server.url}/metrics").text
@@ -285,7 +285,7 @@ def test_processes_that_speak_http_know_of_each_other_and_share_the_limit_of_con
         while answers.keys() != {0, 1}:  # one of each process
             answer = ask()
             assert answer.status_code == 200
-            if (owner := messages.owner(answer.headers["X-Request-Id"])) in answers:
+            if (owner := addresses.owner(answer.headers["X-Request-Id"])) in answers:
                 answer.close()
                 server.until_ready()
             else:
@@ -416,7 +416,7 @@ async def test_a_new_engine_gets_what_was_not_in_the_journal(remote: Remote) -> 
     waiting = asyncio.create_task(engine.submit([Request("d", [1])]))
     await asyncio.sleep(0)
     sent.clear()
-    engine.receive(messages.Down())
+    engine.receive(addresses.Down())
     engine.receive(messages.Hello(INFO, ["a", "ghost", "d"]))
     assert (await waiting).outputs == {}
     keep, submit, abort = sent
@@ -447,7 +447,7 @@ async def test_a_request_that_engines_die_of_is_given_up(remote: Remote) -> None
     waiting = asyncio.create_task(engine.submit([Request("b", [1])]))
     await asyncio.sleep(0)
     for _ in range(MAX_DEATHS):
-        engine.receive(messages.Down())
+        engine.receive(addresses.Down())
         engine.receive(messages.Hello(INFO, []))
     (delta,) = await stream.read()
     assert delta.finish_reason == "error" and await stream.read() == []
@@ -495,7 +495,7 @@ async def text(tmp_path: Path) -> AsyncIterator[Text]:
     calls, attached, tokenizer = list[list[OutputDelta]](), asyncio.Event(), LetterTokenizer()
     settings = ServeSettings(http_workers=2, output_queue=8)
     thread = TextThread(tokenizer, tmp_path, settings, 1, calls.append, attached.set)  # type: ignore[arg-type]
-    sender = FrameSender(context, [messages.endpoint(tmp_path, messages.frames(1))], 8, drop=True)
+    sender = FrameSender(context, [addresses.endpoint(tmp_path, addresses.frames(1))], 8, drop=True)
     runner, taken = make_runner(), list[bytes]()
 
     def send(data: bytes) -> bool:
@@ -617,7 +617,7 @@ async def test_deadlines_count_from_the_arrival_in_http(remote: Remote, tmp_path
         make_runner(runner={"queue_timeout_s": 0.2}), tmp_path, ServeSettings(http_workers=1), resume=False
     )
     try:
-        engine.carry_out(messages.for_engine(messages.encode(submit)))
+        engine.carry_out(messages.for_engine(addresses.encode(submit)))
         engine.runner.step()
         (output,) = engine.runner.take_finished().values()
         assert (output.finish_reason, output.token_ids) == ("timeout", ())

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from specdec_hal.runner import SamplingParams
-from specdec_hal.serve.split import messages
+from specdec_hal.serve.split import addresses
 from tests.support.decoding import plain_decoding, scored_prompt
 from tests.support.history_model import END, LetterTokenizer
 from tests.support.load import Answer, Clients, differs
@@ -121,7 +121,7 @@ def check(number: int, answer: Answer) -> list[str]:
 
 def kill_under_load(kills: int, clients: int, seed: int, http_workers: int = 2) -> tuple[Counter[str], list[str]]:
     """What came of the requests, and what was wrong with any."""
-    rng, names = random.Random(seed), messages.parts(http_workers)
+    rng, names = random.Random(seed), addresses.parts(http_workers)
     with split_server(http_workers) as server:
         server.until_ready()
         load = Clients(server.url, clients, seed, 200, lambda number: wanted(number)[0], check, HANGS_S)

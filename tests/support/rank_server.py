@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from specdec_hal.serve.split.messages import ENGINE
+from specdec_hal.serve.split.addresses import ENGINE
 from tests.support.load import Answer, Clients, differs
 from tests.support.processes import descendants, gone
 

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from specdec_hal.config import Config, parse
 from specdec_hal.models.chat import load_chat_template
-from specdec_hal.serve import server
+from specdec_hal.serve import listeners, server
 from specdec_hal.serve.app import make_app
 from specdec_hal.serve.service import Service
-from specdec_hal.serve.split import messages
+from specdec_hal.serve.split import addresses
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import RemoteEngine
 from specdec_hal.serve.split.supervisor import Part, Supervisor
@@ -60,7 +60,7 @@ async def http(part: Part, settings: Config, listener: socket) -> None:
     tokenizer: Any = LetterTokenizer()
     engine = await RemoteEngine.connect(settings, tokenizer, part.directory, part.worker or 0)
     engine.local = service = Service(engine, "letters", settings.serve, TEMPLATE, engine)
-    started = lambda: None if part.resume or part.worker else print(server.url(listener), flush=True)  # noqa: E731
+    started = lambda: None if part.resume or part.worker else print(listeners.url(listener), flush=True)  # noqa: E731
     try:
         await server.serve(make_app(service), listener, engine.config.serve, started, service.abort_all)
     finally:
@@ -71,7 +71,7 @@ def be(part: Part, serve: dict[str, Any], listeners: list[int]) -> None:
     part.watch()
     tokenizer: Any = LetterTokenizer()
     settings = config(part.directory, serve)
-    if part.name == messages.ENGINE:
+    if part.name == addresses.ENGINE:
         from specdec_hal.backends.reference.backend import ReferenceBackend
         from specdec_hal.runner import build_runner
 
@@ -83,8 +83,8 @@ def be(part: Part, serve: dict[str, Any], listeners: list[int]) -> None:
 
 
 def supervise(serve: dict[str, Any]) -> int:
-    with server.listen(config(Path(), serve), config(Path(), serve).serve.num_http_workers) as listeners:
-        fds = tuple(listener.fileno() for listener in listeners)
+    with listeners.listen(config(Path(), serve), config(Path(), serve).serve.num_http_workers) as sockets:
+        fds = tuple(listener.fileno() for listener in sockets)
 
         def command(part: Part) -> list[str]:
             told = [part.name, str(part.directory), str(part.alive_fd), str(int(part.resume)), *map(str, fds)]

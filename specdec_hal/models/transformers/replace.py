@@ -542,10 +542,18 @@ def _replace_block(block: Any, args: Any, kwargs: Any, operators: Operators, wat
         results.append((block(*args, **kwargs), watch.given))
     for forward in (within, around) if inner is not None and _adds(down) else (around,):
         if equal(forward):
-            block.forward = forward
             whole = forward is within and middle is not None
+            block.forward = partial(_without_modes, forward) if whole else forward
             return Parts(attention, first, qkv, out, second, middle, down, norms) if whole else None
     return None
+
+
+def _without_modes(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call it without modes such as :class:`.kernels.Invariant`, through which each attribute of a tensor would pass:
+    it only launches our kernels.
+    """
+    with torch._C.DisableTorchFunction():
+        return forward(*args, **kwargs)
 
 
 def is_standard(base: Any, parts: list[Parts | None]) -> bool:

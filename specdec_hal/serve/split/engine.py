@@ -14,8 +14,9 @@ from specdec_hal.engine.llm import warm_up
 from specdec_hal.errors import JournalError, QueueFullError, RequestError, WorkerError
 from specdec_hal.request import FinishReason
 from specdec_hal.runner import ModelRunner, Request, journal
-from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, Outbox, ToEngine
+from specdec_hal.serve.split import addresses, messages
+from specdec_hal.serve.split.addresses import ENGINE, Outbox
+from specdec_hal.serve.split.messages import ToEngine
 from specdec_hal.serve.stream import FrameWriter
 from specdec_hal.serve.stream.channel import FrameSender, receiver
 from specdec_hal.structured.backend import Grammar
@@ -32,10 +33,10 @@ class EngineProcess:
     def __init__(self, runner: ModelRunner, directory: Path, settings: ServeSettings, *, resume: bool) -> None:
         self.runner = runner
         self._context = context = zmq.Context()
-        self._commands = receiver(context, messages.endpoint(directory, ENGINE), 0)
+        self._commands = receiver(context, addresses.endpoint(directory, ENGINE), 0)
         workers = range(settings.num_http_workers)
-        self._http = [Outbox(context, directory, messages.http(worker)) for worker in workers]
-        readers = [messages.endpoint(directory, messages.frames(worker)) for worker in workers]
+        self._http = [Outbox(context, directory, addresses.http(worker)) for worker in workers]
+        readers = [addresses.endpoint(directory, addresses.frames(worker)) for worker in workers]
         frames = FrameSender(context, readers, settings.output_queue, drop=settings.slow_reader == "drop")
         self._writer = FrameWriter(runner, frames.send)
         self._unsettled = set(workers) if resume else set[int]()
@@ -121,7 +122,7 @@ class EngineProcess:
     def _forget_all_but(self, wanted: set[str], worker: int) -> None:
         for stream in self.runner.streams:
             name = stream.request.request_id
-            if name not in wanted and messages.owner(name) == worker:
+            if name not in wanted and addresses.owner(name) == worker:
                 self._release(name, "cancelled")
         self._unsettled.discard(worker)
 

@@ -22,8 +22,9 @@ from specdec_hal.request import NO_COUNTS, Drafts, FinishReason, TokenLogprobs
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.request_limit import RequestLimit
-from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, Outbox, ToEngine, ToHttp
+from specdec_hal.serve.split import addresses, messages
+from specdec_hal.serve.split.addresses import ENGINE, Outbox
+from specdec_hal.serve.split.messages import ToEngine, ToHttp
 from specdec_hal.serve.split.text import TextThread, end_process
 from specdec_hal.serve.stream import OutputDelta
 from specdec_hal.serve.stream.processor import RequestSummary
@@ -112,13 +113,13 @@ class RemoteEngine:
         self.info = EngineInfo("", 0, [], "", 0)
         context = zmq.asyncio.Context()
         self._inbox = context.socket(zmq.PULL)
-        self._inbox.bind(messages.endpoint(directory, messages.http(worker)))
+        self._inbox.bind(addresses.endpoint(directory, addresses.http(worker)))
         out: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._engine = Outbox(out, directory, ENGINE)
         workers, most = config.serve.num_http_workers, config.serve.max_concurrent_requests
         self.request_limit = RequestLimit(most, directory / "places", worker, workers)
         others = set(range(workers)) - {worker}
-        self._peers = {other: Outbox(out, directory, messages.http(other)) for other in others}
+        self._peers = {other: Outbox(out, directory, addresses.http(other)) for other in others}
         self.local: Local | None = None
         """State queried by other HTTP processes."""
         self._live: dict[str, _Live] = {}
@@ -215,7 +216,7 @@ class RemoteEngine:
     @property
     def mark(self) -> str:
         """The tag in ids of this process's answers."""
-        return messages.owned(self.worker)
+        return addresses.owned(self.worker)
 
     async def observed(self) -> list[Observed]:
         """Observations of the other HTTP processes; EngineDeadError if one does not answer."""
@@ -225,7 +226,7 @@ class RemoteEngine:
 
     async def abort_elsewhere(self, answer_id: str) -> bool:
         """End an answer of another HTTP process; False for an unknown id."""
-        peer = self._peers.get(messages.owner(answer_id))
+        peer = self._peers.get(addresses.owner(answer_id))
         if peer is None:
             return False
         answers = await self._ask(peer, partial(messages.AskPeer, worker=self.worker, abort=answer_id))
@@ -295,7 +296,7 @@ class RemoteEngine:
                 self._answer_peer(message)
             case messages.PeerSays():
                 self._answered(message.number, message)
-            case messages.Down():
+            case addresses.Down():
                 self._down = True
                 self._engine_died()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zmq
 
-from specdec_hal.serve.split.messages import ENGINE, Down, Outbox, http, parts, worker_of
+from specdec_hal.serve.split.addresses import ENGINE, Down, Outbox, http, parts, worker_of
 
 _log = logging.getLogger("specdec_hal")
 

@@ -15,7 +15,7 @@ import zmq
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.errors import FrameError
 from specdec_hal.models import Tokenizer
-from specdec_hal.serve.split import messages
+from specdec_hal.serve.split import addresses
 from specdec_hal.serve.stream import FrameReader, OutputDelta, TokenProcessor
 from specdec_hal.serve.stream.channel import receiver
 
@@ -45,14 +45,14 @@ class TextThread:
         self._take, self._attach = take, attach
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        endpoint = messages.endpoint(directory, messages.frames(worker))
+        endpoint = addresses.endpoint(directory, addresses.frames(worker))
         self._frames = receiver(self._context, endpoint, settings.output_queue)
         self._most = settings.output_queue
         self._apart_s, self._due = min(_APART_S, _FRAME_S * settings.output_queue), 0.0
         """The latter: of the next hand-over, at the earliest."""
         self._reader = FrameReader()
         self._processor = TokenProcessor(
-            tokenizer.detokenizer, lambda name: settings.num_http_workers == 1 or messages.owner(name) == worker
+            tokenizer.detokenizer, lambda name: settings.num_http_workers == 1 or addresses.owner(name) == worker
         )
         self._room = threading.Semaphore()
         self._closed = False
