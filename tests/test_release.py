@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,27 @@ def test_the_provider_pins_distributions_beside_it() -> None:
     assert tool.dynamic_metadata({}, {}) == {"version": now}
     pinned = tool.dynamic_metadata({"pinned": ["specdec-hal"]}, {})
     assert pinned == {"version": now, "dependencies": [f"specdec-hal=={now}"]}
+
+
+@pytest.mark.parametrize("path", ["README.md", "kernels_cuda/README.md"])
+def test_the_readme_on_an_index_has_no_relative_links(path: str) -> None:
+    given = script("tools/readme.py").dynamic_metadata
+    named = given({"path": path}, {"version": "1.2.3"})["readme"]
+    urls = {"Repository": "https://example.org/x"}
+    linked = given({"path": path}, {"version": "1.2.3", "urls": urls})["readme"]["text"]
+    assert named["content-type"] == "text/markdown"
+    assert re.findall(r"\]\((?!https?:|#)", named["text"] + linked) == [] != re.findall(r"\]\(", linked)
+    for kind, tag, target in re.findall(r"\]\(https://example\.org/x/(raw|blob)/([^/]+)/([^)#]+)", linked):
+        assert tag == "v1.2.3" and (ROOT / target).exists() and (kind == "raw") == target.endswith(".svg")
+
+
+def test_links_without_their_files() -> None:
+    described = script("tools/readme.py").described
+    text = "![p](a.svg) [`b.md`](b.md#c) [x](../d) [y](https://example.org)\n```\nlogits[[7]](x)\n```\n"
+    kept = "[y](https://example.org)\n```\nlogits[[7]](x)\n```\n"
+    assert described(text, "f", None, "v1") == f" `b.md` (`f/b.md`) x (`d`) {kept}"
+    linked = "![p](R/raw/v1/f/a.svg) [`b.md`](R/blob/v1/f/b.md#c) [x](R/blob/v1/d) "
+    assert described(text, "f", "R", "v1") == linked + kept
 
 
 def test_what_is_not_released(tree: Path) -> None:
