@@ -132,6 +132,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with server.listen(runtime.config, workers) as listeners:  # before the model is loaded, which takes time
         if args.api_key is None and not gate.is_loopback(listeners[0].getsockname()[0]):
             complain("anyone who can reach this address may use the server; set --api-key")
+        logs.loading(runtime.config)
         if runtime.config.serve.split:
             fds = tuple(listener.fileno() for listener in listeners)
             args.overrides.append(f"serve.http_workers={workers}")  # the same in all processes
