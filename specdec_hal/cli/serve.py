@@ -23,7 +23,7 @@ from specdec_hal.cli.decoding import load
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 from specdec_hal.cli.process import complain
 from specdec_hal.errors import ConfigError, EngineDeadError, SpecDecError
-from specdec_hal.plugin import processes
+from specdec_hal.plugin import parts
 from specdec_hal.serve.ray_cluster import LOCAL
 from specdec_hal.tensors.memory import freeze_heap
 
@@ -210,7 +210,7 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
     settings = [word for override in args.overrides for word in ("--set", override)]
     where = [] if args.config is None else ["--config", args.config]
     flags = ["--json"] if args.json else []
-    return processes.command("specdec_hal.cli", "serve", *flags, *where, *settings, *passed)
+    return parts.command("specdec_hal.cli", "serve", *flags, *where, *settings, *passed)
 
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
