@@ -57,12 +57,8 @@ def ends(process: subprocess.Popen[str]) -> None:
     logged = process.stderr.read()
     assert "Traceback" not in logged
     loading, served, *between, ended = re.findall(r"INFO (loading|serving|request|shutting down|ended) ?(.*)", logged)
-    assert (
-        loading[0] == "loading"
-        and served[0] == "serving"
-        and "model=tiny-py-lm" in served[1]
-        and "max_model_len=2048" in served[1]
-    )
+    assert (loading[0], served[0]) == ("loading", "serving")
+    assert "model=tiny-py-lm" in served[1] and "max_model_len=2048" in served[1]
     assert ("shutting down", "requests=1") in between and ended == ("ended", "")
     assert "POST path=/v1/completions status=200" in logged and KEY not in logged
 
