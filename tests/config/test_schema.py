@@ -171,7 +171,8 @@ class TestModelPath:
     def test_a_name_on_a_hub(self, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is no folder: the error says how to get one. A folder beside similar names is a misspelling."""
         monkeypatch.chdir(tmp_path)
-        download = "; for a model of a hub that is not in its cache: hf download Qwen/Qwen3-0.6B, or --download (model.download)"
+        fetched = "hf download Qwen/Qwen3-0.6B, or --download (model.download)"
+        download = f"; for a model of a hub that is not in its cache: {fetched}"
         with pytest.raises(ConfigError) as caught:
             _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
         assert str(caught.value).endswith(f"give the folder of a checkpoint, or a .gguf file{download}")
