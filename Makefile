@@ -122,8 +122,9 @@ release: $(BIN)/python
 	$(BIN)/python tools/release.py $(RELEASE)
 
 # The fragments of changelog.d into CHANGELOG.md: before the tag.
-changelog: $(VENV)/.dev
+changelog: $(VENV)/.build-tools
 	@test -n "$(VERSION)" || { echo "error: name the version: make changelog VERSION=0.2.0" >&2; exit 1; }
+	$(PIP) install "towncrier>=23"
 	$(BIN)/towncrier build --yes --version $(VERSION)
 
 lint: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,16 @@ def test_the_provider_pins_distributions_beside_it() -> None:
     assert tool.dynamic_metadata({}, {}) == {"version": now}
     pinned = tool.dynamic_metadata({"pinned": ["specdec-hal"]}, {})
     assert pinned == {"version": now, "dependencies": [f"specdec-hal=={now}"]}
+
+
+def test_the_readme_on_an_index_has_no_relative_links() -> None:
+    tool = script("tools/readme.py")
+    text = "![p](a.svg) [`b.md`](b.md#c) [x](../d) [y](https://example.org)\n```\nlogits[[7]](x)\n```\n"
+    kept = "[y](https://example.org)\n```\nlogits[[7]](x)\n```\n"
+    assert tool.described(text, "f") == f" `b.md` (`f/b.md`) x (`d`) {kept}"
+    for path in ("README.md", "kernels_cuda/README.md"):
+        shown = tool.dynamic_metadata({"path": path}, {})["readme"]["text"]
+        assert "`kernels_c" in shown and not re.findall(r"\]\((?!https?:|#)", shown)
 
 
 def test_what_is_not_released(tree: Path) -> None:

@@ -18,7 +18,7 @@ FILE = ROOT / "docs" / "home.svg"
 PROMPT = ROOT / "examples" / "prompts" / "edit_function.txt"
 TOKENS, ABOVE = 74, 3
 """Tokens to write, and lines of the prompt that stay in sight above them."""
-WIDTH, LINE, CHAR, LEFT = 880, 21, 7.8, 24
+WIDTH, LINE, CHAR, LEFT = 660, 20, 7.8, 18
 PAPER, CARD, DIM, OWN, DRAFT, BACK = "#14181f", "#1d232d", "#7d8796", "#e8ebf0", "#9be8b8", "#1f4a34"
 Span = tuple[str, str]
 """Text and its colour."""
@@ -38,12 +38,14 @@ def written() -> tuple[list[Span], int, int]:
 
 
 def lines(spans: list[Span]) -> list[list[Span]]:
-    """Spans by line."""
+    """Spans by line, without empty lines at the end."""
     found: list[list[Span]] = [[]]
     for text, color in spans:
         first, *more = text.split("\n")
         found[-1].append((first, color))
         found += [[(one, color)] for one in more]
+    while not any(text.strip() for text, _ in found[-1]):
+        del found[-1]
     return found
 
 
@@ -75,7 +77,7 @@ def draw() -> str:
     spans, accepted, steps = written()
     rows = lines(spans)
     code = 30 + LINE * len(rows)
-    height = code + 158
+    height = code + 120 + LEFT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'font-family="ui-sans-serif, system-ui, sans-serif">',
@@ -99,18 +101,18 @@ def draw() -> str:
     legend = (("the prompt", DIM), ("written by the model", OWN), ("accepted drafts", DRAFT))
     for i, (text, color) in enumerate(legend):
         parts.append(
-            f'<text x="{WIDTH - 24}" y="{34 + 18 * i}" text-anchor="end" font-size="12" fill="{color}">{text}</text>'
+            f'<text x="{WIDTH - LEFT}" y="{34 + 18 * i}" text-anchor="end" font-size="12" fill="{color}">{text}</text>'
         )
-    wide = (WIDTH - 2 * LEFT - 2 * 16) / 3
+    wide = (WIDTH - 2 * LEFT - 2 * 12) / 3
     for i, (large, small) in enumerate(figures(accepted, steps)):
-        x, y = LEFT + i * (wide + 16), code + 14
+        x, y = LEFT + i * (wide + 12), code
         parts.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="120" rx="8" fill="{CARD}"/>')
         parts.append(
-            f'<text x="{x + 16:.1f}" y="{y + 42}" font-size="28" font-weight="600" fill="{OWN}">{large}</text>'
+            f'<text x="{x + 12:.1f}" y="{y + 38}" font-size="28" font-weight="600" fill="{OWN}">{large}</text>'
         )
-        for k, line in enumerate(wrapped(small, 36)):
+        for k, line in enumerate(wrapped(small, 27)):
             parts.append(
-                f'<text x="{x + 16:.1f}" y="{y + 68 + 18 * k}" font-size="13" fill="#b8c0cc">{escape(line)}</text>'
+                f'<text x="{x + 12:.1f}" y="{y + 62 + 17 * k}" font-size="12.5" fill="#b8c0cc">{escape(line)}</text>'
             )
     return "\n".join([*parts, "</svg>\n"])
 

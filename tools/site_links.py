@@ -15,6 +15,7 @@ from mkdocs.exceptions import PluginError
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tools")]
 
+import readme  # noqa: E402
 import site_plots  # noqa: E402
 import site_tables  # noqa: E402
 
@@ -29,7 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return link[0]
         if not (ROOT / target).exists():
             raise PluginError(f"{page.file.src_uri}: no such file: {target}")
-        return f"`{target}`" if link[1].strip("`") == target else f"{link[1]} (`{target}`)"
+        return readme.named(link[1], target)
 
     def record(name: re.Match[str]) -> str:
         known = (site_plots.RESULTS / f"{name[1]}.json").exists()

@@ -100,9 +100,8 @@ def probe() -> Probe:
         return Probe(
             False,
             f"the native library lib{LIBRARY}.so is not installed",
-            "build it where nvcc is: `make setup` in a clone, or "
-            "`pip install --no-build-isolation -C cmake.define.SPECDEC_CUDA=ON -e .` in your own environment; "
-            "a release has it in the wheel specdec-hal-cuda",
+            "install the wheel specdec-hal-cuda of the same version, or build it where nvcc is: `make setup` in a "
+            "clone, or `pip install --no-build-isolation -C cmake.define.SPECDEC_CUDA=ON -e .` in your own environment",
         )
     try:
         build = Build.read(library)

@@ -134,7 +134,7 @@ def _run(argv: Sequence[str] | None, stdout: Guarded) -> int:
             given = sys.argv[1:] if argv is None else list(argv)
             if given and given[0].startswith("xpu-"):  # as the commands were called before 0.2
                 given[:1] = given[0].split("-", 1)
-            args = make_parser().parse_args(given)
+            args = make_parser().parse_args(given or ["--help"])
             args.command_line = [PROGRAM, *given]
         except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
             return int(finished.code or 0)

@@ -1,11 +1,11 @@
 """Decode the same prompts plainly and with the configured method, or with several; compare tokens and time.
 
-All run in one process on one loaded model, in turns: three, and up to ten until the 95 % interval of every speed-up is
-within 5 %, or --repeat. Engines are warm: each first decodes the same prompts untimed, to compile kernels and capture
-graphs, and then forgets them, so that no drafts come from an earlier run. The speed-up is the median plain time over
-the median speculative time; above the tokens per step it comes with a warning. With --sweep each method runs with each
-K, and "break-even" is the number of tokens per step at which a method, with steps as long as measured, would be as fast
-as plain decoding: drafts pay above it. Exit status 1 if any token differs.
+All run in one process on one loaded model, in turns: three, and up to ten within a minute until the 95 % interval of
+every speed-up is within 5 %, or --repeat. Engines are warm: each first decodes the same prompts untimed, to compile
+kernels and capture graphs, and then forgets them, so that no drafts come from an earlier run. The speed-up is the
+median plain time over the median speculative time; above the tokens per step it comes with a warning. With --sweep each
+method runs with each K, and "break-even" is the number of tokens per step at which a method, with steps as long as
+measured, would be as fast as plain decoding: drafts pay above it. Exit status 1 if any token differs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import gc
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -125,7 +126,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     batches = [prompts] if args.methods is None else [[prompt] for prompt in prompts]
     total = len(sides.runtimes) * len(prompts) * runtime.config.sampling.max_new_tokens
     with progress_bar("comparing", total * (args.repeat or _LEAST_TURNS), "tokens") as progress:
-        compared = [sides.compare(batch, args.repeat, progress) for batch in batches]
+        seconds = _MOST_SECONDS / len(batches)
+        compared = [sides.compare(batch, args.repeat, progress, seconds) for batch in batches]
     differences = [one for batch, runs in zip(batches, compared, strict=True) for one in _differences(batch, runs)]
     turns = max(len(runs[NAIVE]) for runs in compared)
     document: dict[str, Any] = {"identical": not differences, "repeat": turns, "backend": runtime.backend.name}
@@ -239,18 +241,19 @@ class _Sides:
         speculative = self.runtimes[label].config.speculative
         return {"k": speculative.num_speculative_tokens} if self._sweep and label != NAIVE else {}
 
-    def compare(self, prompts: Sequence[Prompt], repeat: int | None, progress: Progress) -> Runs:
+    def compare(self, prompts: Sequence[Prompt], repeat: int | None, progress: Progress, seconds: float) -> Runs:
         """Decode the prompts as one batch on every side in turn, each with the same seed.
 
-        `repeat` times, or until the speed-ups are known well enough.
+        `repeat` times, or until the speed-ups are known well enough or `seconds` have passed.
         """
+        end = time.monotonic() + seconds
         runs: Runs = {label: [] for label in self.runtimes}
         params = params_of(self.runtimes[NAIVE].config, prompts)
         while len(runs[NAIVE]) < (repeat or _MOST_TURNS):
             for label, runtime in self.runtimes.items():
                 runner = self._warm(runtime, prompts, params)
                 runs[label].append(decode(runner, prompts, progress=progress, params=params))
-            if repeat is None and _settled(runs):
+            if repeat is None and _settled(runs, time.monotonic() >= end):
                 break
         return runs
 
@@ -268,12 +271,10 @@ class _Sides:
         return runtime.runner(model=self.model, tokenizer=self.tokenizer)
 
 
-def _settled(runs: Runs) -> bool:
+def _settled(runs: Runs, late: bool) -> bool:
     """Whether another turn is not worth its time."""
-    if len(runs[NAIVE]) < _LEAST_TURNS:
-        return False
-    if sum(one.seconds for some in runs.values() for one in some) >= _MOST_SECONDS:
-        return True
+    if late or len(runs[NAIVE]) < _LEAST_TURNS:
+        return len(runs[NAIVE]) >= _LEAST_TURNS
     intervals = (_speedups(runs, label)["speedup_95"] for label in runs if label != NAIVE)
     return all(high / low <= _NARROW**2 for low, high in intervals)
 

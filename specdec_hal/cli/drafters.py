@@ -47,11 +47,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.document({"taps": drafter.taps, "numbering": drafter.numbering, "variants": variants, "hint": hint})
         return int(best is not None)
     output.console.print(f"taps {', '.join(map(str, drafter.taps))}: {drafter.numbering}", soft_wrap=True)
-    rows = Rows(
-        "Agreement with the target", ("variant", *(f"draft {i + 1}" for i in range(len(found[0].agreement))), "sigmas")
-    )
+    section = f"speculative.{runtime.config.speculative.method}."
+    drafts = (f"draft {i + 1}" for i in range(len(found[0].agreement)))
+    rows = Rows(f"Agreement with the target, by {section}*", ("variant", *drafts, "sigmas"))
     for one in found:
-        rows.add_row(one.key or "as configured", *(f"{share:.3f}" for share in one.agreement), f"{one.sigmas:+.1f}")
+        rows.add_row(
+            one.key.replace(section, "") or "as configured",
+            *(f"{share:.3f}" for share in one.agreement),
+            f"{one.sigmas:+.1f}",
+        )
     rows.print(output.console)
     if best is not None:
         output.console.print(f"better: set {best.key}", soft_wrap=True)

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from specdec_hal.cli.decoding import load
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 from specdec_hal.cli.process import complain
 from specdec_hal.errors import ConfigError, EngineDeadError, SpecDecError
+from specdec_hal.plugin import parts
 from specdec_hal.serve.ray_cluster import LOCAL
 from specdec_hal.tensors.memory import freeze_heap
 
@@ -137,6 +137,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with listen(runtime.config, workers) as listeners:  # before the model is loaded, which takes time
         if args.api_key is None and not is_loopback(listeners[0].getsockname()[0]):
             complain("anyone who can reach this address may use the server; set --api-key")
+        logs.loading(runtime.config)
         if runtime.config.serve.split:
             fds = tuple(listener.fileno() for listener in listeners)
             args.overrides.append(f"serve.http_workers={workers}")  # the same in all processes
@@ -218,7 +219,7 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
     settings = [word for override in args.overrides for word in ("--set", override)]
     where = [] if args.config is None else ["--config", args.config]
     flags = ["--json"] if args.json else []
-    return [sys.executable, "-m", "specdec_hal.cli", "serve", *flags, *where, *settings, *passed]
+    return parts.command("specdec_hal.cli", "serve", *flags, *where, *settings, *passed)
 
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:

@@ -66,7 +66,7 @@ def missing_folder(path: str | os.PathLike[str]) -> str:
         return near
     if folder.parent.is_dir() and folder.parent.parent != Path.cwd():
         return ""
-    return f"; for a model of a hub that is not in its cache: {hub.command(name)}, or the key model.download"
+    return f"; for a model of a hub that is not in its cache: {hub.command(name)}, or --download (model.download)"
 
 
 def sweep(folder: Path, name: str = "*") -> None:

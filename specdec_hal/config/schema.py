@@ -562,8 +562,8 @@ class Config(Section):
     def model_path(self) -> Path:
         """The checkpoint folder or GGUF file; ConfigError if none is configured or it does not exist."""
         if self.model.path is None:
-            none = "no model is configured; pass the folder of a checkpoint"
-            raise self.error("model.path", f"{none}: LLM(FOLDER)", command_line=f"{none}: --model FOLDER")
+            none = "no model is configured; pass a checkpoint's folder, or its name on a hub"
+            raise self.error("model.path", f"{none}: LLM(MODEL)", command_line=f"{none}: --model MODEL")
         path = Path(self.model.path)
         if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):  # False for a NUL
             hint = f"give the folder of a checkpoint, or a .gguf file{missing_folder(path)}"

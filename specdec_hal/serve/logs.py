@@ -61,6 +61,11 @@ def _unraisable(args: sys.UnraisableHookArgs) -> None:
     _log.error("%s: %r", message, args.object, exc_info=(args.exc_type, error, args.exc_traceback))
 
 
+def loading(config: Config) -> None:
+    """Log that the model is loaded now, which can take minutes."""
+    _event("loading", {"model": config.model_path})
+
+
 def started(config: Config, runner: ModelRunner, load_s: float) -> None:
     """Log the served model. `load_s`: seconds of loading."""
     fields: dict[str, Any] = {

@@ -28,6 +28,7 @@ from typing import NamedTuple, NoReturn
 from weakref import finalize
 
 from specdec_hal.errors import RequestError, WorkerError
+from specdec_hal.plugin import parts
 from specdec_hal.tensors.memory import trim_heap
 from specdec_hal.text import describe
 
@@ -222,7 +223,7 @@ class _Template:
     def _started(self) -> Connection:
         control, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *self._arguments]
+            command = parts.command(__name__, str(theirs.fileno()), *self._arguments)
             process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], start_new_session=True, env={**os.environ, **_ONE_THREAD}
             )

@@ -261,16 +261,20 @@ def test_warnings_have_the_form_of_the_program(model: Model, capsys: Capture, mo
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[bool, int], float]) -> None:
-    """Runs take `seconds(with drafts, turn)`."""
+    """Runs, untimed ones too, take `seconds(with drafts, turn)`."""
     turns = {True: 0, False: 0}
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
 
     def decode(runner: ModelRunner, prompts: Any, progress: Any = None, **options: Any) -> Run:
         run = decoding.decode(runner, prompts, **options)
         drafts = runner.config.speculative.method != "naive"
         turns[drafts] += progress is not None
-        return Run(run.outputs, seconds(drafts, turns[drafts]), run.summary)
+        took = seconds(drafts, turns[drafts])
+        clock.now += took
+        return Run(run.outputs, took, run.summary)
 
     monkeypatch.setattr("specdec_hal.cli.compare.decode", decode)
+    monkeypatch.setattr("specdec_hal.cli.compare.time", clock)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +293,13 @@ def test_turns_until_the_speed_up_is_known(
     assert (document["repeat"], len(document["all_speedups"])) == (turns, turns)
     low, high = document["speedup_95"]
     assert low <= document["speedup"] * 1.05 and high * 1.05 >= document["speedup"]
+
+
+def test_prompts_share_the_minute(model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of a prompt takes some 5 s with its untimed runs, and the interval stays wide."""
+    timed(monkeypatch, lambda drafts, turn: 1.0 if drafts else 1.0 + turn % 2)
+    document = compare(capsys, *model().ngram, *PROMPTS, "--method", "ngram")
+    assert document["repeat"] in (6, 7)
 
 
 def test_the_interval_of_turns() -> None:

@@ -47,6 +47,7 @@ def test_a_head_that_says_otherwise(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "taps 2, 4, 8: eagle_aux_hidden_state_layer_ids [2, 4, 8]" in shown
     assert shown.rstrip().endswith("better: set speculative.eagle3.norm_output=true")
+    assert max(map(len, shown.splitlines())) <= 120
 
 
 @pytest.mark.torch

@@ -165,7 +165,9 @@ class TestBadInput:
 def test_no_model(capsys: Capture) -> None:
     """The remedy is that of the command line."""
     assert main(["generate", "--set", "backend.name=reference", "--prompt", "a"]) == 2
-    message = "defaults:model.path: no model is configured; pass the folder of a checkpoint: --model FOLDER\n"
+    message = (
+        "defaults:model.path: no model is configured; pass a checkpoint's folder, or its name on a hub: --model MODEL\n"
+    )
     assert capsys.readouterr().err == f"specdec-hal: {message}"
 
 

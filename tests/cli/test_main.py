@@ -58,9 +58,7 @@ def test_every_problem_of_a_configuration_gets_a_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["explian"], ["backends", "--jsn"], ["backends", "--js"], ["explain", "--set"]]
-)
+@pytest.mark.parametrize("arguments", [["explian"], ["backends", "--jsn"], ["backends", "--js"], ["explain", "--set"]])
 def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
@@ -75,6 +73,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"specdec-hal {__version__}\n"
     assert main(["--help"]) == 0
     top = capsys.readouterr().out
+    assert main([]) == 0
+    assert capsys.readouterr().out == top
     for name in COMMANDS:
         assert name in top
         assert main([name, "--help"]) == 0

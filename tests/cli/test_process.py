@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from specdec_hal import __version__
+from specdec_hal.plugin import parts
+
 ROOT = Path(__file__).parents[2]
 COMMAND = f"{sys.executable} -m specdec_hal.cli"
 ENVIRON = {name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "COLUMNS")}
@@ -139,3 +142,13 @@ class TestInternalErrors:
             "specdec-hal: internal error: ZeroDivisionError: division by zero; no report could be written "
             "(No such file or directory)\n"
         )
+
+
+def test_processes_import_no_file_of_the_working_directory(tmp_path: Path) -> None:
+    """Such as the sources of another version of this package."""
+    for name in ("random.py", "specdec_hal.py"):
+        (tmp_path / name).write_text("raise SystemExit('a file of the working directory')")
+    words = parts.command("specdec_hal.cli", "--version")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"specdec-hal {__version__}\n", "")
+    assert not [path for path in Path(parts.__file__).parents[1].rglob("*.py") if '"-m"' in path.read_text()]

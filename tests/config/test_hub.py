@@ -97,7 +97,7 @@ def read(home: Path, data: dict[str, Any], *overrides: str, **env: str) -> Any:
 def test_fetched_once_then_found(endpoint: str, tmp_path: Path) -> None:
     named = {"model": {"path": "org/tiny"}}
     missing = read(tmp_path, named, HF_ENDPOINT=endpoint)
-    assert missing.endswith("not in its cache: hf download org/tiny, or the key model.download") and not Hub.asked
+    assert missing.endswith("not in its cache: hf download org/tiny, or --download (model.download)") and not Hub.asked
     found = read(tmp_path, named, "model.download=true", HF_ENDPOINT=endpoint)
     assert isinstance(found, list), (found, Hub.asked)
     folder, served = found

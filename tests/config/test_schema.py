@@ -159,8 +159,8 @@ class TestModelPath:
         """In Python and on the command line, each with its own remedy."""
         with pytest.raises(ConfigError) as caught:
             _ = read("").model_path
-        message = "c.yaml:model.path: no model is configured; pass the folder of a checkpoint: "
-        assert (str(caught.value), caught.value.command_line) == (f"{message}LLM(FOLDER)", f"{message}--model FOLDER")
+        message = "c.yaml:model.path: no model is configured; pass a checkpoint's folder, or its name on a hub: "
+        assert (str(caught.value), caught.value.command_line) == (f"{message}LLM(MODEL)", f"{message}--model MODEL")
 
     def test_missing(self, read: Read, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"^c.yaml:model.path: no such folder: {tmp_path}/nowhere; give"):
@@ -171,9 +171,8 @@ class TestModelPath:
     def test_a_name_on_a_hub(self, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is no folder: the error says how to get one. A folder beside similar names is a misspelling."""
         monkeypatch.chdir(tmp_path)
-        download = (
-            "; for a model of a hub that is not in its cache: hf download Qwen/Qwen3-0.6B, or the key model.download"
-        )
+        fetched = "hf download Qwen/Qwen3-0.6B, or --download (model.download)"
+        download = f"; for a model of a hub that is not in its cache: {fetched}"
         with pytest.raises(ConfigError) as caught:
             _ = read("", "model.path=Qwen/Qwen3-0.6B").model_path
         assert str(caught.value).endswith(f"give the folder of a checkpoint, or a .gguf file{download}")

@@ -311,7 +311,8 @@ class TestNamesOfVllm:
     def test_no_model(self) -> None:
         """The remedy is Python's."""
         with pytest.raises(
-            ConfigError, match=r"no model is configured; pass the folder of a checkpoint: LLM\(FOLDER\)$"
+            ConfigError,
+            match=r"no model is configured; pass a checkpoint's folder, or its name on a hub: LLM\(MODEL\)$",
         ):
             LLM(backend={"name": "reference"})
 

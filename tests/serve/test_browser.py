@@ -168,7 +168,10 @@ def test_the_last_minutes_are_lines_with_gaps_where_nothing_is_known(running: Ru
     page.goto(running.url)
     fill(page, prompt="dfgfgfg", tokens="40")
     press(page, "Generate")
-    playwright.expect(page.locator("#lengths .series")).to_have_attribute("d", re.compile(r"^M[\d.]+ [\d.]+h0$"))
+    alone = re.compile(r"^M[\d.]+ [\d.]+h0$")
+    playwright.expect(page.locator("#lengths .series")).to_have_attribute("d", alone)
+    playwright.expect(page.locator("#lengths .dot")).to_have_attribute("d", alone)  # a line of one point is not seen
+    playwright.expect(page.locator("#rates .dot")).to_have_attribute("d", "")
     playwright.expect(page.locator("#rates .series")).to_have_attribute("d", re.compile(r"h0(L[\d.]+ [\d.]+)+$"))
     playwright.expect(page.locator("#rates")).to_contain_text("minutes ago")
     lines = page.evaluate("""() => {

@@ -56,8 +56,9 @@ def ends(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
     logged = process.stderr.read()
     assert "Traceback" not in logged
-    served, *between, ended = re.findall(r"INFO (serving|request|shutting down|ended) ?(.*)", logged)
-    assert served[0] == "serving" and "model=tiny-py-lm" in served[1] and "max_model_len=2048" in served[1]
+    loading, served, *between, ended = re.findall(r"INFO (loading|serving|request|shutting down|ended) ?(.*)", logged)
+    assert (loading[0], served[0]) == ("loading", "serving")
+    assert "model=tiny-py-lm" in served[1] and "max_model_len=2048" in served[1]
     assert ("shutting down", "requests=1") in between and ended == ("ended", "")
     assert "POST path=/v1/completions status=200" in logged and KEY not in logged
 
@@ -78,7 +79,8 @@ def test_a_checkpoint_without_weights_and_tokenizer(how: tuple[str, ...], tmp_pa
     command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--port", "0", "--model", str(tmp_path), *how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    loading, line = done.stderr.splitlines()
+    assert loading.endswith(f"INFO loading model={tmp_path}")
     assert line.startswith(f"specdec-hal: {tmp_path}/model.safetensors: expected a file, got none")
 
 

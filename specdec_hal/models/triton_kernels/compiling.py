@@ -32,6 +32,7 @@ from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from specdec_hal.plugin import parts
 from specdec_hal.tensors import cpu_threads
 from specdec_hal.text import describe
 
@@ -160,7 +161,7 @@ class _Compiler:
     """
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", __name__]
+        command = parts.command(__name__)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         threading.Thread(target=self._process.wait, daemon=True).start()  # leaves no zombie
 
