@@ -5,7 +5,7 @@
 - throughput: plain, n-gram drafts, and ``generate`` of transformers
 - overlap: tokens per second with and without it, and without graphs
 - latency: long prompts beside decoding requests, also with bounded steps
-- methods: plain, by default, and n-grams with fixed and adaptive lengths, greedy and sampled
+- methods: plain, by default, n-grams with fixed and adaptive lengths, and an EAGLE-3 head, greedy and sampled
 
 Needs a GPU, or ``--device cpu``. ``--large``: 1 B random parameters instead of the embedded model.
 """
@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Bench:
 
     def __init__(self, device: str, new_tokens: int, model: Path | None, out: Path | None) -> None:
         self.cuda, self.new_tokens, self.model, self.out = device == "cuda", new_tokens, model, out
-        self.temperature = 0.0
+        self.temperature, self.requests = 0.0, 0
         self.results: list[dict[str, Any]] = []
 
     def note(self, **row: Any) -> None:
@@ -85,14 +86,17 @@ class Bench:
         return seconds, streamed
 
     def engine(self, slots: int, k: int, *more: str) -> Callable[[], dict[str, Any]]:
-        """A warm engine; what is returned decodes the prompts once."""
+        """An engine; what is returned decodes the prompts of `self.requests`, or of all slots, once; warm."""
         runner = self.runtime(slots, k, *more).runner()
-        prompts = self.prompts(runner, slots)
-        for _ in range(2):  # compile, then capture
-            self.decode(runner, prompts)
-        freeze_heap()  # as a server does
+        warm: set[tuple[int, float]] = set()
 
         def once() -> dict[str, Any]:
+            prompts = self.prompts(runner, self.requests or slots)
+            if (len(prompts), self.temperature) not in warm:
+                warm.add((len(prompts), self.temperature))
+                for _ in range(2):  # compile, then capture
+                    self.decode(runner, prompts)
+                freeze_heap()  # as a server does
             before = runner.summary()
             seconds, total = self.decode(runner, prompts)
             after = runner.summary()
@@ -167,19 +171,23 @@ class Bench:
                 self.note(part="overlap", requests=slots, drafts=k, run=name, **row)
 
     def methods(self) -> None:
-        """Plain decoding, the default, and n-grams by name with fixed and adaptive lengths."""
-        ngram = "speculative.method=ngram"
-        for temperature in (0.0, 0.8):
-            for slots in (1, 64) if self.cuda else (1, 4):
-                self.temperature = temperature
-                runs = {
-                    "plain": self.engine(slots, 0),
-                    "default": self.engine(slots, 5, "speculative.method=auto"),
-                    "ngram": self.engine(slots, 5, ngram),
-                    "ngram, fixed": self.engine(slots, 5, ngram, "speculative.adaptive=false"),
-                }
-                for name, row in in_turns(runs, TURNS).items():
-                    self.note(part="methods", temperature=temperature, requests=slots, run=name, **row)
+        """Plain decoding, n-grams by name with fixed and adaptive lengths, an EAGLE-3 head by name, and the default
+        with the model's module or with that head."""
+        most, ngram = 64 if self.cuda else 4, "speculative.method=ngram"
+        head = f"speculative.path={ROOT / 'models/tiny-py-lm-eagle3'}", "speculative.calibrate=false"
+        runs = {
+            "plain": self.engine(most, 0),
+            "default": self.engine(most, 5, "speculative.method=auto"),
+            "ngram": self.engine(most, 5, ngram),
+            "ngram, fixed": self.engine(most, 5, ngram, "speculative.adaptive=false"),
+            "eagle3": self.engine(most, 5, "speculative.method=eagle3", *head),
+            "default, eagle3": self.engine(most, 5, "speculative.method=auto", *head),
+        }
+        for temperature, requests in product((0.0, 0.8), (1, 8, 64) if self.cuda else (1, 4)):
+            self.temperature, self.requests = temperature, requests
+            for name, row in in_turns(runs, TURNS).items():
+                self.note(part="methods", temperature=temperature, requests=requests, run=name, **row)
+        self.requests = 0
 
     def latency(self) -> None:
         """First token of long prompts alone and beside decoding requests, and the delays of these by cause."""
