@@ -111,6 +111,7 @@ def metrics_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seconds", f"{summary['seconds']:.2f}"),
         ("tokens per second", f"{summary['tokens_per_second']:.1f}"),
         ("steps of the batch, with prefill", str(summary["steps"])),
+        ("steps by method", ", ".join(f"{name} {steps}" for name, steps in summary.get("steps_by_method", {}).items())),
         ("tokens per request and decode step", number(summary["tokens_per_step"])),
         ("drafts", str(summary.get("num_drafts", "-"))),
         ("draft tokens accepted", f"{summary['accepted_tokens']} of {summary['drafted_tokens']}"),

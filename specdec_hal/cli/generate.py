@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.document(_document(runtime, runner.config.speculative.method, prompts, result))
     else:
         if not args.no_metrics:
-            _print_metrics(output.console, result)
+            _print_metrics(output.console, result, runtime.backend.name)
         for one in failed:
             output.console.print(
                 f"request '{one.request_id}' ended in an error: {one.error}", style="red", soft_wrap=True
@@ -128,8 +128,8 @@ class _Stream:
             self.at_line_start = text.endswith("\n")
 
 
-def _print_metrics(console: Console, result: Run) -> None:
-    rows = Rows("Metrics", ("", ""), header=False)
+def _print_metrics(console: Console, result: Run, backend: str) -> None:
+    rows = Rows(f"Metrics, backend {backend}", ("", ""), header=False)
     for name, value in metrics_rows(result.figures):
         rows.add_row(name, value)
     console.print()

@@ -31,7 +31,7 @@ from specdec_hal.models.drafter import (
     read_drafter_weights,
     read_eagle3_weights,
 )
-from specdec_hal.models.llama import Llama, widest
+from specdec_hal.models.llama import Llama
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, TargetModel
 
 
@@ -61,7 +61,6 @@ class LlamaEagle3:
         self.config, self.draft_ids = config, weights.draft_ids
         self._model = head = copy(model)
         head.config, head._buffers = config, {}
-        head._widest = max(widest(weights.layers), weights.fc.shape[0])
         with model._inference():
             head._layers = [head._layer(layer) for layer in weights.layers]
             head._final_norm = head._upload(weights.final_norm)

@@ -12,7 +12,7 @@ the same tokens with and without drafts, by construction. On a GPU equality depe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -55,7 +55,6 @@ class Llama(Primitives):
         self.batch_invariant = batch_invariant
         self._buffers: dict[int, Any] = {}
         self._limits: Limits | None = None
-        self._widest = widest(weights.layers)
         with self._inference():
             self._embedding = self._upload(weights.embedding)
             self._layers = [self._layer(layer) for layer in weights.layers]
@@ -169,11 +168,6 @@ class Llama(Primitives):
             gate_up=self._weight(weights.gate_up),
             down=self._weight(weights.down),
         )
-
-
-def widest(layers: Sequence[LayerWeights]) -> int:
-    """The most columns of activations in these layers."""
-    return max(columns for layer in layers for columns in (len(layer.down), layer.qkv.shape[1]))
 
 
 class LlamaMTP:

@@ -568,7 +568,7 @@ class ContentFinder:
     """Finds the content in a text that comes in pieces, with its place."""
 
     def __init__(self, parser: Parser) -> None:
-        self._parser, self._length = parser, 0
+        self._parser = parser
 
     @property
     def held(self) -> int:

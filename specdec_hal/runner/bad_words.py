@@ -57,15 +57,22 @@ def forbidden_next(text: Sequence[int], sequences: Iterable[Sequence[int]]) -> l
 
 
 def forbid(masks: RowMasks, state: DecodeState, schedule: Schedule) -> bool:
-    """Write the masks of a step's rows; returns whether there are any. No step may be running."""
+    """Write the masks of a step's rows; returns whether there are any. No step may be running.
+
+    A chunk inside the generated tokens of a resumed request with masks may only redraw the known token, which a
+    proposer continues.
+    """
     lens, ids = state.read("seq_lens_this_time"), state.read("draft_tokens")
     found, first = False, 0
     for slot, work in sorted(schedule.work.items()):
-        rows = 1 if work.chunk else int(lens[slot])
-        sequences = _of(work.sequence)
-        if sequences and work.emits:
+        rows, sequence = 1 if work.chunk else int(lens[slot]), work.sequence
+        sequences = _of(sequence)
+        if sequence.wants.masked and not work.emits and work.end >= sequence.prompt_len:
+            masks.allow_only(first, sequence.token_ids[work.end - sequence.prompt_len])
+            found = True
+        elif sequences and work.emits:
             longest = max(map(len, sequences))
-            text = work.sequence.token_ids[-longest:] + ids[slot, 1:rows].tolist() * (not work.chunk)
+            text = sequence.token_ids[-longest:] + ids[slot, 1:rows].tolist() * (not work.chunk)
             known = len(text) - rows + 1
             for at in range(rows):
                 tokens = forbidden_next(text[: known + at], sequences)

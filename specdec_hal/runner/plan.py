@@ -594,11 +594,11 @@ class StepCompiler:
 
     def propose(self, view: StepView) -> None:
         """Let the proposer draft; rebuilds plans if its tensor of draft probabilities changes."""
-        self._drafted(self.proposer.propose(view))
+        self._drafted(self.proposer.propose(view), [one.slot for one in view.slots])
 
-    def _drafted(self, draft_probs: Any) -> None:
+    def _drafted(self, draft_probs: Any, slots: list[int] | slice = slice(None)) -> None:
         if self.backend.debug:
-            self._check_drafts()
+            self._check_drafts(slots)
         if draft_probs is not None and not self.proposer.gives_draft_probs:
             raise PluginError(
                 f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = "
@@ -610,10 +610,12 @@ class StepCompiler:
         self.plans.clear()
         self._parts.clear()
 
-    def _check_drafts(self) -> None:
-        """PluginError if the next step's drafts or base tokens are outside the vocabulary."""
+    def _check_drafts(self, slots: list[int] | slice) -> None:
+        """PluginError if the next step's drafts or base tokens of these slots are outside the vocabulary."""
         state, vocabulary = self.state, self.model.config.vocab_size
-        lens = np.where(state.read("seq_lens_encoder") > 0, 0, state.read("seq_lens_this_time"))
+        given = np.where(state.read("seq_lens_encoder") > 0, 0, state.read("seq_lens_this_time"))
+        lens = np.zeros_like(given)
+        lens[slots] = given[slots]
         width = state.symbols["S"]
         for slot in np.flatnonzero(lens > width):
             raise self._misbehaved(f"set {lens[slot]} input tokens for slot {slot}, expected at most {width}")

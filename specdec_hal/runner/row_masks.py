@@ -54,6 +54,12 @@ class RowMasks:
         mask: NDArray[np.int32] = masks[numbers[at]]
         return mask
 
+    def allow_only(self, at: int, token: int) -> None:
+        """Let output row `at` have no token but one."""
+        row = self.row(at)
+        row[:] = 0
+        row.view(np.uint32)[token // 32] = 1 << token % 32
+
     def upload(self) -> None:
         """Send those that rows have, in the order of the current stream."""
         self._group.upload(self._used)

@@ -446,7 +446,7 @@ class ModelRunner:
         self._masks.forget()
         step = self._structured.plan(schedule, self.compiler.exact_drafts, self._grammar_failed)
         forbidden = bad_words.forbid(self._masks, self.state, schedule)
-        return step if forbidden or step else None
+        return step if forbidden or step.rows else None
 
     def _fill_masks(self, step: MaskedStep) -> None:
         self._structured.fill(step, self._masks, self._grammar_failed)

@@ -80,14 +80,18 @@ class SlotWriter:
             host["block_tables"][slot, : len(blocks)] = blocks
         for slot, sequence in step.filled.items():
             self._install(slot, sequence)
+        changed = bool(step.filled)
         for slot in step.chunks:
             sequence, count, _, end = step.work[slot]
             self.fill_chunk(slot, end - count, count, max(0, end - sequence.prompt_len))
             if slot not in step.filled and sequence.generated:
-                self._write_generated(slot, sequence)  # a token drawn after the previous chunk is already counted
+                # A token drawn after the previous chunk is already counted, and may have ended the request there.
+                self._write_generated(slot, sequence)
+                self.state.request.host["max_dec_len"][slot] = sequence.stay
+                changed = True
         if step.changes:
             self.state.schedule.upload()
-        if step.filled:
+        if changed:
             self.upload_requests()
 
     def _install(self, slot: int, owner: running.Sequence) -> None:

@@ -45,22 +45,10 @@ Failed = Callable[[Sequence, str], None]
 
 @dataclass
 class MaskedStep:
-    """A step's drafts and first output rows of requests with a grammar. `forced`: slots with drafts from the grammar.
-    `known`: redrawn tokens of resumed requests, with their rows, which a proposer continues.
-    """
+    """Drafts and first output rows of requests with a grammar. `forced`: slots with drafts from the grammar."""
 
     rows: list[tuple[Sequence, list[int], int]] = field(default_factory=list)
-    known: list[tuple[int, int]] = field(default_factory=list)
     forced: set[int] = field(default_factory=set)
-
-    def __bool__(self) -> bool:
-        return bool(self.rows or self.known)
-
-
-def draws(work: Work) -> bool:
-    """Whether a slot draws a token with a grammar."""
-    sequence = work.sequence
-    return sequence.grammar is not None and (work.emits or sequence.cached >= sequence.prompt_len)
 
 
 class StructuredRequests:
@@ -201,7 +189,7 @@ class StructuredRequests:
         choice of drafts must not depend on their values.
         """
         step, changed, first = MaskedStep(), dict[int, list[int]](), 0
-        if not any(map(draws, schedule.work.values())):
+        if not any(work.sequence.grammar is not None and work.emits for work in schedule.work.values()):
             return step
         lens, ids = self._state.read("seq_lens_this_time"), self._state.read("draft_tokens")
         rows = {slot: 1 if work.chunk else int(lens[slot]) for slot, work in schedule.work.items()}
@@ -215,9 +203,6 @@ class StructuredRequests:
         wanted = {sequence.slot: plan for sequence, plan in plans}
         for slot in sorted(schedule.work):
             work = schedule.work[slot]
-            if work.sequence.grammar is not None and not work.emits and draws(work):
-                sequence = work.sequence
-                step.known.append((sequence.token_ids[sequence.cached - sequence.prompt_len], first))
             if (plan := wanted.get(slot)) is not None:
                 step.rows.append((work.sequence, plan, first))
                 if plan != drafts[slot]:
@@ -270,10 +255,6 @@ class StructuredRequests:
             for at, allowed in found.items():
                 mask = masks.row(firsts[sequence.slot] + at)
                 mask &= allowed
-        for token, at in step.known:
-            row = masks.row(at)
-            row[:] = 0
-            row.view(np.uint32)[token // 32] = 1 << token % 32
 
 
 def _masks(

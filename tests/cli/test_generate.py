@@ -28,6 +28,8 @@ def test_text_and_metrics(model: Model, capsys: Capture) -> None:
     assert rows["generated tokens"] == "33"
     assert float(rows["tokens per request and decode step"]) > 1.5
     assert int(rows["steps of the batch, with prefill"]) < 33 / 1.5
+    assert rows["steps by method"] == f"ngram {rows['steps of the batch, with prefill']}"
+    assert "Metrics, backend reference" in out
     assert float(rows["acceptance rate"]) > 0.5
     accepted = int(rows["draft tokens accepted"].split(" of ")[0])
     assert rows["mean acceptance length"] == f"{1 + accepted / int(rows['drafts']):.2f}"

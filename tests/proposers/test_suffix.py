@@ -14,7 +14,8 @@ from specdec_hal.config import parse
 from specdec_hal.errors import RequestError
 from specdec_hal.proposers.suffix import SuffixCounts
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
-from tests.support.decoding import outputs_of
+from tests.runner.conftest import make_runner
+from tests.support.decoding import outputs_of, plain_decoding
 from tests.support.history_model import HistoryModel
 
 DEPTH = 3
@@ -140,3 +141,16 @@ def test_what_is_forgotten() -> None:
         one.forget()
     one.take_finished()
     one.forget()
+
+
+def test_the_check_of_drafts_passes_over_chunks_of_prompts() -> None:
+    """A slot inside its prompt has the length of its chunk, which may be more than drafts may take."""
+    runner = make_runner(
+        runner={"prefill_chunk": 3, "debug": True, "overlap": False},
+        speculative={"method": "suffix", "num_speculative_tokens": 1},
+    )
+    params = SamplingParams(max_new_tokens=6, temperature=0.0)
+    long, short = outputs_of(runner, ([1, 2, 3] * 4, params), ([4, 5], params))
+    assert [list(one.token_ids) for one in (long, short)] == [
+        plain_decoding(prompt, params).tokens for prompt in ([1, 2, 3] * 4, [4, 5])
+    ]

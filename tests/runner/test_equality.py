@@ -86,7 +86,7 @@ NOTHING_LEFT = "leave no token; change one of them"
     blocks=st.tuples(st.integers(1, 9), st.integers(0, 12)),
     cancelled=st.sets(st.integers(0, 4), max_size=2),
     failing=st.sets(st.integers(0, 30), max_size=2),
-    method=st.sampled_from(["ngram", "mtp", "hybrid", "auto"]),
+    method=st.sampled_from(["ngram", "mtp", "hybrid", "suffix", "auto"]),
     mtp_drafts=st.integers(1, 6),
     switch=st.none() | st.integers(1, CONTEXT),
     think_end_text=st.sampled_from(
@@ -117,7 +117,7 @@ def test_every_request_decodes_as_if_alone_and_plain(
         runner={
             "max_num_seqs": slots, "prefill_chunk": chunk,
             "max_num_batched_tokens": None if budget is None else slots * (k + 1) + budget, "block_size": size,
-            "num_kv_blocks": -(-longest // size) + spare, "overlap": overlap, "debug": True,
+            "num_kv_blocks": -(-longest // size) + spare, "overlap": overlap and method != "suffix", "debug": True,
         },
         speculative={
             "method": method, "adaptive": method == "auto", "num_speculative_tokens": k, "ngram": ngram,

@@ -10,7 +10,7 @@ from specdec_hal.ops import SlotAction
 from specdec_hal.runner import Request, SamplingParams
 from specdec_hal.runner.slot_writer import SlotWriter
 from tests.runner.conftest import make_runner
-from tests.support.decoding import plain_decoding
+from tests.support.decoding import THINK_END, THINKS_WITH, plain_decoding
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 from tests.support.random_requests import expected, random_request
 
@@ -60,6 +60,34 @@ def test_a_step_that_fails_once_is_computed_again(
     for request in asked:
         expected = plain_decoding(list(request.prompt_token_ids), request.params).tokens
         assert list(outputs[request.request_id].token_ids) == expected
+
+
+@pytest.mark.parametrize("restriction", ["bad_sequences", "thinking"])
+@pytest.mark.parametrize("method", ["ngram", "mtp"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_chunk_inside_generated_tokens_ends_nothing(overlap: bool, method: str, restriction: str) -> None:
+    """The token drawn after it is dropped, even one that would stop the request."""
+    prompt, free = [3, 4, 5], SamplingParams(temperature=1.0, seed=0, max_new_tokens=20, ignore_eos=True)
+    last, stop = plain_decoding(prompt, free).tokens[2:4] if restriction == "thinking" else [4, 17]
+    changed = {"thinking": {"max_tokens": 3}} if restriction == "thinking" else {"bad_sequences": [[last, stop]]}
+    params = SamplingParams(**{**free.model_dump(), "stop_token_ids": [stop], **changed})
+    model, text = DeviceHistoryModel(), [4, THINK_END, 2]
+    runner = make_runner(
+        model=model, model_settings={**THINKS_WITH, "think_end_text": text},
+        runner={"prefill_chunk": 1, "overlap": overlap, "enable_prefix_caching": False},
+        speculative={"method": method, "num_speculative_tokens": 2},
+    )  # fmt: skip
+    runner.add_request(Request("a", prompt, params))
+    for _ in range(30):
+        if runner.streams[0].generated < 9:
+            runner.step()
+    model.failures.append(MemoryError("out of memory"))
+    for _ in range(100):
+        runner.step()
+    assert list(runner.take_finished()["a"].token_ids) == plain_decoding(prompt, params, text).tokens
+    assert runner.summary()["failed_steps"] == 1
+    if restriction == "bad_sequences":
+        assert runner.summary()["failed_proposals"] == 0, "the proposer continues another token"
 
 
 def test_a_slot_is_stopped_until_a_step_was_launched() -> None:

@@ -9,8 +9,8 @@ import pytest
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.support.decoding import THINK_END
-from tests.support.history_model import HistoryModel
+from tests.support.decoding import THINK_END, THINKS_WITH, outputs_of, plain_decoding
+from tests.support.history_model import END, HistoryModel
 
 TEXT = [4, THINK_END, 2, 5]
 LIMITS = {"max_tokens": 5, "max_reply_tokens": 4}
@@ -66,3 +66,20 @@ def test_settings_that_cannot_be(settings: dict[str, Any], error: str) -> None:
 def test_limits_that_cannot_be(limits: Any) -> None:
     with pytest.raises(RequestError, match="sampling parameter thinking"):
         SamplingParams(thinking=limits)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize(("most", "answer", "reason"), [(2, [4, 1, END], "stop"), (3, [4, 1], "error")])
+def test_an_answer_at_its_limit_ends_where_no_token_is_allowed(
+    k: int, most: int, answer: list[int], reason: str
+) -> None:
+    """The end token replaces whatever is drawn, so a row without a token is an error only before the limit."""
+    wanted = params(
+        0, {"max_tokens": 3, "max_reply_tokens": most, "constrain_answer": True}, bad_sequences=[[1, 2]],
+        structured={"choice": ["ebcbef"], "after_thinking": True},
+    )  # fmt: skip
+    runner = make_runner(model_settings=THINKS_WITH, speculative={"method": "ngram", "num_speculative_tokens": k})
+    output = outputs_of(runner, ([3, 4, 5] * 4, wanted))[0]
+    assert (list(output.token_ids[-len(answer) :]), output.finish_reason) == (answer, reason)
+    expected = plain_decoding([3, 4, 5] * 4, wanted)
+    assert (list(output.token_ids), output.finish_reason) == (expected.tokens, expected.finish_reason)
