@@ -95,22 +95,17 @@ def own(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def moment(entry: dict[str, Any]) -> float:
-    """When an entry of a log was written, in seconds since the epoch."""
-    return datetime.fromisoformat(entry["time"].replace("Z", "+00:00")).timestamp()
-
-
 def stages(log: str, began: float) -> dict[str, float]:
     """Seconds of each stage of a start at `began`, from a server's log as JSON."""
-    entries = {entry["message"]: entry for entry in map(json.loads, log.splitlines())}
-    named = {key: entry for message, entry in entries.items() for key in ("compiled", "warmed up") if key in message}
-    loaded, load_s = moment(entries["serving"]), entries["serving"]["load_s"]
-    compile_s = float(re.findall(r"in (.*) s", named["compiled"]["message"])[0]) if "compiled" in named else 0.0
+    entries = [json.loads(line) for line in log.splitlines()]
+    at = next(at for at, entry in enumerate(entries) if entry["message"] == "serving")
+    warmed = next(entry for entry in entries[at:] if entry["message"].startswith("warmed up"))
+    times = (datetime.fromisoformat(entry["time"].replace("Z", "+00:00")) for entry in (entries[at], warmed))
+    loaded, ready = (time.timestamp() for time in times)
+    texts, load_s = " ".join(entry["message"] for entry in entries[at:]), entries[at]["load_s"]
+    compile_s = sum(map(float, re.findall(r"compiled \d+ kernels in (.*?) s", texts)))
     found = {"process_s": loaded - load_s - began, "load_s": load_s, "compile_s": compile_s}
-    if (warmed := named.get("warmed up")) is None:  # nothing is launched
-        return found
-    found["steps"] = int(re.findall(r"up: (\d+)", warmed["message"])[0])
-    return {**found, "plans_s": moment(warmed) - loaded - compile_s}
+    return {**found, "steps": int(warmed["message"].split()[2]), "plans_s": ready - loaded - compile_s}
 
 
 def serve(settings: list[str]) -> dict[str, Any]:
