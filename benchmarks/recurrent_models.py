@@ -129,7 +129,10 @@ def prompts_of(name: str, config: Any, lengths: list[int], peer: bool) -> Iterat
             if gpu.DEVICE == "cuda":
                 torch.cuda.synchronize()
 
-        yield row(length, library, storage="library", step_us=1e6 * seconds(library, 3))
+        try:
+            yield row(length, library, storage="library", step_us=1e6 * seconds(library, 3))
+        except torch.OutOfMemoryError:
+            yield {"model": name, "prompt": length, "storage": "library", "skipped": "out of memory"}
     model = gpu.adapter(whole)
     with model.compiling():
         for length in lengths:
