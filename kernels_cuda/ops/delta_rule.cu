@@ -2,16 +2,18 @@
 // the slot's tokens one after the other. Each of eight groups of four lanes has the rows of one partial sum of a dot
 // product; a lane has four columns. The block, whose warps have neighbouring columns, prepares keys and queries of some
 // tokens in shared memory. Blocks along y are slots; the last clears the rows of no slot.
+#include <cstdlib>
+
 #include "launch.cuh"
 #include "ops.h"
 #include "recurrent.cuh"
+#include "recurrent_prompt.cuh"
 #include "specdec_ops/advance_checkpoints.h"
 #include "specdec_ops/gated_delta_rule.h"
 #include "specdec_ops/mamba2_step.h"
 
 namespace specdec::cuda {
 
-constexpr unsigned kStateLanes = 4;  // of a group
 constexpr unsigned kMaxWarps = 4;  // of a block
 constexpr unsigned kMaxColumns = 64;  // of a block
 constexpr int kPrepared = 8;  // tokens at a time
@@ -20,7 +22,6 @@ template <int kRows>
 constexpr unsigned kLaneColumnsOf = kRows <= 16 ? 4 : 2;
 template <int kRows>
 constexpr unsigned kWarpColumns = kStateLanes * kLaneColumnsOf<kRows>;
-static_assert(kStateLanes * kDotParts == kWarp, "a group for each partial sum");
 
 // What the recurrences differ in. kChannels: a decay for each channel of the key.
 template <bool kByChannel>
@@ -50,15 +51,6 @@ struct PreparedTokens {
   float k[kPrepared][kWidth], q[kPrepared][kWidth], decay[kPrepared][kChannels ? kWidth : 1];
   float v[kPrepared][kMaxColumns], rate[kPrepared];
 };
-
-// Sum over the lanes that have the other rows of the same columns, in the contract's order.
-__device__ __forceinline__ float sum_of_groups(float part) {
-#pragma unroll
-  for (int d = static_cast<int>(kWarp) / 2; d >= static_cast<int>(kStateLanes); d /= 2) {
-    part = add_rn(part, __shfl_xor_sync(kAllLanes, part, d));
-  }
-  return part;
-}
 
 // Rows first .. first + count - 1 of the batch, of value head h and columns from `column` on. All threads, between
 // barriers.
@@ -148,11 +140,11 @@ __device__ __forceinline__ void normalize_tokens(const GatedDeltaRuleArgs& a, Pr
   }
 }
 
-// Each lane holds kRows rows of the state. kWhole: a key fills the rows of all groups, and a lane's columns are whole
+// Each lane holds kRows rows of the state. Slots with `longest` rows or more are left to another launch. kWhole: a key fills the rows of all groups, and a lane's columns are whole
 // and aligned to 16 bytes (at most 16 rows).
 template <typename Rule, int kRows, bool kWhole, bool kReplay>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
-    recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles) {
+    recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles, int64_t longest) {
   using Prepared = PreparedTokens<kRows, Rule::kChannels>;
   __shared__ Prepared tokens;
   wait_for_previous();
@@ -173,7 +165,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     return;
   }
   const PackedRows rows = rows_of_slot(a, b, a.T_cap);
-  if (rows.count == 0) return;
+  if (rows.count == 0 || rows.count >= longest) return;
 
   const unsigned group = lane_id() / kStateLanes;
   const unsigned own = warp_id() * kWarpColumns<kRows> + lane_id() % kStateLanes * kLaneColumns;  // within the block's
@@ -324,29 +316,56 @@ constexpr Limit kStateLimits[] = {{"M", served::kM}, {"R", served::kR}, {"D_k", 
 namespace {
 
 template <typename Rule, bool kReplay, int kRows, bool kWhole>
-void launch_rows(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
+void launch_rows(const char* op, const typename Rule::Args& a, cudaStream_t stream, int64_t longest) {
   const int64_t warps_of_head = blocks_for(a.D_v, kWarpColumns<kRows>);
   // Few warps a block where that brings work to more multiprocessors.
   const int64_t each = (a.B * a.H_v * warps_of_head) / (2 * device_sms(op));
   const unsigned warps = static_cast<unsigned>(clamp64(each, 1, min64(warps_of_head, kMaxWarps)));
   const unsigned tiles = blocks_for(warps_of_head, warps);
   const LaunchShape shape = {dim3(blocks_for(a.H_v * tiles, 1), static_cast<unsigned>(a.B + 1)), warps * kWarp};
-  launch(op, stream, shape, recurrent_kernel<Rule, kRows, kWhole, kReplay>, a, tiles);
+  launch(op, stream, shape, recurrent_kernel<Rule, kRows, kWhole, kReplay>, a, tiles, longest);
 }
 
 template <typename Rule, bool kReplay>
-void launch_stored(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
+void launch_stored(const char* op, const typename Rule::Args& a, cudaStream_t stream, int64_t longest) {
   const auto* states = kReplay ? a.checkpoint : a.states;
   const bool whole = a.D_v % 4 == 0 && reinterpret_cast<uintptr_t>(states) % sizeof(float4) == 0;
-  if (whole && a.D_k == 64) return launch_rows<Rule, kReplay, 8, true>(op, a, stream);
-  if (whole && a.D_k == 128) return launch_rows<Rule, kReplay, 16, true>(op, a, stream);
-  launch_rows<Rule, kReplay, 32, false>(op, a, stream);
+  if (whole && a.D_k == 64) return launch_rows<Rule, kReplay, 8, true>(op, a, stream, longest);
+  if (whole && a.D_k == 128) return launch_rows<Rule, kReplay, 16, true>(op, a, stream, longest);
+  launch_rows<Rule, kReplay, 32, false>(op, a, stream, longest);
+}
+
+// Whether the kernel of prompts can take this step, and there may be some.
+template <typename Rule>
+bool takes_prompts(const typename Rule::Args& a) {
+  const auto whole = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % sizeof(uint4) == 0; };
+  if ((a.D_k != 64 && a.D_k != 128) || !whole(a.q) || !whole(a.k) || !whole(a.decay)) return false;
+  const bool replays = a.storage == Storage::kReplay;
+  return (!replays || a.R / 2 < kPromptRows) && may_have_prompts(a.B, a.T_cap, replays ? a.R / 2 : a.R - 1);
 }
 
 template <typename Rule>
 void launch_recurrent(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
-  if (a.storage == Storage::kReplay) return launch_stored<Rule, true>(op, a, stream);
-  launch_stored<Rule, false>(op, a, stream);
+  static const int columns = std::getenv("SPECDEC_TRIAL") ? std::atoi(std::getenv("SPECDEC_TRIAL")) : 1;
+  const bool prompts = columns > 0 && takes_prompts<Rule>(a);
+  const int64_t longest = prompts ? kPromptRows : a.T_cap + 1;
+  if (a.storage == Storage::kReplay) {
+    launch_stored<Rule, true>(op, a, stream, longest);
+  } else {
+    launch_stored<Rule, false>(op, a, stream, longest);
+  }
+  if (!prompts) return;
+  const auto slots = static_cast<unsigned>(min64(a.B, a.T_cap / kPromptRows));
+  const auto start = [&](auto kernel, unsigned threads) {
+    launch(op, stream, {dim3(blocks_for(a.H_v * blocks_for(a.D_v, kPromptColumns), 1), slots), threads}, kernel, a);
+  };
+  if (columns == 2) {
+    start(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 2> : recurrent_prompt_kernel<Rule, 16, 2>, 128);
+  } else if (columns == 4) {
+    start(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 4> : recurrent_prompt_kernel<Rule, 16, 4>, 64);
+  } else {
+    start(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 1> : recurrent_prompt_kernel<Rule, 16, 1>, 256);
+  }
 }
 
 }  // namespace
