@@ -82,10 +82,11 @@ template <typename Rule, int kRows, typename Prepared>
 __device__ __forceinline__ void load_kept(const typename Rule::Args& a, Prepared& tokens, int64_t b, RingEntry entry,
                                           int count, int64_t h, int64_t column) {
   const int width = static_cast<int>(a.D_k), columns = static_cast<int>(blockDim.x / kWarp * kWarpColumns<kRows>);
+  const int64_t group = key_head(h, a.H_k, a.H_v);
   for (int t = 0; t < count; ++t, entry.advance()) {
-    const int64_t e = (b * a.R + entry.at) * a.H_v + h;
+    const int64_t at = b * a.R + entry.at, e = at * a.H_v + h;
     for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
-      tokens.k[t][i] = a.replay_k[e * width + i];
+      tokens.k[t][i] = a.replay_k[(at * a.H_k + group) * width + i];
       if constexpr (Rule::kChannels) tokens.decay[t][i] = a.replay_decay[e * width + i];
     }
     for (int c = static_cast<int>(threadIdx.x); c < columns; c += static_cast<int>(blockDim.x)) {
@@ -102,10 +103,12 @@ template <typename Rule, typename Prepared>
 __device__ __forceinline__ void keep_tokens(const typename Rule::Args& a, const Prepared& tokens, int64_t b,
                                             RingEntry entry, int count, int64_t h) {
   const int width = static_cast<int>(a.D_k);
+  const int64_t group = key_head(h, a.H_k, a.H_v);
+  const bool records = records_key(h, a.H_k, a.H_v);
   for (int t = 0; t < count; ++t, entry.advance()) {
-    const int64_t e = (b * a.R + entry.at) * a.H_v + h;
+    const int64_t at = b * a.R + entry.at, e = at * a.H_v + h;
     for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
-      a.replay_k[e * width + i] = tokens.k[t][i];
+      if (records) a.replay_k[(at * a.H_k + group) * width + i] = tokens.k[t][i];
       if constexpr (Rule::kChannels) a.replay_decay[e * width + i] = tokens.decay[t][i];
     }
     if constexpr (!Rule::kChannels) {

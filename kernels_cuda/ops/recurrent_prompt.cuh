@@ -210,11 +210,12 @@ __global__ void __launch_bounds__(kPromptColumns / kColumns * kDotParts, Rule::k
     for (int c = 0; c < kColumns; ++c) state[r][c] = known > 0 && column + c < a.D_v ? before[r * row_step + c] : 0.0f;
   }
   for (int64_t position = known; position < rows.start; ++position) {  // what was kept since the checkpoint
-    const int64_t e = (slot.b * a.R + position % a.R) * a.H_v + h;
+    const int64_t kept_at = slot.b * a.R + position % a.R, e = kept_at * a.H_v + h;
+    const int64_t key_at = (kept_at * a.H_k + key_head(h, a.H_k, a.H_v)) * a.D_k + group;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64_t at = e * a.D_k + group + r * kDotParts;
-      const float factor = a.replay_decay[Rule::kChannels ? at : e], key = a.replay_k[at];
+      const int64_t decay_at = Rule::kChannels ? e * a.D_k + group + r * kDotParts : e;
+      const float factor = a.replay_decay[decay_at], key = a.replay_k[key_at + r * kDotParts];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const float update = column + c < a.D_v ? a.replay_u[e * a.D_v + column + c] : 0.0f;

@@ -73,7 +73,7 @@ def _recurrence(op: str, slots: int, tokens: int, shape: tuple[int, int, int, in
         if replays:
             recent = slots, REPLAY_RING, heads
             kept = {"checkpoint": states, "checkpoint_lens": steps["seq_lens_decoder"] - np.int32(LIVE)}
-            kept |= {"replay_k": drawn(*recent, key_width), "replay_u": drawn(*recent, width)}
+            kept |= {"replay_k": drawn(slots, REPLAY_RING, key_heads, key_width), "replay_u": drawn(*recent, width)}
             kept["replay_decay"] = rng.random(recent, np.float32)
         output = {"core_out": np.zeros((rows, heads, width), np.float32), "storage": storage}
         return OpCall(op, inputs | steps | kept | output)
