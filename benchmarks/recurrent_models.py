@@ -8,7 +8,8 @@ tokens after 500 others. The next step keeps half of the drafts, so checkpoints 
 The floor is the time of reading weights, one state per request, and keys and values. `--peer`: a token of the
 library's own `generate` too, with the kernels of fla-core if that is installed. `--prompts`: instead of steps, one
 request's prompts of these lengths, each in one step. `--host`: instead, tokens per second of one request on all cores,
-in float32 and shapes of 40 M parameters, and of `generate`, in turns. `--tiny`: tiny shapes on the CPU, to try the script.
+in float32 and shapes of 40 M parameters, and of `generate`, in turns. `--tiny`: tiny shapes on the CPU, to try the
+script.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def calls(op: str, seed: int = 0, **options: Any) -> Iterator[tuple[str, dict[st
 def prompts(op: str, seed: int = 0, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Calls in which some slots have the rows of a prompt, with what they are."""
     states = {"states": ("decode", "decode", "prefill", "idle"), "S": 80, "L": 300, "M": 5, "R": 11, "H_k": 2, "H_v": 4}
-    shapes: Any = ((130, 4), (130, 8), (129, 1)) if op == "causal_conv1d" else ((64, 20), (64, 33), (128, 33), (128, 64))
-    for number, (first, second) in enumerate(shapes):
+    shapes = [(64, 20), (64, 33), (128, 33), (128, 64)]
+    for number, (first, second) in enumerate([(130, 4), (130, 8), (129, 1)] if op == "causal_conv1d" else shapes):
         options |= {"dtype": FLOATS[(number + seed) % len(FLOATS)]}
         if op == "causal_conv1d":
             yield f"{second} taps", generate(op, seed + number, D=first, Taps=second, **states, **options)

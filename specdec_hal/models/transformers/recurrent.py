@@ -100,11 +100,12 @@ def _delta_rule(original: Any, query: Any, key: Any, value: Any, g: Any, beta: A
 def _distinct(query: Any, key: Any) -> int:
     """How many heads there are where the library repeats each for its value heads: the fewest possible."""
     heads = key.shape[2]
-    return next(
-        n
-        for n in range(1, heads + 1)
-        if heads % n == 0 and all(x.equal(x[:, :, :: heads // n].repeat_interleave(heads // n, 2)) for x in (query, key))
-    )
+
+    def repeated(x: Any, each: int) -> bool:
+        return bool(x.equal(x[:, :, ::each].repeat_interleave(each, 2)))
+
+    repeats = (each for each in range(heads, 0, -1) if heads % each == 0)
+    return heads // next(each for each in repeats if repeated(query, each) and repeated(key, each))
 
 
 def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: Any) -> Any:

@@ -132,8 +132,8 @@ class Launcher:
         )  # fmt: skip
 
     def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, out: tuple[Any, ...]) -> None:
-        """`out` = queries and keys [T, key_heads, d_k], values [T, heads, d_v], decay and beta [T, heads] of a gated delta
-        rule. `mixed` [T, channels]; `a`, `b` [T, heads] with one stride; see :func:`.gates.delta_inputs`.
+        """`out` = queries and keys [T, key_heads, d_k], values [T, heads, d_v], decay and beta [T, heads] of a gated
+        delta rule. `mixed` [T, channels]; `a`, `b` [T, heads] with one stride; see :func:`.gates.delta_inputs`.
         """
         q, _, v, decay, _ = out
         tokens, heads = decay.shape
