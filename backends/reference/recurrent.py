@@ -168,8 +168,9 @@ class _Replay:
         state: F32 = self.checkpoint[b].copy() if self.at > 0 else np.zeros_like(self.checkpoint[b])
         for j in range(self.at, start):
             keys, change, decay = (x[b, j % ring] for x in self.rings)
+            key = _of_value_heads(keys, len(change))
             with np.errstate(all="ignore"):
-                state = _updated(_decayed(state, decay), _of_value_heads(keys, len(change)), change)
+                state = _updated(_decayed(state, decay), key, change)
         if self.to == start > self.at:
             self.checkpoint[b] = state
         return state

@@ -1,8 +1,6 @@
 // causal_conv1d: a thread has a channel of a slot and takes its rows one after the other, the inputs of the taps in
 // registers. Blocks along y are slots; the last clears the rows of no slot. A slot with a prompt's rows is left to a
 // second launch, where blocks along y are parts of such slots.
-#include <cstdlib>
-
 #include "launch.cuh"
 #include "ops.h"
 #include "recurrent.cuh"
@@ -97,7 +95,7 @@ void causal_conv1d(const CausalConv1dArgs& a, cudaStream_t stream) {
   if (a.D == 0) return;
   with_float_type(a.conv_x_type, [&](auto type) {
     using L = decltype(type);
-    const bool few = a.Taps <= 4, prompts = !(std::getenv("SPECDEC_TRIAL") && std::atoi(std::getenv("SPECDEC_TRIAL")) == 0) && may_have_prompts(a.B, a.T_cap, a.R - a.Taps + 1);
+    const bool few = a.Taps <= 4, prompts = may_have_prompts(a.B, a.T_cap, a.R - a.Taps + 1);
     const auto start = [&](auto kernel, int64_t items) {
       const dim3 grid(blocks_for(a.D, kConvThreads), static_cast<unsigned>(items));
       launch("causal_conv1d", stream, {grid, kConvThreads}, kernel, a, prompts ? kPromptRows : a.T_cap + 1);

@@ -143,8 +143,8 @@ __device__ __forceinline__ void normalize_tokens(const GatedDeltaRuleArgs& a, Pr
   }
 }
 
-// Each lane holds kRows rows of the state. Slots with `longest` rows or more are left to another launch. kWhole: a key fills the rows of all groups, and a lane's columns are whole
-// and aligned to 16 bytes (at most 16 rows).
+// Each lane holds kRows rows of the state. Slots with `longest` rows or more are left to another launch. kWhole: a key
+// fills the rows of all groups, and a lane's columns are whole and aligned to 16 bytes (at most 16 rows).
 template <typename Rule, int kRows, bool kWhole, bool kReplay>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles, int64_t longest) {
@@ -338,36 +338,37 @@ void launch_stored(const char* op, const typename Rule::Args& a, cudaStream_t st
   launch_rows<Rule, kReplay, 32, false>(op, a, stream, longest);
 }
 
-// Whether the kernel of prompts can take this step, and there may be some.
-template <typename Rule>
-bool takes_prompts(const typename Rule::Args& a) {
-  const auto whole = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % sizeof(uint4) == 0; };
-  if ((a.D_k != 64 && a.D_k != 128) || !whole(a.q) || !whole(a.k) || !whole(a.decay)) return false;
-  const bool replays = a.storage == Storage::kReplay;
-  return (!replays || a.R / 2 < kPromptRows) && may_have_prompts(a.B, a.T_cap, replays ? a.R / 2 : a.R - 1);
-}
-
 template <typename Rule>
 void launch_recurrent(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
-  static const int columns = std::getenv("SPECDEC_TRIAL") ? std::atoi(std::getenv("SPECDEC_TRIAL")) : 1;
-  const bool prompts = columns > 0 && takes_prompts<Rule>(a);
+  const bool replays = a.storage == Storage::kReplay;
+  const auto whole = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % sizeof(uint4) == 0; };
+  const bool prompts = (a.D_k == 64 || a.D_k == 128) && whole(a.q) && whole(a.k) && whole(a.decay) &&
+                       (!replays || a.R / 2 < kPromptRows) &&
+                       may_have_prompts(a.B, a.T_cap, replays ? a.R / 2 : a.R - 1);
   const int64_t longest = prompts ? kPromptRows : a.T_cap + 1;
-  if (a.storage == Storage::kReplay) {
+  if (replays) {
     launch_stored<Rule, true>(op, a, stream, longest);
   } else {
     launch_stored<Rule, false>(op, a, stream, longest);
   }
   if (!prompts) return;
-  const auto slots = static_cast<unsigned>(min64(a.B, a.T_cap / kPromptRows));
-  const auto start = [&](auto kernel, unsigned threads) {
-    launch(op, stream, {dim3(blocks_for(a.H_v * blocks_for(a.D_v, kPromptColumns), 1), slots), threads}, kernel, a);
+  const dim3 grid(blocks_for(a.H_v * blocks_for(a.D_v, kPromptColumns), 1),
+                  static_cast<unsigned>(min64(a.B, a.T_cap / kPromptRows)));
+  static const int trial = std::getenv("SPECDEC_TRIAL") ? std::atoi(std::getenv("SPECDEC_TRIAL")) : 1;
+  const auto alone = [&](auto kernel, unsigned threads) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.stream = stream;
+    check(op, cudaLaunchKernelEx(&config, kernel, a));
   };
-  if (columns == 2) {
-    start(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 2> : recurrent_prompt_kernel<Rule, 16, 2>, 128);
-  } else if (columns == 4) {
-    start(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 4> : recurrent_prompt_kernel<Rule, 16, 4>, 64);
+  const auto one = a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 1> : recurrent_prompt_kernel<Rule, 16, 1>;
+  if (trial == 2) {
+    alone(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 2> : recurrent_prompt_kernel<Rule, 16, 2>, kPromptThreads<2>);
+  } else if (trial == 3) {
+    alone(one, kPromptThreads<1>);
   } else {
-    start(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 1> : recurrent_prompt_kernel<Rule, 16, 1>, 256);
+    launch(op, stream, {grid, kPromptThreads<1>}, one, a);
   }
 }
 

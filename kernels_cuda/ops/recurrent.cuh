@@ -119,10 +119,17 @@ struct RingEntry {
   }
 };
 
+__device__ __forceinline__ uint32_t load_bits(const void* from, int64_t i, FloatType type) {
+  return type == FloatType::kFloat32 ? static_cast<const uint32_t*>(from)[i] : static_cast<const uint16_t*>(from)[i];
+}
+
+__device__ __forceinline__ float float_of_bits(uint32_t bits, FloatType type) {
+  if (type == FloatType::kFloat32) return f32_from_bits(bits);
+  return type == FloatType::kBfloat16 ? bf16_to_f32(static_cast<uint16_t>(bits)) : f16_to_f32(static_cast<uint16_t>(bits));
+}
+
 __device__ __forceinline__ float load_float(const void* from, int64_t i, FloatType type) {
-  if (type == FloatType::kFloat32) return static_cast<const float*>(from)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(from)[i];
-  return type == FloatType::kBfloat16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+  return float_of_bits(load_bits(from, i, type), type);
 }
 
 __device__ __forceinline__ void store_float(void* to, int64_t i, FloatType type, float x) {

@@ -10,6 +10,8 @@
 namespace specdec::cuda {
 
 constexpr unsigned kPromptColumns = 32;  // of a block
+template <int kColumns>  // of a lane
+constexpr unsigned kPromptThreads = kPromptColumns / kColumns * kDotParts;
 constexpr int kTogether = 4;  // tokens whose outputs are summed together
 
 // Tokens as a block uses them. A key's elements j, j + 8, ... are part j; the padding brings the float4s that lanes load
@@ -68,7 +70,7 @@ struct RawElements {
 
 // A thread's share of the next tokens, on its way from global to shared memory. A warp has whole keys and queries, so
 // that it can normalise them by itself.
-template <typename Rule, int kRows, unsigned kWarps>
+template <typename Rule, int kRows, unsigned kThreads>
 class PromptLoads {
  public:
   using Tokens = PromptTokens<kRows, Rule::kChannels>;
@@ -87,7 +89,7 @@ class PromptLoads {
     for (int i = 0; i < kValues; ++i) {
       const int64_t t = (threadIdx.x + i * kThreads) / kPromptColumns, c = column + threadIdx.x % kPromptColumns;
       const bool there = t < count && c < a.D_v;
-      values_[i] = there ? load_float(a.v, ((first + t) * a.H_v + h) * a.D_v + c, a.q_type) : 0.0f;
+      values_[i] = there ? load_bits(a.v, ((first + t) * a.H_v + h) * a.D_v + c, a.q_type) : 0;
     }
     if (static_cast<int>(threadIdx.x) < count) {
       const int64_t at = (first + threadIdx.x) * a.H_v + h;
@@ -113,7 +115,7 @@ class PromptLoads {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       const unsigned at = threadIdx.x + i * kThreads;
-      tokens.v[at / kPromptColumns][at % kPromptColumns] = values_[i];
+      tokens.v[at / kPromptColumns][at % kPromptColumns] = float_of_bits(values_[i], a.q_type);
     }
     if (static_cast<int>(threadIdx.x) < count) {
       tokens.rate[threadIdx.x] = rate_;
@@ -130,7 +132,7 @@ class PromptLoads {
   }
 
  private:
-  static constexpr unsigned kThreads = kWarps * kWarp;
+  static constexpr unsigned kWarps = kThreads / kWarp;
   static constexpr int kVectors = 2 * Tokens::kCount / kWarps;  // of a warp
   static constexpr int kPieces = (kVectors * kRows + static_cast<int>(kWarp) - 1) / static_cast<int>(kWarp);
   static constexpr int kValues = Tokens::kCount * kPromptColumns / kThreads;
@@ -147,7 +149,7 @@ class PromptLoads {
   template <typename Args>
   __device__ __forceinline__ void normalize(const Args& a, Tokens& tokens, int count) const {
     constexpr int kEach = static_cast<int>(kWarp) / kDotParts;
-    const float scale = query_scale(a.D_k);
+    const float scale = query_scale(kRows * kDotParts);
     const int part = static_cast<int>(lane_id()) % kDotParts;
     __syncwarp();
 #pragma unroll
@@ -174,15 +176,15 @@ class PromptLoads {
   }
 
   RawElements pieces_[kPieces], decays_[Rule::kChannels ? kDecays : 1];
-  float values_[kValues], rate_, decay_;
+  uint32_t values_[kValues];
+  float rate_, decay_;
 };
 
 // Blocks along y are slots with at least kPromptRows rows, along x value heads and their columns.
 template <typename Rule, int kRows, int kColumns>
-__global__ void __launch_bounds__(kPromptColumns / kColumns * kDotParts, Rule::kChannels ? 1 : 2)
+__global__ void __launch_bounds__(kPromptThreads<kColumns>, Rule::kChannels ? 1 : 2)
     recurrent_prompt_kernel(const __grid_constant__ typename Rule::Args a) {
-  constexpr unsigned kWarps = kPromptColumns / kColumns * kDotParts / kWarp;
-  using Loads = PromptLoads<Rule, kRows, kWarps>;
+  using Loads = PromptLoads<Rule, kRows, kPromptThreads<kColumns>>;
   using Tokens = typename Loads::Tokens;
   __shared__ Tokens buffers[2];
   wait_for_previous();
