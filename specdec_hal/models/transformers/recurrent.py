@@ -99,7 +99,7 @@ def _delta_rule(original: Any, query: Any, key: Any, value: Any, g: Any, beta: A
 
 def _distinct(query: Any, key: Any) -> int:
     """How many heads there are where the library repeats each for its value heads: the fewest possible."""
-    heads = key.shape[2]
+    heads = int(key.shape[2])
 
     def repeated(x: Any, each: int) -> bool:
         return bool(x.equal(x[:, :, ::each].repeat_interleave(each, 2)))
