@@ -2,8 +2,6 @@
 // the slot's tokens one after the other. Each of eight groups of four lanes has the rows of one partial sum of a dot
 // product; a lane has four columns. The block, whose warps have neighbouring columns, prepares keys and queries of some
 // tokens in shared memory. Blocks along y are slots; the last clears the rows of no slot.
-#include <cstdlib>
-
 #include "launch.cuh"
 #include "ops.h"
 #include "recurrent.cuh"
@@ -354,22 +352,8 @@ void launch_recurrent(const char* op, const typename Rule::Args& a, cudaStream_t
   if (!prompts) return;
   const dim3 grid(blocks_for(a.H_v * blocks_for(a.D_v, kPromptColumns), 1),
                   static_cast<unsigned>(min64(a.B, a.T_cap / kPromptRows)));
-  static const int trial = std::getenv("SPECDEC_TRIAL") ? std::atoi(std::getenv("SPECDEC_TRIAL")) : 1;
-  const auto alone = [&](auto kernel, unsigned threads) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = threads;
-    config.stream = stream;
-    check(op, cudaLaunchKernelEx(&config, kernel, a));
-  };
-  const auto one = a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 1> : recurrent_prompt_kernel<Rule, 16, 1>;
-  if (trial == 2) {
-    alone(a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8, 2> : recurrent_prompt_kernel<Rule, 16, 2>, kPromptThreads<2>);
-  } else if (trial == 3) {
-    alone(one, kPromptThreads<1>);
-  } else {
-    launch(op, stream, {grid, kPromptThreads<1>}, one, a);
-  }
+  const auto kernel = a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8> : recurrent_prompt_kernel<Rule, 16>;
+  launch(op, stream, {grid, kPromptThreads}, kernel, a);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace specdec::cuda {
 
 constexpr unsigned kPromptColumns = 32;  // of a block
-template <int kColumns>  // of a lane
+constexpr int kColumns = 1;  // of a lane
 constexpr unsigned kPromptThreads = kPromptColumns / kColumns * kDotParts;
 constexpr int kTogether = 4;  // tokens whose outputs are summed together
 
@@ -70,7 +70,7 @@ struct RawElements {
 
 // A thread's share of the next tokens, on its way from global to shared memory. A warp has whole keys and queries, so
 // that it can normalise them by itself.
-template <typename Rule, int kRows, unsigned kThreads>
+template <typename Rule, int kRows>
 class PromptLoads {
  public:
   using Tokens = PromptTokens<kRows, Rule::kChannels>;
@@ -132,7 +132,7 @@ class PromptLoads {
   }
 
  private:
-  static constexpr unsigned kWarps = kThreads / kWarp;
+  static constexpr unsigned kThreads = kPromptThreads, kWarps = kThreads / kWarp;
   static constexpr int kVectors = 2 * Tokens::kCount / kWarps;  // of a warp
   static constexpr int kPieces = (kVectors * kRows + static_cast<int>(kWarp) - 1) / static_cast<int>(kWarp);
   static constexpr int kValues = Tokens::kCount * kPromptColumns / kThreads;
@@ -181,10 +181,10 @@ class PromptLoads {
 };
 
 // Blocks along y are slots with at least kPromptRows rows, along x value heads and their columns.
-template <typename Rule, int kRows, int kColumns>
-__global__ void __launch_bounds__(kPromptThreads<kColumns>, Rule::kChannels ? 1 : 2)
+template <typename Rule, int kRows>
+__global__ void __launch_bounds__(kPromptThreads, Rule::kChannels ? 1 : 2)
     recurrent_prompt_kernel(const __grid_constant__ typename Rule::Args a) {
-  using Loads = PromptLoads<Rule, kRows, kPromptThreads<kColumns>>;
+  using Loads = PromptLoads<Rule, kRows>;
   using Tokens = typename Loads::Tokens;
   __shared__ Tokens buffers[2];
   wait_for_previous();
