@@ -1,15 +1,13 @@
 """Time a step of decoders with recurrent layers, with random weights, by what is kept of states.
 
 usage: python3 benchmarks/recurrent_models.py [--out OUT.json] [--models A,B] [--slots 1,8] [--drafts 0,3] [--tiny]
-       [--peer] [--prompts 512,2048] [--host]
+       [--peer] [--prompts 512,2048]
 
 On an idle GPU steps are captured, in the shapes of Qwen3.5-4B and Nemotron-H-4B, in bfloat16. All requests decode 1 + K
 tokens after 500 others. The next step keeps half of the drafts, so checkpoints move as they do in use.
 The floor is the time of reading weights, one state per request, and keys and values. `--peer`: a token of the
 library's own `generate` too, with the kernels of fla-core if that is installed. `--prompts`: instead of steps, one
-request's prompts of these lengths, each in one step. `--host`: instead, tokens per second of one request on all cores,
-in float32 and shapes of 40 M parameters, and of `generate`, in turns. `--tiny`: tiny shapes on the CPU, to try the
-script.
+request's prompts of these lengths, each in one step. `--tiny`: tiny shapes on the CPU, to try the script.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -34,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 import gpu_model as gpu  # noqa: E402
 from record import write  # noqa: E402
 
-from specdec_hal import get_backend  # noqa: E402
 from specdec_hal.errors import SpecDecError  # noqa: E402
 from specdec_hal.ops import Storage  # noqa: E402
 from specdec_hal.plugin.model import FINAL_NORM  # noqa: E402
@@ -84,19 +80,6 @@ TINY: dict[str, Row] = {
         "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
         "ssm_state_size": 8, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
-    },
-}  # fmt: skip
-HOST: dict[str, Row] = {
-    "Qwen3.5-4B": {
-        "vocab_size": 8192, "hidden_size": 640, "intermediate_size": 1792, "num_hidden_layers": 8, "head_dim": 64,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "linear_num_value_heads": 8, "linear_num_key_heads": 4,
-        "linear_key_head_dim": 64, "linear_value_head_dim": 64,
-    },
-    "Nemotron-H-4B": {
-        "vocab_size": 8192, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 64,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "mamba_num_heads": 20, "mamba_head_dim": 64, "n_groups": 4,
-        "ssm_state_size": 64,
-        "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention"] * 2,
     },
 }  # fmt: skip
 
@@ -238,44 +221,6 @@ def rows_of(name: str, config: Any, slots_of: list[int], drafts_of: list[int], p
         yield {**row, "share_of_floor": row["floor_us"] / row["step_us"]}
 
 
-def host_of(name: str, config: Any, rounds: int = 4, prompt_tokens: int = 32, tokens: int = 96) -> Iterator[Row]:
-    """Plain decoding of one request on the host, and the library's; the best of `rounds`."""
-    from specdec_hal.config import parse
-    from specdec_hal.models import load_model
-    from specdec_hal.runner import Request, SamplingParams, build_runner
-
-    torch.manual_seed(0)
-    whole = gpu.of_transformers(config).float()
-    prompt = np.random.default_rng(0).integers(3, config.vocab_size, prompt_tokens).tolist()
-    with TemporaryDirectory() as folder:
-        whole.save_pretrained(folder)
-        sections = {"speculative": {"method": "naive"}, "runner": {"max_num_seqs": 1, "max_model_len": 256}}
-        runner = build_runner(parse(sections), get_backend("cpu"), load_model(Path(folder), "transformers"))
-    params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-    made: dict[str, list[int]] = {}
-
-    def ours() -> None:
-        runner.add_request(Request("a", prompt, params))
-        made["ours"] = list(runner.run()["a"].token_ids)
-
-    def library() -> None:
-        ids = torch.tensor([prompt])
-        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-        out = whole.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        made["library"] = out[0, prompt_tokens:].tolist()
-
-    best = {run: float("inf") for run in (ours, library)}
-    for _ in range(rounds):
-        for run in best:
-            start = time.perf_counter()
-            run()
-            best[run] = min(best[run], time.perf_counter() - start)
-    rates = {run.__name__: tokens / took for run, took in best.items()}
-    size = sum(weight.numel() for weight in whole.parameters())
-    row = {"model": f"layers of {name}", "parameters": size, "threads": torch.get_num_threads(), "tokens_per_s": rates}
-    yield {**row, "ratio": rates["ours"] / rates["library"], "same_tokens": made["ours"] == made["library"]}
-
-
 def installed(package: str) -> str | None:
     """Its version, or None."""
     try:
@@ -296,20 +241,17 @@ def main() -> None:
     parser.add_argument("--slots", type=numbers, default=list(SLOTS))
     parser.add_argument("--drafts", type=numbers, default=list(DRAFTS))
     parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--host", action="store_true")
     parser.add_argument("--prompts", type=numbers, default=[])
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
-    if given.tiny or given.host:
+    if given.tiny:
         gpu.DEVICE = "cpu"
     figures: dict[str, Any] = {"context": CONTEXT, "fla-core": installed("fla-core"), "rows": []}
     if gpu.DEVICE == "cuda":
         figures["read_bytes_per_s"] = gpu.bandwidth()
     for name in given.models.split(","):
-        config = MODELS[name](**(TINY[name] if given.tiny else HOST[name] if given.host else {}))
-        if given.host:
-            rows = host_of(name, config)
-        elif given.prompts:
+        config = MODELS[name](**(TINY[name] if given.tiny else {}))
+        if given.prompts:
             rows = prompts_of(name, config, given.prompts, given.peer)
         else:
             rows = rows_of(name, config, given.slots, given.drafts, given.peer)
