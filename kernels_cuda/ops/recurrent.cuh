@@ -125,7 +125,8 @@ __device__ __forceinline__ uint32_t load_bits(const void* from, int64_t i, Float
 
 __device__ __forceinline__ float float_of_bits(uint32_t bits, FloatType type) {
   if (type == FloatType::kFloat32) return f32_from_bits(bits);
-  return type == FloatType::kBfloat16 ? bf16_to_f32(static_cast<uint16_t>(bits)) : f16_to_f32(static_cast<uint16_t>(bits));
+  return type == FloatType::kBfloat16 ? bf16_to_f32(static_cast<uint16_t>(bits))
+                                      : f16_to_f32(static_cast<uint16_t>(bits));
 }
 
 __device__ __forceinline__ float load_float(const void* from, int64_t i, FloatType type) {

@@ -204,7 +204,8 @@ __global__ void __launch_bounds__(kPromptThreads, Rule::kChannels ? 1 : 2)
 
   float state[kRows][kColumns];
   RingEntry entry(rows.start, a.R);
-  const int64_t known = replays ? checkpoint_move(a.checkpoint_lens[slot.b], rows.start, rows.count, a.R).at : rows.start;
+  const int64_t known =
+      replays ? checkpoint_move(a.checkpoint_lens[slot.b], rows.start, rows.count, a.R).at : rows.start;
   const float* const before = replays ? base : base + entry.before(1) * entry_step;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
