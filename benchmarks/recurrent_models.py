@@ -1,12 +1,13 @@
 """Time a step of decoders with recurrent layers, with random weights, by what is kept of states.
 
 usage: python3 benchmarks/recurrent_models.py [--out OUT.json] [--models A,B] [--slots 1,8] [--drafts 0,3] [--tiny]
-       [--peer]
+       [--peer] [--prompts 512,2048]
 
 On an idle GPU steps are captured, in the shapes of Qwen3.5-4B and Nemotron-H-4B, in bfloat16. All requests decode 1 + K
 tokens after 500 others. The next step keeps half of the drafts, so checkpoints move as they do in use.
 The floor is the time of reading weights, one state per request, and keys and values. `--peer`: a token of the
-library's own `generate` too. `--tiny`: tiny shapes on the CPU, to try the script.
+library's own `generate` too, with the kernels of fla-core if that is installed. `--prompts`: instead of steps, one
+request's prompts of these lengths, each in one step. `--tiny`: tiny shapes on the CPU, to try the script.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,45 @@ def step(model: Any, slots: int, k: int, storage: Storage) -> Callable[[], None]
     return run
 
 
+def prompt(model: Any, length: int) -> Callable[[], None]:
+    """A step of a request's first `length` tokens."""
+    model.allocate_states(1, 0)
+    batch = Paged(model, 1, length, block_size=64).batch({0: (0, np.arange(length) % model.config.vocab_size)})
+    hidden = torch.empty((length, model.config.hidden_size), dtype=model.dtype, device=gpu.DEVICE)
+    return partial(model.forward_device, batch, {FINAL_NORM: hidden})
+
+
+def prompts_of(name: str, config: Any, lengths: list[int], peer: bool) -> Iterator[Row]:
+    """Prompts of a model, and the library's own."""
+
+    def row(length: int, run: Callable[[], None], **known: Any) -> Row:
+        traced = gpu.kernels(run, 2) if gpu.DEVICE == "cuda" else {}
+        return {"model": name, "prompt": length, **known, **traced}
+
+    whole = gpu.of_transformers(config)
+    for length in lengths if peer else ():
+        ids = torch.arange(length, device=gpu.DEVICE)[None] % config.vocab_size
+
+        def library(ids: Any = ids) -> None:
+            whole(ids, use_cache=True, logits_to_keep=1)
+            if gpu.DEVICE == "cuda":
+                torch.cuda.synchronize()
+
+        try:
+            yield row(length, library, storage="library", step_us=1e6 * seconds(library, 3))
+        except torch.OutOfMemoryError:
+            yield {"model": name, "prompt": length, "storage": "library", "skipped": "out of memory"}
+    model = gpu.adapter(whole)
+    with model.compiling():
+        for length in lengths:
+            prompt(model, length)()
+    for length in lengths:
+        (run := prompt(model, length))()
+        if gpu.DEVICE == "cuda":
+            run = gpu.captured(run).replay
+        yield row(length, run, step_us=gpu.microseconds(run, 4) if gpu.DEVICE == "cuda" else 1e6 * seconds(run))
+
+
 def seconds(run: Callable[[], None], repeats: int = 8) -> float:
     """Median of the time of a call, on the host."""
     run()
@@ -180,6 +221,14 @@ def rows_of(name: str, config: Any, slots_of: list[int], drafts_of: list[int], p
         yield {**row, "share_of_floor": row["floor_us"] / row["step_us"]}
 
 
+def installed(package: str) -> str | None:
+    """Its version, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def main() -> None:
     """Run the cases, the document last."""
 
@@ -192,16 +241,21 @@ def main() -> None:
     parser.add_argument("--slots", type=numbers, default=list(SLOTS))
     parser.add_argument("--drafts", type=numbers, default=list(DRAFTS))
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--prompts", type=numbers, default=[])
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     if given.tiny:
         gpu.DEVICE = "cpu"
-    figures: dict[str, Any] = {"context": CONTEXT, "rows": []}
+    figures: dict[str, Any] = {"context": CONTEXT, "fla-core": installed("fla-core"), "rows": []}
     if gpu.DEVICE == "cuda":
         figures["read_bytes_per_s"] = gpu.bandwidth()
     for name in given.models.split(","):
         config = MODELS[name](**(TINY[name] if given.tiny else {}))
-        for row in rows_of(name, config, given.slots, given.drafts, given.peer):
+        if given.prompts:
+            rows = prompts_of(name, config, given.prompts, given.peer)
+        else:
+            rows = rows_of(name, config, given.slots, given.drafts, given.peer)
+        for row in rows:
             print(json.dumps(row), file=sys.stderr, flush=True)
             figures["rows"].append(row)
             if given.out is not None:  # a run that is cut off leaves what it has

@@ -79,16 +79,17 @@ def gated_delta_rule(
         state = kept.before(b, start, stop - first)
         for row in range(first, stop):
             with np.errstate(all="ignore"):
-                query, key = (_of_value_heads(to_f32(x[row]), v.shape[1]) for x in (q, k))
+                query, keys = to_f32(q[row]), to_f32(k[row])
                 if qk_l2norm:
-                    query, key = _l2norm(query), _l2norm(key)
+                    query, keys = _l2norm(query), _l2norm(keys)
+                query, key = (_of_value_heads(x, v.shape[1]) for x in (query, keys))
                 query = query * scale
                 state = _decayed(state, decay[row])
                 held = _dot(state, key)
                 change = beta[row][:, None] * (to_f32(v[row]) - held)
                 state = _updated(state, key, change)
                 core_out[row] = from_f32(_dot(state, query), core_out.dtype)
-            kept.after(b, start + row - first, state, key, change, decay[row])
+            kept.after(b, start + row - first, state, keys, change, decay[row])
 
 
 def mamba2_step(
@@ -116,7 +117,8 @@ def mamba2_step(
         state = kept.before(b, start, stop - first)
         for row in range(first, stop):
             with np.errstate(all="ignore"):
-                query, key = (_of_value_heads(to_f32(x[row]), v.shape[1]) for x in (q, k))
+                keys = to_f32(k[row])
+                query, key = (_of_value_heads(x, v.shape[1]) for x in (to_f32(q[row]), keys))
                 value = to_f32(v[row])
                 change = dt[row][:, None] * value
                 state = _updated(_decayed(state, decay[row]), key, change)
@@ -124,7 +126,7 @@ def mamba2_step(
                 if skip is not None:
                     out = out + skip[:, None] * value
                 core_out[row] = from_f32(out, core_out.dtype)
-            kept.after(b, start + row - first, state, key, change, decay[row])
+            kept.after(b, start + row - first, state, keys, change, decay[row])
 
 
 def advance_checkpoints(
@@ -147,7 +149,7 @@ class _States:
         states = self.states[b]
         return states[(start - 1) % len(states)] if start > 0 else np.zeros_like(states[0])
 
-    def after(self, b: int, j: int, state: F32, key: F32, change: F32, decay: F32) -> None:
+    def after(self, b: int, j: int, state: F32, keys: F32, change: F32, decay: F32) -> None:
         """Keep the state after position j."""
         self.states[b, j % self.states.shape[1]] = state
 
@@ -165,17 +167,18 @@ class _Replay:
         self.at, self.to = _checkpoint_moves(int(self.lens[b]), start, count, ring)
         state: F32 = self.checkpoint[b].copy() if self.at > 0 else np.zeros_like(self.checkpoint[b])
         for j in range(self.at, start):
-            key, change, decay = (x[b, j % ring] for x in self.rings)
+            keys, change, decay = (x[b, j % ring] for x in self.rings)
+            key = _of_value_heads(keys, len(change))
             with np.errstate(all="ignore"):
                 state = _updated(_decayed(state, decay), key, change)
         if self.to == start > self.at:
             self.checkpoint[b] = state
         return state
 
-    def after(self, b: int, j: int, state: F32, key: F32, change: F32, decay: F32) -> None:
+    def after(self, b: int, j: int, state: F32, keys: F32, change: F32, decay: F32) -> None:
         """Keep what makes the state after position j."""
         if self.to <= j:
-            for ring, value in zip(self.rings, (key, change, decay), strict=True):
+            for ring, value in zip(self.rings, (keys, change, decay), strict=True):
                 ring[b, j % ring.shape[1]] = value
         elif self.to == j + 1:
             self.checkpoint[b] = state

@@ -128,7 +128,7 @@ class Checkpoint {
     }
     for (int64_t j = move.at; j < start; ++j) {
       const int64_t e = entry(j);
-      replay(state, kColumns, a_.D_k, width_, a_.replay_k + e * a_.D_k, a_.replay_u + e * a_.D_v + low_,
+      replay(state, kColumns, a_.D_k, width_, a_.replay_k + key_entry(j) * a_.D_k, a_.replay_u + e * a_.D_v + low_,
              a_.replay_decay + e * decays(), Rule::decay_step(a_));
     }
     if (to_ == start && move.at < start) store(state);
@@ -139,7 +139,7 @@ class Checkpoint {
       const int64_t e = entry(j);
       std::copy_n(updates, width_, a_.replay_u + e * a_.D_v + low_);
       if (low_ == 0) {
-        std::copy_n(token.k, a_.D_k, a_.replay_k + e * a_.D_k);
+        if (records_key(h_, a_.H_k, a_.H_v)) std::copy_n(token.k, a_.D_k, a_.replay_k + key_entry(j) * a_.D_k);
         std::copy_n(token.decay, decays(), a_.replay_decay + e * decays());
       }
     }
@@ -148,6 +148,7 @@ class Checkpoint {
 
  private:
   int64_t entry(int64_t j) const { return (b_ * a_.R + j % a_.R) * a_.H_v + h_; }
+  int64_t key_entry(int64_t j) const { return (b_ * a_.R + j % a_.R) * a_.H_k + key_head(h_, a_.H_k, a_.H_v); }
   int64_t decays() const { return Rule::decay_step(a_) > 0 ? a_.D_k : 1; }
   void store(const float* state) {
     for (int64_t i = 0; i < a_.D_k; ++i) {

@@ -5,13 +5,13 @@
 #include "launch.cuh"
 #include "ops.h"
 #include "recurrent.cuh"
+#include "recurrent_prompt.cuh"
 #include "specdec_ops/advance_checkpoints.h"
 #include "specdec_ops/gated_delta_rule.h"
 #include "specdec_ops/mamba2_step.h"
 
 namespace specdec::cuda {
 
-constexpr unsigned kStateLanes = 4;  // of a group
 constexpr unsigned kMaxWarps = 4;  // of a block
 constexpr unsigned kMaxColumns = 64;  // of a block
 constexpr int kPrepared = 8;  // tokens at a time
@@ -20,7 +20,6 @@ template <int kRows>
 constexpr unsigned kLaneColumnsOf = kRows <= 16 ? 4 : 2;
 template <int kRows>
 constexpr unsigned kWarpColumns = kStateLanes * kLaneColumnsOf<kRows>;
-static_assert(kStateLanes * kDotParts == kWarp, "a group for each partial sum");
 
 // What the recurrences differ in. kChannels: a decay for each channel of the key.
 template <bool kByChannel>
@@ -50,15 +49,6 @@ struct PreparedTokens {
   float k[kPrepared][kWidth], q[kPrepared][kWidth], decay[kPrepared][kChannels ? kWidth : 1];
   float v[kPrepared][kMaxColumns], rate[kPrepared];
 };
-
-// Sum over the lanes that have the other rows of the same columns, in the contract's order.
-__device__ __forceinline__ float sum_of_groups(float part) {
-#pragma unroll
-  for (int d = static_cast<int>(kWarp) / 2; d >= static_cast<int>(kStateLanes); d /= 2) {
-    part = add_rn(part, __shfl_xor_sync(kAllLanes, part, d));
-  }
-  return part;
-}
 
 // Rows first .. first + count - 1 of the batch, of value head h and columns from `column` on. All threads, between
 // barriers.
@@ -90,10 +80,11 @@ template <typename Rule, int kRows, typename Prepared>
 __device__ __forceinline__ void load_kept(const typename Rule::Args& a, Prepared& tokens, int64_t b, RingEntry entry,
                                           int count, int64_t h, int64_t column) {
   const int width = static_cast<int>(a.D_k), columns = static_cast<int>(blockDim.x / kWarp * kWarpColumns<kRows>);
+  const int64_t group = key_head(h, a.H_k, a.H_v);
   for (int t = 0; t < count; ++t, entry.advance()) {
-    const int64_t e = (b * a.R + entry.at) * a.H_v + h;
+    const int64_t at = b * a.R + entry.at, e = at * a.H_v + h;
     for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
-      tokens.k[t][i] = a.replay_k[e * width + i];
+      tokens.k[t][i] = a.replay_k[(at * a.H_k + group) * width + i];
       if constexpr (Rule::kChannels) tokens.decay[t][i] = a.replay_decay[e * width + i];
     }
     for (int c = static_cast<int>(threadIdx.x); c < columns; c += static_cast<int>(blockDim.x)) {
@@ -110,10 +101,12 @@ template <typename Rule, typename Prepared>
 __device__ __forceinline__ void keep_tokens(const typename Rule::Args& a, const Prepared& tokens, int64_t b,
                                             RingEntry entry, int count, int64_t h) {
   const int width = static_cast<int>(a.D_k);
+  const int64_t group = key_head(h, a.H_k, a.H_v);
+  const bool records = records_key(h, a.H_k, a.H_v);
   for (int t = 0; t < count; ++t, entry.advance()) {
-    const int64_t e = (b * a.R + entry.at) * a.H_v + h;
+    const int64_t at = b * a.R + entry.at, e = at * a.H_v + h;
     for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
-      a.replay_k[e * width + i] = tokens.k[t][i];
+      if (records) a.replay_k[(at * a.H_k + group) * width + i] = tokens.k[t][i];
       if constexpr (Rule::kChannels) a.replay_decay[e * width + i] = tokens.decay[t][i];
     }
     if constexpr (!Rule::kChannels) {
@@ -148,11 +141,11 @@ __device__ __forceinline__ void normalize_tokens(const GatedDeltaRuleArgs& a, Pr
   }
 }
 
-// Each lane holds kRows rows of the state. kWhole: a key fills the rows of all groups, and a lane's columns are whole
-// and aligned to 16 bytes (at most 16 rows).
+// Each lane holds kRows rows of the state. Slots with `longest` rows or more are left to another launch. kWhole: a key
+// fills the rows of all groups, and a lane's columns are whole and aligned to 16 bytes (at most 16 rows).
 template <typename Rule, int kRows, bool kWhole, bool kReplay>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
-    recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles) {
+    recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles, int64_t longest) {
   using Prepared = PreparedTokens<kRows, Rule::kChannels>;
   __shared__ Prepared tokens;
   wait_for_previous();
@@ -173,7 +166,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
     return;
   }
   const PackedRows rows = rows_of_slot(a, b, a.T_cap);
-  if (rows.count == 0) return;
+  if (rows.count == 0 || rows.count >= longest) return;
 
   const unsigned group = lane_id() / kStateLanes;
   const unsigned own = warp_id() * kWarpColumns<kRows> + lane_id() % kStateLanes * kLaneColumns;  // within the block's
@@ -324,29 +317,43 @@ constexpr Limit kStateLimits[] = {{"M", served::kM}, {"R", served::kR}, {"D_k", 
 namespace {
 
 template <typename Rule, bool kReplay, int kRows, bool kWhole>
-void launch_rows(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
+void launch_rows(const char* op, const typename Rule::Args& a, cudaStream_t stream, int64_t longest) {
   const int64_t warps_of_head = blocks_for(a.D_v, kWarpColumns<kRows>);
   // Few warps a block where that brings work to more multiprocessors.
   const int64_t each = (a.B * a.H_v * warps_of_head) / (2 * device_sms(op));
   const unsigned warps = static_cast<unsigned>(clamp64(each, 1, min64(warps_of_head, kMaxWarps)));
   const unsigned tiles = blocks_for(warps_of_head, warps);
   const LaunchShape shape = {dim3(blocks_for(a.H_v * tiles, 1), static_cast<unsigned>(a.B + 1)), warps * kWarp};
-  launch(op, stream, shape, recurrent_kernel<Rule, kRows, kWhole, kReplay>, a, tiles);
+  launch(op, stream, shape, recurrent_kernel<Rule, kRows, kWhole, kReplay>, a, tiles, longest);
 }
 
 template <typename Rule, bool kReplay>
-void launch_stored(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
+void launch_stored(const char* op, const typename Rule::Args& a, cudaStream_t stream, int64_t longest) {
   const auto* states = kReplay ? a.checkpoint : a.states;
   const bool whole = a.D_v % 4 == 0 && reinterpret_cast<uintptr_t>(states) % sizeof(float4) == 0;
-  if (whole && a.D_k == 64) return launch_rows<Rule, kReplay, 8, true>(op, a, stream);
-  if (whole && a.D_k == 128) return launch_rows<Rule, kReplay, 16, true>(op, a, stream);
-  launch_rows<Rule, kReplay, 32, false>(op, a, stream);
+  if (whole && a.D_k == 64) return launch_rows<Rule, kReplay, 8, true>(op, a, stream, longest);
+  if (whole && a.D_k == 128) return launch_rows<Rule, kReplay, 16, true>(op, a, stream, longest);
+  launch_rows<Rule, kReplay, 32, false>(op, a, stream, longest);
 }
 
 template <typename Rule>
 void launch_recurrent(const char* op, const typename Rule::Args& a, cudaStream_t stream) {
-  if (a.storage == Storage::kReplay) return launch_stored<Rule, true>(op, a, stream);
-  launch_stored<Rule, false>(op, a, stream);
+  const bool replays = a.storage == Storage::kReplay;
+  const auto whole = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % sizeof(uint4) == 0; };
+  const bool prompts = (a.D_k == 64 || a.D_k == 128) && whole(a.q) && whole(a.k) && whole(a.decay) &&
+                       (!replays || a.R / 2 < kPromptRows) &&
+                       may_have_prompts(a.B, a.T_cap, replays ? a.R / 2 : a.R - 1);
+  const int64_t longest = prompts ? kPromptRows : a.T_cap + 1;
+  if (replays) {
+    launch_stored<Rule, true>(op, a, stream, longest);
+  } else {
+    launch_stored<Rule, false>(op, a, stream, longest);
+  }
+  if (!prompts) return;
+  const dim3 grid(blocks_for(a.H_v * blocks_for(a.D_v, kPromptColumns), 1),
+                  static_cast<unsigned>(min64(a.B, a.T_cap / kPromptRows)));
+  const auto kernel = a.D_k == 64 ? recurrent_prompt_kernel<Rule, 8> : recurrent_prompt_kernel<Rule, 16>;
+  launch(op, stream, {grid, kPromptThreads}, kernel, a);
 }
 
 }  // namespace

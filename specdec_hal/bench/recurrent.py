@@ -15,12 +15,14 @@ from specdec_hal.ops.enums import Activation, Storage
 
 TOKENS = (1, 4, 8)
 """Of each slot in a step: drafts and one."""
+PROMPTS = (512, 2048, 8192)
+"""Of one slot."""
 RING = 9
 """Entries of a ring of states: K = 7 drafts, and two."""
 REPLAY_RING, LIVE = 16, 4
 """Entries of a ring of updates, and those since the checkpoint."""
-_CHECKED = 8
-"""Most slots whose results are compared with the reference, which takes minutes for more."""
+_CHECKED = 64
+"""Most rows whose results are compared with the reference, which takes minutes for more."""
 _TARGETS = {(64, 1): 65.0, (64, 4): 100.0, (256, 1): 260.0}
 _PEERS: Mapping[tuple[int, int], tuple[float, float]] = {
     (1, 1): (3.9, 5.2), (1, 4): (6.7, 7.6), (1, 8): (10.5, 10.6), (8, 1): (14.7, 12.0), (8, 4): (34.4, 22.3),
@@ -31,7 +33,8 @@ _PEERS: Mapping[tuple[int, int], tuple[float, float]] = {
 
 def cases(quick: bool) -> Iterator[Case]:
     """The delta rule, Mamba-2 and the convolution by slots and tokens."""
-    sizes = [(2, 1), (2, 4)] if quick else [(slots, tokens) for slots in (1, 8, 64, 256) for tokens in TOKENS]
+    sizes = [(slots, tokens) for slots in (1, 8, 64, 256) for tokens in TOKENS]
+    sizes = [(2, 1), (2, 4), (1, 40)] if quick else [*sizes, *((1, tokens) for tokens in PROMPTS)]
     for slots, tokens in sizes:
         for storage in Storage:
             yield _recurrence("gated_delta_rule", slots, tokens, (16, 32, 128, 128), storage)
@@ -64,13 +67,13 @@ def _recurrence(op: str, slots: int, tokens: int, shape: tuple[int, int, int, in
         steps = _steps(slots, tokens, seed)
         ring = () if replays else (RING,)
         states = np.zeros((slots, *ring, heads, key_width, width), np.float32)
-        if slots <= _CHECKED:
+        if rows <= _CHECKED:
             states += drawn(heads, key_width, width)
         kept: dict[str, Any] = {"states": states}
         if replays:
             recent = slots, REPLAY_RING, heads
             kept = {"checkpoint": states, "checkpoint_lens": steps["seq_lens_decoder"] - np.int32(LIVE)}
-            kept |= {"replay_k": drawn(*recent, key_width), "replay_u": drawn(*recent, width)}
+            kept |= {"replay_k": drawn(slots, REPLAY_RING, key_heads, key_width), "replay_u": drawn(*recent, width)}
             kept["replay_decay"] = rng.random(recent, np.float32)
         output = {"core_out": np.zeros((rows, heads, width), np.float32), "storage": storage}
         return OpCall(op, inputs | steps | kept | output)
@@ -80,11 +83,13 @@ def _recurrence(op: str, slots: int, tokens: int, shape: tuple[int, int, int, in
         times = _PEERS.get((slots, tokens))
         peers: dict[str, WarmCold] = {} if times is None else {"Triton, H100": (times[replays], None)}
         known = {"target": (_TARGETS.get((slots, tokens)), None), "peers": peers}
-    moved = slots * state * (1 + (moves if replays else tokens))
+    moved = slots * state * (1 + (moves if replays else min(tokens, RING)))
+    if tokens > max(TOKENS):
+        moved += 8 * rows * (key_heads * key_width + heads * width)
     name = storage.name.lower()
     params = {"slots": slots, "tokens": tokens, "heads": heads, "state_bytes": state, "storage": name}
     label = f"{op}, {name}, {slots} slots of {tokens} tokens"
-    return Case(label, op, alone(call), moved, params=params, checked=slots <= _CHECKED, **known)
+    return Case(label, op, alone(call), moved, params=params, checked=rows <= _CHECKED, **known)
 
 
 def _convolution(slots: int, tokens: int, channels: int = 8192, taps: int = 4) -> Case:

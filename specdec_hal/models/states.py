@@ -38,7 +38,8 @@ class Recurrence:
     """A layer's convolution over `taps` inputs of `channels`, and the `state` [heads, d_k, d_v] that it feeds and `op`
     updates; () and "" for none.
 
-    `index`: its number among the model's recurrent layers. `by_channel`: each key channel has a decay of its own.
+    `index`: its number among the model's recurrent layers. `key_heads`: heads of keys, which `state`'s heads share;
+    0 where there is no state. `by_channel`: each key channel has a decay of its own.
     """
 
     index: int
@@ -46,6 +47,7 @@ class Recurrence:
     taps: int
     state: tuple[int, ...] = ()
     op: str = ""
+    key_heads: int = 0
     by_channel: bool = False
 
     def inputs(self, drafts: int) -> int:
@@ -61,7 +63,7 @@ class Recurrence:
         ring, (heads, d_k, d_v) = replay_ring(drafts), self.state
         decay = (ring, heads, d_k) if self.by_channel else (ring, heads)
         return {
-            "checkpoint": self.state, "replay_k": (ring, heads, d_k), "replay_u": (ring, heads, d_v),
+            "checkpoint": self.state, "replay_k": (ring, self.key_heads, d_k), "replay_u": (ring, heads, d_v),
             "replay_decay": decay,
         }  # fmt: skip
 
@@ -233,7 +235,7 @@ class StateStore:
         return self._run(CONVOLUTION, layer, {"conv_x": x}, x, "conv_out", activation=activation, **constants)
 
     def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, decay: Any, beta: Any) -> Any:
-        """The gated delta rule: [T, heads, d_v]. It normalises `query` and `key` [T, heads, d_k]. float32: `beta`
+        """The gated delta rule: [T, heads, d_v]. It normalises `query` and `key` [T, key_heads, d_k]. float32: `beta`
         [T, heads], `decay` [T, heads] or [T, heads, d_k].
         """
         inputs = {"q": query, "k": key, "v": value, "decay": decay, "beta": beta}

@@ -53,13 +53,13 @@ _STATES = """
 
     With REPLAY, half = floor(R / 2), and c is checkpoint_lens[b] clamped to [max(p - half, 0), p] [#checkpoint-clamp].
     The state before position c is checkpoint, or 0 if c is 0 [#checkpoint]. The state before position p follows from it
-    by the decay and the update below, with entries j % R of replay_k, replay_u and replay_decay for j = c .. p - 1,
-    ascending [#fold]. A step of n <= half rows leaves in entry j % R the key (as it is used below), the update and the
-    decay at position j of each row [#recorded]; if p + n - c > half, checkpoint becomes the state before position p
-    [#moved]. After a step of more rows, which are all accepted, checkpoint is the state before position p + n, and no
-    entry is written [#long]. Everything else is untouched [#unmoved]. `advance_checkpoints` then moves checkpoint_lens,
-    once for all layers; until then the step may not run again. Both storages give the same bits: the fold repeats the
-    same rounded operations.
+    by the decay and the update below, with entries j % R of replay_k (of its key head), replay_u and replay_decay for
+    j = c .. p - 1, ascending [#fold]. A step of n <= half rows leaves in entry j % R the key (as it is used below), the
+    update and the decay at position j of each row [#recorded]; if p + n - c > half, checkpoint becomes the state before
+    position p [#moved]. After a step of more rows, which are all accepted, checkpoint is the state before position
+    p + n, and no entry is written [#long]. Everything else is untouched [#unmoved]. `advance_checkpoints` then moves
+    checkpoint_lens, once for all layers; until then the step may not run again. Both storages give the same bits: the
+    fold repeats the same rounded operations.
 """
 
 _DOT = """

@@ -224,7 +224,7 @@ _tensor("skip", F32, "H_v", "Weight of the value that is added to the output; D 
 _tensor("states", F32, "M R H_v D_k D_v", "States by position: that after position p is entry p % R.")
 _tensor("checkpoint_lens", I32, "M", "Tokens that `checkpoint` has taken: it is the state before this position.")
 _tensor("checkpoint", F32, "M H_v D_k D_v", "The state before position `checkpoint_lens`.")
-_tensor("replay_k", F32, "M R H_v D_k", "Keys by position, as they update the state.")
+_tensor("replay_k", F32, "M R H_k D_k", "Keys by position, as they update the state.")
 _tensor("replay_u", F32, "M R H_v D_v", "Updates by position: what the key is multiplied with.")
 _tensor("replay_decay", F32, "M R H_v", "Decays by position.")
 _tensor("core_out", FLOATS, "T_cap H_v D_v", "Output of the recurrence; 0 in rows without a slot.", dtype_of="q")

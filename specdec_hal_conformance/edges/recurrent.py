@@ -179,6 +179,23 @@ def _replays(op: str) -> Iterator[Case]:
         **_replayed(op, _ones(op, [1], k=_floats([[[3]]]), decay=_floats([[0.5]])), replay_u=[0] * 4,
                     checkpoint=[[[[1]]]], checkpoint_lens=[2], seq_lens_decoder=[2]),
     )  # fmt: skip
+    # Value heads 0 and 1 have key head 0: 1 + 2 * 3, 1 + 2 * 4, 1 + 5 * 6.
+    rate = {"beta": np.zeros((1, 3), np.float32)} if op == DELTA else {"dt": np.ones((1, 3), np.float32)}
+    heads = {
+        "q": np.ones((1, 2, 1), np.float32), "k": _floats([[[11], [13]]]), "v": np.zeros((1, 3, 1), np.float32),
+        "decay": np.ones((1, 3), np.float32), "replay_decay": np.ones((1, 4, 3), np.float32),
+        "checkpoint": np.ones((1, 3, 1, 1), np.float32),
+    }  # fmt: skip
+    kept = {"replay_k": _floats([[[[97]] * 2, [[2], [5]], [[97]] * 2, [[97]] * 2]]),
+            "replay_u": _floats([[[[97]] * 3, [[3], [4], [6]], [[97]] * 3, [[97]] * 3]])}  # fmt: skip
+    recorded = kept["replay_k"].copy()
+    recorded[0, 2, :, 0] = 11, 13
+    call = {**_replayed(op, _ones(op, [0]), replay_u=[0] * 4), **heads, **rate, **kept}
+    yield edge(
+        op, "replay: value heads share the keys of their key head", "heads fold recorded",
+        {"core_out": [[[7], [9], [31]]], "replay_k": recorded},
+        **{**call, "checkpoint_lens": [1], "seq_lens_decoder": [2]},
+    )  # fmt: skip
     if op == DELTA:
         yield edge(
             op, "replay: keys are recorded as they are used", "recorded",

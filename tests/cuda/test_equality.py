@@ -13,7 +13,7 @@ from specdec_hal.ops.inputs.generate import generate
 from specdec_hal.ops.spec import FLOATS
 from specdec_hal_conformance.subject import REFERENCE, written
 from specdec_hal_conformance.wide import WideCase, wide_cases
-from tests.support import wide_rows
+from tests.support import recurrent_shapes, wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_shapes import LARGE, without_index
 from tests.support.gpu import GpuCall, from_torch, run_on_gpu, to_torch
@@ -50,6 +50,17 @@ def test_the_guards_see_stray_writes(name, offset, complaint, cuda):
 def test_large(op, cuda):
     for seed in range(4):
         check(op, generate(op, seed, **LARGE[op], **without_index(op)), cuda, seed)
+
+
+@pytest.mark.parametrize("op", ["causal_conv1d", "gated_delta_rule", "mamba2_step"])
+def test_recurrent_layers(op, cuda):
+    """Kernels that load whole vectors need aligned tensors; others take the rest."""
+    for seed in range(3):
+        for context, inputs in (*recurrent_shapes.calls(op, seed), *recurrent_shapes.prompts(op, seed)):
+            expected = run(op, inputs)
+            for aligned in (True, False):
+                actual = run_on_gpu(op, inputs, cuda, aligned=aligned)
+                assert_same_bits(actual, expected, (op, context, seed, aligned))
 
 
 @pytest.mark.parametrize("op", LARGE)

@@ -97,6 +97,14 @@ def test_widths_of_recurrent_layers(op):
         check(op, inputs, number, context)
 
 
+@needs_library
+@pytest.mark.parametrize("op", ["causal_conv1d", "gated_delta_rule", "mamba2_step"])
+def test_prompts_of_recurrent_layers(op):
+    """Slots with many rows have a launch of their own, beside those of others."""
+    for number, (context, inputs) in enumerate(recurrent_shapes.prompts(op)):
+        check(op, inputs, number, context)
+
+
 def styles_and_dtypes():
     """Each style in one dtype; in the others where slow tests run."""
     for at, style in enumerate(wide_rows.STYLES):

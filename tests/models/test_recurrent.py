@@ -27,7 +27,7 @@ from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runne
 from tests.support.byte_level import byte_level_library
 from tests.support.drafters import Head
 from tests.support.guess import Guess, with_proposer
-from tests.support.hf_models import VOCABULARY, Case, write_model
+from tests.support.hf_models import RECURRENT, VOCABULARY, Case, write_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("few_sizes")]
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
@@ -151,7 +151,11 @@ class Models:
         return made
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# Not Lfm2Moe: a row of its experts' products has other last bits in a step with more rows.
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in RECURRENT if kind not in (*KINDS, "Lfm2Moe")]
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *OTHERS])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(write_model(tmp_path_factory.mktemp(request.param), request.param))
 
@@ -329,8 +333,9 @@ def test_bytes_of_replayed_updates() -> None:
     """In the shapes of Qwen3.5-4B and Nemotron-H-4B, in bfloat16, at most 1.3 times what a text is continued from."""
     from specdec_hal.models.states import DELTA_RULE, MAMBA2, Recurrence
 
-    for layer in (Recurrence(0, 8192, 4, (32, 128, 128), DELTA_RULE), Recurrence(0, 9216, 4, (112, 128, 64), MAMBA2)):
-        for drafts in (0, 3):
+    qwen = Recurrence(0, 8192, 4, (32, 128, 128), DELTA_RULE, 16)
+    for layer in (qwen, Recurrence(0, 9216, 4, (112, 128, 64), MAMBA2, 8)):
+        for drafts in (0, 3, 7):
             assert layer.nbytes(drafts, 2, Storage.REPLAY) <= 1.3 * layer.prefix_nbytes(2)
         assert layer.nbytes(3, 2, Storage.STATES) > 4.9 * layer.prefix_nbytes(2)
 

@@ -21,7 +21,7 @@ def test_a_text_continues_in_another_slot(storage: Storage, before: int) -> None
     torch = pytest.importorskip("torch")
     from specdec_hal.models.states import DELTA_RULE, Recurrence, StateStore
 
-    layer = Recurrence(0, 8, 3, (2, 4, 4), DELTA_RULE)
+    layer = Recurrence(0, 8, 3, (2, 4, 4), DELTA_RULE, 2)
     store = StateStore(
         [layer], 2, 1, sd.get_backend("reference"), dtype=torch.float32, device="cpu", storage=storage, prefixes=2
     )

@@ -522,12 +522,12 @@ def test_inputs_of_a_gated_delta_rule(make_launcher: MakeLauncher, heads: int, e
     gates = 12 * random(launcher, 4, 2 * heads + 3, seed=1)
     a, b = gates[:, :heads], gates[:, heads : 2 * heads]
     rate, dt_bias = -random(launcher, heads, seed=2).exp(), random(launcher, heads, seed=3)
-    shapes = (d_k,), (d_k,), (d_v,), (), ()
-    out = tuple(torch.full((4, heads, *shape), float("nan"), device=mixed.device) for shape in shapes)
+    shapes = (heads // each, d_k), (heads // each, d_k), (heads, d_v), (heads,), (heads,)
+    out = tuple(torch.full((4, *shape), float("nan"), device=mixed.device) for shape in shapes)
     launcher.delta_inputs(mixed, a, b, rate, dt_bias, out)
     q, k, v = mixed.split([keys, keys, heads * d_v], 1)
     for got, x in zip(out, (q, k), strict=False):
-        assert torch.equal(got, x.view(4, -1, d_k).repeat_interleave(each, 1))
+        assert torch.equal(got, x.view(4, -1, d_k))
     assert torch.equal(out[2], v.reshape(4, heads, d_v))
     soft = np.logaddexp(0, doubles(a) + doubles(dt_bias))
     np.testing.assert_allclose(doubles(out[3]), np.exp(doubles(rate) * soft), rtol=2e-6, atol=1e-30)

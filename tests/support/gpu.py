@@ -47,16 +47,19 @@ def from_torch(tensor: Any, like: np.ndarray) -> np.ndarray:
 
 
 class GpuCall:
-    """A call's arrays in one buffer on a device, each between marked margins and aligned to its elements only."""
+    """A call's arrays in one buffer on a device, each between marked margins and aligned to its elements only, unless
+    `aligned`."""
 
-    def __init__(self, op: str, inputs: dict[str, Any], framework: str = "torch", device: int = 0) -> None:
+    def __init__(
+        self, op: str, inputs: dict[str, Any], framework: str = "torch", device: int = 0, aligned: bool = False
+    ) -> None:
         self.spec = get_op(op)
         self.arrays = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
         self.offsets: dict[str, int] = {}
         end = MARGIN
         for number, (name, array) in enumerate(self.arrays.items()):
             # Not always on 16 bytes, but for the index, which must be.
-            start = -(-end // 16) * 16 + (0 if name == "index" else array.itemsize * (number % 4))
+            start = -(-end // 16) * 16 + (0 if aligned or name == "index" else array.itemsize * (number % 4))
             self.offsets[name] = start
             end = start + array.nbytes + MARGIN
         host = np.full(-(-end // 16) * 16, SENTINEL, np.uint8)
@@ -98,9 +101,9 @@ class GpuCall:
 
 
 def run_on_gpu(
-    op: str, inputs: dict[str, Any], backend: Any, framework: str = "torch", device: int = 0
+    op: str, inputs: dict[str, Any], backend: Any, framework: str = "torch", device: int = 0, aligned: bool = False
 ) -> dict[str, np.ndarray]:
     """The op's outputs for these inputs."""
-    gpu = GpuCall(op, inputs, framework, device)
+    gpu = GpuCall(op, inputs, framework, device, aligned)
     getattr(backend, op)(**gpu.call)
     return gpu.results()

@@ -87,6 +87,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "glm4v_moe_text": {"rope_parameters": {**_SECTIONS["rope_parameters"], "partial_rotary_factor": 1.0}},
     "glm4v_text": _SECTIONS,
+    "glm5_next_text": {
+        "qk_rope_head_dim": 0, "num_key_value_heads": HEADS, "index_topk": 16, "index_kpool": 4,
+        "layer_types": ["linear_attention", "deepseek_sparse_attention"], "num_hidden_layers": 2,
+        "mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "full"],
+    },
     "glm_ocr_text": _SECTIONS,
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {**_FEW, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},

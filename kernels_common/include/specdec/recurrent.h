@@ -31,6 +31,12 @@ SPECDEC_HD int64_t key_head(int64_t value_head, int64_t key_heads, int64_t value
   return value_head * key_heads / value_heads;
 }
 
+// Whether this is the first value head of its key head: the one that records keys.
+SPECDEC_HD bool records_key(int64_t value_head, int64_t key_heads, int64_t value_heads) {
+  return value_head == 0 ||
+         key_head(value_head - 1, key_heads, value_heads) != key_head(value_head, key_heads, value_heads);
+}
+
 SPECDEC_HD float activated(float sum, Activation activation) {
   return activation == Activation::kSilu ? div_rn(sum, add_rn(1.0f, exp_f32(-sum))) : sum;
 }

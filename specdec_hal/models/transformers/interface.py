@@ -65,12 +65,13 @@ class Recorder(Protocol):
         module: Any,
         op: str,
         state: tuple[int, ...],
+        key_heads: int,
         arguments: dict[str, Any],
         known: dict[str, Any],
         by_channel: bool = False,
     ) -> None:
-        """A recurrent layer updates a state [heads, d_k, d_v] as `op`, with a decay per head or key channel; `known`:
-        the only values of some arguments."""
+        """A recurrent layer updates a state [heads, d_k, d_v] as `op`, with keys of `key_heads` heads and a decay per
+        head or key channel; `known`: the only values of some arguments."""
 
 
 class _Trial(threading.local):

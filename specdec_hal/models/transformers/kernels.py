@@ -77,7 +77,8 @@ class Kernels:
     def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, d_k: int, d_v: int) -> tuple[Any, ...]:
         """See Operators."""
         shape, like = a.shape, {"dtype": mixed.dtype, "device": mixed.device}
-        q, k, v = (torch.empty((*shape, width), **like) for width in (d_k, d_k, d_v))
+        keys = len(mixed), (mixed.shape[1] - shape[1] * d_v) // (2 * d_k), d_k
+        q, k, v = (torch.empty(size, **like) for size in (keys, keys, (*shape, d_v)))
         decay, beta = (torch.empty(shape, dtype=torch.float32, device=mixed.device) for _ in range(2))
         self._launcher.delta_inputs(mixed, a, b, rate, dt_bias, (q, k, v, decay, beta))
         return q, k, v, decay, beta

@@ -88,19 +88,32 @@ def _delta_rule(original: Any, query: Any, key: Any, value: Any, g: Any, beta: A
     """
     module = _current.module
     if trial.recorder is not None:
-        shape = value.shape[2], key.shape[3], value.shape[3]
-        trial.recorder.recurrence(module, DELTA_RULE, shape, others, _DELTA_RULE, by_channel=g.ndim == 4)
+        shape, keys = (value.shape[2], key.shape[3], value.shape[3]), _distinct(query, key)
+        trial.recorder.recurrence(module, DELTA_RULE, shape, keys, others, _DELTA_RULE, by_channel=g.ndim == 4)
         return original(query, key, value, g=g, beta=beta, **others)[0], None
     state = module.__dict__
-    decay = g[0].float().exp()
-    return state[STORE].delta_rule(state[LAYER], query[0], key[0], value[0], decay, beta[0].float())[None], None
+    each = key.shape[2] // state[LAYER].key_heads
+    query, key, decay = query[0, :, ::each], key[0, :, ::each], g[0].float().exp()
+    return state[STORE].delta_rule(state[LAYER], query, key, value[0], decay, beta[0].float())[None], None
+
+
+def _distinct(query: Any, key: Any) -> int:
+    """How many heads there are where the library repeats each for its value heads: the fewest possible."""
+    heads = int(key.shape[2])
+
+    def repeated(x: Any, each: int) -> bool:
+        return bool(x.equal(x[:, :, ::each].repeat_interleave(each, 2)))
+
+    repeats = (each for each in range(heads, 0, -1) if heads % each == 0)
+    return heads // next(each for each in repeats if repeated(query, each) and repeated(key, each))
 
 
 def _mamba2(original: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, **others: Any) -> Any:
     """`x` [1, T, heads, width], `dt` [1, T, heads], `A` [heads], `B`, `C` [1, T, groups, size]."""
     module = _current.module
     if trial.recorder is not None:
-        trial.recorder.recurrence(module, MAMBA2, (x.shape[2], B.shape[3], x.shape[3]), others, _MAMBA2)
+        shape = x.shape[2], B.shape[3], x.shape[3]
+        trial.recorder.recurrence(module, MAMBA2, shape, B.shape[2], others, _MAMBA2)
         return original(x, dt, A, B, C, **others)
     state = module.__dict__
     decay, dt = state.get(GATES, mamba2_gates)(dt[0], A, others.get("dt_bias"), others.get("dt_limit"))

@@ -96,6 +96,7 @@ class _Recorder(LayerRecorder):
         module: Any,
         op: str,
         state: tuple[int, ...],
+        key_heads: int,
         arguments: dict[str, Any],
         known: dict[str, Any],
         by_channel: bool = False,
@@ -110,7 +111,7 @@ class _Recorder(LayerRecorder):
                 raise refused(self.model, f"{what} needs '{argument}', which is not supported")
         served = {*known, "chunk_size", "D", "dt_bias", "dt_limit"}
         self.check_others(what, {name: value for name, value in arguments.items() if name not in served})
-        self.recurrences[module] = replace(layer, state=state, op=op, by_channel=by_channel)
+        self.recurrences[module] = replace(layer, state=state, op=op, key_heads=key_heads, by_channel=by_channel)
 
     def _window(self, name: str, mask: Any, named: int | None) -> tuple[int, bool]:
         """Layer.window and Layer.chunked."""

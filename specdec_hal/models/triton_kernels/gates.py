@@ -32,7 +32,7 @@ def delta_inputs(
     """A program a token and head. `mixed` [T, ..]: queries and keys of HEADS / EACH heads, then values of HEADS. `a`,
     `b` [T, HEADS], their tokens every `line` elements; `rate` = -exp(A_log) and `dt_bias` [HEADS], float32.
 
-    `q`, `k` [T, HEADS, D_K]: each head EACH times; `v` [T, HEADS, D_V]. float32 [T, HEADS]: `decay` =
+    `q`, `k` [T, HEADS / EACH, D_K]; `v` [T, HEADS, D_V]. float32 [T, HEADS]: `decay` =
     exp(rate * softplus(a + dt_bias)), `beta` = sigmoid(b), rounded as `b` is.
     """
     begin(PDL)
@@ -41,9 +41,9 @@ def delta_inputs(
     at = mixed + token * (2 * keys + HEADS * D_V)
     cell = token * HEADS + head
     column = tl.arange(0, BLOCK_K)
-    inside, own = column < D_K, head // EACH * D_K + column
-    tl.store(q + cell * D_K + column, tl.load(at + own, mask=inside), mask=inside)
-    tl.store(k + cell * D_K + column, tl.load(at + keys + own, mask=inside), mask=inside)
+    inside, own = (column < D_K) & (head % EACH == 0), head // EACH * D_K + column
+    tl.store(q + token * keys + own, tl.load(at + own, mask=inside), mask=inside)
+    tl.store(k + token * keys + own, tl.load(at + keys + own, mask=inside), mask=inside)
     column = tl.arange(0, BLOCK_V)
     inside = column < D_V
     tl.store(v + cell * D_V + column, tl.load(at + 2 * keys + head * D_V + column, mask=inside), mask=inside)

@@ -134,13 +134,13 @@ class Launcher:
         )  # fmt: skip
 
     def delta_inputs(self, mixed: Any, a: Any, b: Any, rate: Any, dt_bias: Any, out: tuple[Any, ...]) -> None:
-        """`out` = queries and keys [T, heads, d_k], values [T, heads, d_v], decay and beta [T, heads] of a gated delta
-        rule. `mixed` [T, channels]; `a`, `b` [T, heads] with one stride; see :func:`.gates.delta_inputs`.
+        """`out` = queries and keys [T, key_heads, d_k], values [T, heads, d_v], decay and beta [T, heads] of a gated
+        delta rule. `mixed` [T, channels]; `a`, `b` [T, heads] with one stride; see :func:`.gates.delta_inputs`.
         """
         q, _, v, decay, _ = out
         tokens, heads = decay.shape
         d_k, d_v = q.shape[2], v.shape[2]
-        each = 2 * heads * d_k // (mixed.shape[1] - heads * d_v)
+        each = heads // q.shape[1]
         delta_inputs[(tokens, heads)](
             mixed, a, b, rate, dt_bias, *out, a.stride(0), HEADS=heads, EACH=each, D_K=d_k, D_V=d_v,
             BLOCK_K=power_of_2(d_k), BLOCK_V=power_of_2(d_v), num_warps=1, **self._options(tokens),

@@ -123,8 +123,8 @@ class RecurrentScene(PhaseScene):
 
     @cached_property
     def replay_k(self) -> Array:
-        """[M, R, H_v, D_k]."""
-        return self._drawn("replay_k", "M", "R", "H_v", "D_k").astype(np.float32)
+        """[M, R, H_k, D_k]."""
+        return self._drawn("replay_k", "M", "R", "H_k", "D_k").astype(np.float32)
 
     @cached_property
     def replay_u(self) -> Array:

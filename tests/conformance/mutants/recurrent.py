@@ -85,9 +85,10 @@ MUTANTS = (
     edited("updated-before-the-decay", _BOTH, "the fold decays what it has just added",
            _edit(_FOLDED, "_decayed(_updated(state, key, change), decay)")),
     edited("keys-recorded-as-given", _DELTA, "the fold has keys of another length",
-           _edit("kept.after(b, start + row - first, state, key, change, decay[row])",
-                 "kept.after(b, start + row - first, state, _of_value_heads(to_f32(k[row]), v.shape[1]), change,"
-                 " decay[row])", within=_DELTA)),
+           _edit("kept.after(b, start + row - first, state, keys, change, decay[row])",
+                 "kept.after(b, start + row - first, state, to_f32(k[row]), change, decay[row])", within=_DELTA)),
+    edited("keys-of-the-ring-tiled", _BOTH, "the fold deals key heads out to value heads in turn, as repeat does",
+           _edit("_of_value_heads(keys, len(change))", "keys[np.arange(len(change)) % len(keys)]")),
     edited("checkpoints-advance-without-rows", _ADVANCE, "a slot's checkpoint moves to where the step begins",
            _edit("start if start + count - at > half else at", "start")),
     edited("checkpoints-advance-one-token-late", _ADVANCE, "off by one at half of the ring",
