@@ -508,17 +508,16 @@ class BlockPass(DraftPass):
             lines = torch.cat([known.line, place.line])
             run = self._run
             if self.config.conv_kernel_size:
-                run = partial(self._run_convolved, self.shifts(starts, len(ids)))
+                run = partial(self._run_convolved, starts[block.batch_id_per_token.clamp(min=0)], rows.clone())
             for i, layer in enumerate(self._layers):
                 self._norm_to(rows[first:], x, layer.input_norm)
                 x = run(i, x, rows, first, turns, lines, place)
             owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
             drafts, anchor = self._look_ahead(x, starts, owner), starts[:-1].clamp(max=len(ids) - 1)
             if (path := self.path) is not None:
-                logits = self._adjusted(self._ahead[owner])
+                logits = self._adjusted(self._ahead[:slots] if self._on_device else self._ahead[owner])
                 kept = slice(self.drafts)
-                path.path_ids[owner, kept] = best = best_candidates(logits, self.config.selector_top_k)
-                path.path_logits[owner, kept] = logits.gather(-1, best)
+                path.path_ids[owner, kept], path.path_logits[owner, kept] = self._best(logits)
                 path.path_hidden[owner, kept] = self._product("candidate_selector.hidden_projection", drafts)
                 path.anchor_tokens[owner] = ids[anchor]
             if self.config.xpress_rank:
@@ -573,6 +572,17 @@ class BlockPass(DraftPass):
             read = (rows, token) if self.config.confidence_with_markov else (rows,)
             self.confidence[owner, number] = self._product("confidence_head.proj", *read)[:, 0].float().sigmoid()
         return added
+
+    def _best(self, logits: Any) -> tuple[Any, Any]:
+        """Ids and logits of the candidates, see :func:`best_candidates`."""
+        count = self.config.selector_top_k
+        if self._launcher is None:
+            ids = best_candidates(logits, count)
+            return ids, logits.gather(-1, ids)
+        shape = (*logits.shape[:-1], count)
+        ids, best = (torch.empty(shape, dtype=dtype, device=self.device) for dtype in (torch.int64, torch.float32))
+        self._launcher.candidates(logits.flatten(0, -2), ids.view(-1, count), best.view(-1, count))
+        return ids, best
 
     def _embed_before(self, before: Any) -> Any:
         name = "markov_head.markov_w1.weight"
@@ -641,39 +651,48 @@ class BlockPass(DraftPass):
 
     # ---- DFlash 2's convolutions
 
-    def shifts(self, starts: Any, count: int) -> list[tuple[Any, Any]]:
-        """For each tap of a convolution: the row that each of `count` rows reads, and whether its block has it."""
-        row = torch.arange(count, device=self.device)
-        starts = starts.long()
-        first = starts[(torch.searchsorted(starts, row, right=True) - 1).clamp(0, len(starts) - 1)]
-        taps = range(self.config.conv_kernel_size)
-        return [((row - tap).clamp(min=0), (row - tap >= first)[:, None, None]) for tap in taps]
+    def convolve(self, name: str, side: int, x: Any, kernels: Any, begins: Any, out: Any, residual: Any = None) -> Any:
+        """To `out` the convolution `name` of rows before (`side` 0) or after a sublayer, plus `residual`.
 
-    def convolve(self, name: str, side: int, x: Any, kernels: Any, shifts: list[tuple[Any, Any]]) -> Any:
-        """The convolution `name` before (`side` 0) or after a sublayer; `kernels` [R, 2, T, groups] of the rows."""
-        x = x.unflatten(1, (kernels.shape[3], -1))
-        base = self._tensors[f"{name}.base_kernel"][side].unflatten(1, x.shape[1:])
-        total = torch.zeros_like(x)
-        for tap, (row, there) in enumerate(shifts):
-            total = total + x[row] * (base[tap] + kernels[:, side, tap, :, None]) * there
-        return total.flatten(1)
+        `kernels` [R, 2, T, groups] of the rows; `begins` int32 [R]: the first row of each row's block.
+        """
+        base, own = self._tensors[f"{name}.base_kernel"][side], kernels[:, side]
+        if self._launcher is not None:
+            self._launcher.convolve(x, base, own, begins, residual, out)
+            return out
+        x, row = x.unflatten(1, (own.shape[2], -1)), torch.arange(len(x), device=x.device)
+        total: Any = 0 if residual is None else residual.unflatten(1, x.shape[1:])
+        for tap, kernel in enumerate(base.unflatten(1, x.shape[1:])):
+            there = (row - tap >= begins)[:, None, None]
+            total = total + x[(row - tap).clamp(min=0)] * (kernel + own[:, tap, :, None]) * there
+        return out.copy_(total.flatten(1))
+
+    def _linear(self, x: Any, weight: Any) -> Any:
+        if self._launcher is None:
+            return F.linear(x, weight)
+        out = x.new_empty((len(x), len(weight)))
+        self._launcher.linear(x, weight, out, None)
+        return out
 
     def _run_convolved(
-        self, shifts: list[tuple[Any, Any]], i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any,
-        place: Placed,
-    ) -> Any:  # fmt: skip
-        """As `_run`, with a convolution before and after each sublayer."""
+        self, begins: Any, convolved: Any, i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any, place: Placed
+    ) -> Any:
+        """As `_run`, with a convolution before and after each sublayer. `convolved`: `rows` for attention."""
         layer = self._layers[i]
 
-        def around(name: str, n: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def around(name: str, n: Any, out: Any) -> Callable[[Any, Any], Any]:
             named = f"layers.{i}.{name}"
-            kernels = self._product(f"{named}.kernel_projection", n).unflatten(1, (2, len(shifts), -1))
-            return self.convolve(named, 0, n, kernels, shifts), lambda y: self.convolve(named, 1, y, kernels, shifts)
+            kernels = self._linear(n, self._tensors[f"{named}.kernel_projection.weight"])
+            kernels = kernels.unflatten(1, (2, self.config.conv_kernel_size, -1))
+            self.convolve(named, 0, n, kernels, begins, out)
+            return lambda y, x: self.convolve(named, 1, y, kernels, begins, torch.empty_like(x), x)
 
-        rows[first:], after = around("attention_conv", rows[first:])
-        x = x + after(F.linear(self._attend(i, rows, first, turns, lines, place), layer.out))
-        n, after = around("mlp_conv", self._normed(x, layer.mlp_norm))
-        return x + after(F.linear(self._gated(i, n), layer.down))
+        after = around("attention_conv", rows[first:], convolved[first:])
+        x = after(self._linear(self._attend(i, convolved, first, turns, lines, place), layer.out), x)
+        normed, n = torch.empty_like(x), torch.empty_like(x)
+        self._norm_to(normed, x, layer.mlp_norm)
+        after = around("mlp_conv", normed, n)
+        return after(self._linear(self._gated(i, n), layer.down), x)
 
 
 def best_candidates(logits: Any, count: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -48,6 +49,26 @@ def test_a_head_that_says_otherwise(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "taps 2, 4, 8: eagle_aux_hidden_state_layer_ids [2, 4, 8]" in shown
     assert shown.rstrip().endswith("better: set speculative.eagle3.norm_output=true")
     assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.torch
+def test_an_assistant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no variants; agreement is that of its drafts in a greedy decode."""
+    from tests.support import assistants
+
+    monkeypatch.setattr(calibration, "TEXTS", ("olj", "jjmpdenpgho", "ngeginiehknmpfodkg"))
+    monkeypatch.setattr(Runtime, "load_tokenizer", lambda runtime: LetterTokenizer())
+    target, folder = assistants.write_target(tmp_path / "target"), assistants.write(tmp_path / "assistant")
+    to_target = ("--set", f"model.path={target}", "--set", "model.framework=transformers")
+    assert check(folder, *to_target, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    (configured,) = document["variants"]
+    first, second, third = configured["agreement"]
+    assert 0 < first < 1 and first >= second >= third
+    assert check(folder, *to_target) == 0
+    shown = capsys.readouterr().out
+    assert "taps none: an assistant of Gemma 4, which reads the target's last state" in shown
+    assert re.search(rf"as configured +{first:.3f} +{second:.3f} +{third:.3f} ", shown)
 
 
 @pytest.mark.torch

@@ -48,7 +48,9 @@ def decode(
     one = build_runner(parse({"speculative": speculative, "runner": sizes}), cuda, model)
     for _ in range(2):  # the second time captured steps are replayed
         for number, prompt in enumerate(PROMPTS):
-            params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=number)
+            params = SamplingParams(
+                max_new_tokens=20, ignore_eos=True, temperature=temperature, seed=number, return_drafts=True
+            )
             one.add_request(Request(str(number), prompt, params))
         outputs: dict[str, RequestOutput] = one.run()
     counted = one.summary()
@@ -75,12 +77,13 @@ def test_every_draft_of_a_planted_one_is_accepted(
 
 SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 4}
 DOMINO = {"emb_dim": 8, "gru_hidden_dim": 8, "pure_draft_prefix_len": 1}
+XPRESS = {"xpress_rank": 8, "xpress_mlp_ratio": 2, "sample_from_anchor": False}
 MARKOV = {"markov_rank": 8, "enable_confidence_head": True, "sample_from_anchor": True}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    "kind", ["peagle", "qwen3", "dflash", "dflash2", "windows", "vanilla", "gated", "rnn", "domino"]
+    "kind", ["peagle", "qwen3", "dflash", "dflash2", "windows", "vanilla", "gated", "rnn", "domino", "xpress"]
 )
 def test_random_drafters_change_no_token(
     planted: Any, kind: str, temperature: float, cuda: Any, tmp_path: Path
@@ -98,7 +101,7 @@ def test_random_drafters_change_no_token(
     else:
         own: dict[str, Any] = {
             "dflash": {}, "dflash2": {"second": SECOND, "draft_vocab_size": None}, "windows": {"window": 4},
-            "domino": {"domino": DOMINO, "draft_vocab_size": None},
+            "domino": {"domino": DOMINO, "draft_vocab_size": None}, "xpress": {"xpress": XPRESS},
         }.get(kind, {"markov": {**MARKOV, "markov_head_type": kind}})  # fmt: skip
         drafter = dflash.Drafter(**{**sizes, "head_dim": 16, "block_size": DRAFTS + 1, **own}).randomize(1)
         if kind == "domino":
@@ -109,6 +112,20 @@ def test_random_drafters_change_no_token(
     plain, _ = decode(model, cuda, None, temperature)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
     assert sum(output.drafted for output in outputs) > 50 and counted["acceptance_rate"] < 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_assistant(temperature: float, cuda: Any, tmp_path: Path) -> None:
+    """Greedy drafts of captured steps are those of the library's generator; no draft changes a token."""
+    from tests.support import assistants
+
+    target, folder = assistants.write_target(tmp_path / "target"), assistants.write(tmp_path / "assistant")
+    model = load_model(target, "transformers", device="cuda:0", dtype="float32")
+    outputs, _ = decode(model, cuda, folder, temperature)
+    plain, _ = decode(model, cuda, None, temperature)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    if not temperature:
+        assistants.Generator(target, folder).check(PROMPTS, outputs)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -24,13 +24,19 @@ TARGET = Shape(vocab_size=24, hidden_size=24, intermediate_size=20, num_hidden_l
                num_nextn_predict_layers=0)  # fmt: skip
 
 
-def test_a_block_is_the_same_with_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 5}
+
+
+@pytest.mark.parametrize("second", [{}, SECOND])
+def test_a_block_is_the_same_with_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: dict[str, int]
+) -> None:
     """Of two slots, the second one idle in the first step: the context of both steps, and blocks of three."""
     from specdec_hal.models import draft_pass
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
     model: Any = load_model(write_checkpoint(tmp_path / "target", TARGET, seed=2), "transformers")
-    drafter = Drafter(vocab_size=24, hidden_size=24, taps=(1, 3, 5), head_dim=8).randomize(4)
+    drafter = Drafter(vocab_size=24, hidden_size=24, taps=(1, 3, 5), head_dim=8, second=second).randomize(4)
     folder = drafter.write_zlab(tmp_path / "drafter", 5)
     config = read_dflash(folder, target_of(model, "dflash"))
 
@@ -48,7 +54,8 @@ def test_a_block_is_the_same_with_kernels(tmp_path: Path, monkeypatch: pytest.Mo
             ids = np.tile([7, drafter.mask, drafter.mask, drafter.mask], count)
             given = ForwardBatch(rng.integers(0, 24, end), fed), hidden, ForwardBatch(ids, masked)
             block.forward_block(*given, np.full(4 * count, -1, np.int32))
-        return np.stack([block.host_draft_logits(n, range(2), np.zeros((2, 24))) for n in range(3)])
+        rows = np.zeros((2, block.width))
+        return np.stack([np.nan_to_num(block.host_draft_logits(n, range(2), rows), neginf=-9) for n in range(3)])
 
     expected = logits()
     monkeypatch.setattr(draft_pass, "kernels_of", lambda device: partial(Launcher, device))

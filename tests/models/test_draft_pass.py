@@ -28,13 +28,15 @@ def test_a_convolution_stays_in_its_block() -> None:
 
     made: Any = SimpleNamespace(
         device=torch.device("cpu"),
-        config=SimpleNamespace(conv_kernel_size=2),
+        _launcher=None,
         _tensors={"conv.base_kernel": torch.tensor([[[1.0, 2.0], [10.0, 20.0]], [[0.0, 0.0], [1.0, 1.0]]])},
     )
-    shifts = BlockPass.shifts(made, torch.tensor([0, 2, 2, 3], dtype=torch.int32), 4)
+    begins = torch.tensor([0, 0, 2, 0], dtype=torch.int32)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
     kernels = torch.zeros(4, 2, 2, 1)  # rows, before and after, taps, groups
     kernels[1, 0, 1], kernels[2, 0, 0] = 0.5, 0.25
-    before, after = (BlockPass.convolve(made, "conv", side, x, kernels, shifts)[:3].numpy() for side in (0, 1))
+    before, after = (
+        BlockPass.convolve(made, "conv", side, x, kernels, begins, x.clone())[:3].numpy() for side in (0, 1)
+    )
     np.testing.assert_allclose(before, [[1, 4], [3 + 10.5 * 1, 8 + 20.5 * 2], [1.25 * 5, 2.25 * 6]])
     np.testing.assert_allclose(after, [[0, 0], [1, 2], [0, 0]])

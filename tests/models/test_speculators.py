@@ -22,6 +22,7 @@ from specdec_hal.models.drafter import (
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from tests.support.hf_models import write_model
 from tests.support.llama_oracle import stored
+from tests.support.scripts import ROOT, script
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
@@ -285,3 +286,24 @@ def test_a_module_of_another_target_is_refused(tmp_path: Path) -> None:
     model.allocate(1, 64)
     with pytest.raises(CheckpointError, match=r"transformer_layer_config\.vocab_size: the target's 96"):
         model.trained_module(str(tmp_path / "module"), 1)
+
+
+def test_what_the_trainer_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its DFlash 2 drafter is one of the library, with each weight; its drafts are ours, which are the library's."""
+    tool = script("examples/train_drafter.py")
+    monkeypatch.setattr(tool, "HELD", 2)
+    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
+    given = {"target": ROOT / "models/tiny-py-lm", "text": ROOT / "docs/learn", "out": tmp_path, "kind": "dflash2",
+             "window": 16, "batch": 2, "depth": 1, "block": BLOCK, "anchors": 4, "max-steps": 1,
+             "generated": 0}  # fmt: skip
+    options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    monkeypatch.setattr("sys.argv", ["train_drafter.py", *options])
+    made = tool.Trainer(tool.arguments())
+    made.run()
+    monkeypatch.chdir(ROOT / "models")  # where the folder's verifier is
+    found = pytest.importorskip("speculators.models.dflash2").DFlash2DraftModel.from_pretrained(tmp_path)
+    theirs, ours = found.state_dict(), made.head.state_dict()
+    assert {name for name in theirs if not name.startswith(("verifier", "embed", "lm_head"))} == set(ours)
+    for name, value in ours.items():
+        np.testing.assert_array_equal(theirs[name].float().numpy(), value.half().float().numpy())
+    assert found.config.selector_rank == 64 and found.config.block_size == BLOCK

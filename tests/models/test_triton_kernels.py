@@ -52,6 +52,44 @@ def doubles(tensor: Any) -> Doubles:
     return array
 
 
+# ---- rows by themselves
+
+
+@pytest.mark.parametrize(("columns", "count"), [(40, 5), (5000, 16), (2 * 2048, 32)])
+def test_candidates(make_launcher: MakeLauncher, columns: int, count: int) -> None:
+    """Of a few values, both zeros and infinities among them: equal ones by their ids, in one part and in several."""
+    import torch
+
+    launcher, generator = make_launcher(), np.random.default_rng(columns)
+    values = np.array([-np.inf, -2.5, -0.0, 0.0, 1e-38, 1.5, 3.0, np.inf], np.float32)
+    logits = values[generator.integers(0, 8 - (columns > 40), (3, columns))]
+    logits[1] = np.where(generator.random(columns) < 3 / columns, 3.0, -0.0)  # equal ones at the end
+    ids = torch.empty((3, count), dtype=torch.int64, device=launcher.arena.device)
+    best = torch.empty((3, count), device=ids.device)
+    launcher.candidates(torch.from_numpy(logits).to(ids.device), ids, best)
+    wanted = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(ids.cpu().numpy(), wanted)
+    np.testing.assert_array_equal(best.cpu().numpy(), np.take_along_axis(logits, wanted, 1))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_convolve(make_launcher: MakeLauncher, residual: bool) -> None:
+    """Three taps over blocks of four, one and two rows; a row's kernels beside others of the row."""
+    import torch
+
+    launcher = make_launcher()
+    x, base, own = random(launcher, 7, 24), random(launcher, 3, 24, seed=1), random(launcher, 7, 2, 3, 6, seed=2)
+    added, out = random(launcher, 7, 24, seed=3) if residual else None, torch.empty_like(x)
+    launcher.convolve(x, base, own[:, 1], ints(launcher, [0, 0, 0, 0, 4, 5, 5]), added, out)
+    kernels = doubles(base) + doubles(own)[:, 1].repeat(4, 2)
+    want = np.zeros((7, 24)) if added is None else doubles(added)
+    for block in ([0, 1, 2, 3], [4], [5, 6]):
+        for row in block:
+            for tap in range(min(3, row - block[0] + 1)):
+                want[row] += kernels[row, tap] * doubles(x)[row - tap]
+    np.testing.assert_allclose(doubles(out), want, atol=1e-5)
+
+
 # ---- products
 
 

@@ -25,6 +25,7 @@ from specdec_hal.models.triton_kernels.norm import gated_norm, rms_norm, row_sum
 from specdec_hal.models.triton_kernels.quantise import quantise_rows
 from specdec_hal.models.triton_kernels.ranks import PROGRAMS, barrier, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
+from specdec_hal.models.triton_kernels.second import CHUNK, candidates, convolve
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
     PDL_ROWS,
@@ -155,6 +156,27 @@ class Launcher:
             dt, a, dt_bias, decay, out, dt.stride(0), float(least), float(most), HEADS=heads, BLOCK=power_of_2(heads),
             num_warps=1, **self._options(tokens),
         )  # fmt: skip
+
+    def convolve(self, x: Any, base: Any, own: Any, begins: Any, residual: Any | None, out: Any) -> None:
+        """`out` [rows, D]: a row of `x` and earlier ones from int32 `begins` [rows] on, times kernels, + `residual`.
+
+        `base` [T, D]; `own` [rows, T, groups] whose first dimension has any stride, added to it by groups of D.
+        """
+        taps, groups = own.shape[1:]
+        convolve[(len(x),)](
+            x, base, own, begins, residual, out, own.stride(0), TAPS=taps, GROUP=x.shape[1] // groups,
+            **self._of_rows(x),
+        )  # fmt: skip
+
+    def candidates(self, logits: Any, ids: Any, best: Any) -> None:
+        """Int64 `ids` and float32 `best` [rows, k]: the largest float32 `logits` [rows, V], equal ones by their ids."""
+        (rows, columns), count = logits.shape, ids.shape[1]
+        options: dict[str, Any] = {"KEPT": power_of_2(count), "num_warps": 8, **self._options(rows)}
+        parts = -(-columns // CHUNK)
+        keys = self.arena.take("candidates", (rows, parts, options["KEPT"]), torch.int64)
+        candidates[(rows, parts)](logits, keys, None, None, columns, count, BLOCK=CHUNK, **options)
+        whole = power_of_2(parts * options["KEPT"])
+        candidates[(rows, 1)](keys, None, ids, best, parts * options["KEPT"], count, BLOCK=whole, **options)
 
     def row_sum(self, x: Any, out: Any) -> None:
         """`out` [rows] = sums of the rows of `x`, in float32."""

@@ -1,9 +1,10 @@
-"""Train an EAGLE-3 head or a DFlash drafter for a checkpoint, in the format of `speculators` (PyTorch, a CPU or a GPU).
+"""Train an EAGLE-3 head, a DFlash or a DFlash 2 drafter for a checkpoint, in the format of `speculators`.
 
-    python tools/train_drafter.py --target models/tiny-py-lm --text /path/to/cpython/Lib --out DIR [--kind dflash]
+    python examples/train_drafter.py --target models/tiny-py-lm --text /path/to/cpython/Lib --out DIR [--kind dflash]
 
-The target is frozen, and the drafter shares its embedding and head. The text is cut into windows. A share of them keeps
-only its beginning and is continued by the target (`--generated`), since the target's own text is what will be drafted.
+It runs in PyTorch, on a CPU or a GPU. The target is frozen, and the drafter shares its embedding and head. The text is
+cut into windows. A share of them keeps only its beginning and is continued by the target (`--generated`), since the
+target's own text is what will be drafted.
 
 EAGLE-3 (Li et al., arXiv:2503.01840) trains with its training-time test. The head runs `--steps` times over each
 window, from the second time on with its own states instead of the target's. Each time it is compared with the target's
@@ -12,7 +13,12 @@ normed states are recycled (`norm_output`). A target with a multi-token-predicti
 gives the head its first weights; `--random` starts without.
 
 DFlash (z-lab) trains on `--anchors` random positions of each window: a block of `--block` rows begins with the token
-there, and the masked rows after it are compared with the target's distributions, with weights exp(-(k - 1) / 4).
+there, and the masked rows after it are compared with the target's distributions, with weights exp(-(k - 1) / 4). With
+`--from-anchor` the first row gives a draft too.
+
+DFlash 2 begins as a DFlash drafter: its convolutions change nothing at first. The same loss is taken a second time,
+with what the selector adds after the text's previous token. It learns this for the whole vocabulary; when it drafts, it
+chooses among `--candidates`.
 
 `--minutes` bounds everything by the clock: at most a tenth of it reads text, and at most four tenths have passed when
 the target stops writing. The rest trains and evaluates; only a step or an evaluation that has begun is finished late.
@@ -38,6 +44,8 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +77,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="checkpoint folder of a Llama-style model")
     parser.add_argument("--text", type=Path, required=True, help="a folder of *.py, *.md and *.txt files")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--kind", choices=("eagle3", "dflash"), default="eagle3")
+    parser.add_argument("--kind", choices=tuple(KINDS), default="eagle3")
     parser.add_argument("--layers", type=int, nargs="+", help="taps: residuals after so many layers")
     parser.add_argument(
-        "--draft-vocab", type=int, default=2048, help="most frequent tokens of the text; DFlash has all"
+        "--draft-vocab", type=int, default=2048, help="most frequent tokens of the text; DFlash and DFlash 2 have all"
     )
     parser.add_argument("--tokens", type=int, default=1_500_000, help="most tokens of text that are read")
     parser.add_argument("--generated", type=float, default=0.5, help="share of windows that the target continues")
     parser.add_argument("--pool", type=int, default=1024, help="windows that the target continues in all")
+    parser.add_argument("--write-batch", type=int, help="of them at once (16 on a CPU, 512 on a GPU)")
     parser.add_argument("--minutes", type=float, help="of everything, by the clock (20 without --max-steps)")
     parser.add_argument("--max-steps", type=int, help="optimizer's steps, which then set the learning rate")
     parser.add_argument("--every", type=int, help="steps between evaluations (100 on a CPU, 1000 on a GPU)")
@@ -86,8 +95,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="iterations of the training-time test")
     parser.add_argument("--decay", type=float, default=0.8, help="weight of an iteration over that of the previous one")
     parser.add_argument("--depth", type=int, default=4, help="layers of a DFlash drafter")
+    parser.add_argument("--ffn", type=int, help="width of a drafter's MLP (the target's)")
     parser.add_argument("--block", type=int, default=8, help="rows of a block, the known token included")
     parser.add_argument("--anchors", type=int, default=32, help="blocks in a window")
+    parser.add_argument("--from-anchor", action="store_true", help="the known token's row gives a draft too")
+    parser.add_argument("--rank", type=int, default=64, help="of DFlash 2's selector")
+    parser.add_argument("--candidates", type=int, default=16, help="tokens that DFlash 2's selector chooses from")
     parser.add_argument("--mask-token", type=int, help="an id that no text has (the token of byte 0xFF)")
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--random", action="store_true", help="ignore the target's multi-token-prediction module")
@@ -97,7 +110,7 @@ def arguments() -> argparse.Namespace:
     for name in ("minutes", "max_steps", "every", "window", "batch"):
         if (value := getattr(args, name)) is not None and value <= 0:
             parser.error(f"--{name.replace('_', '-')}: expected a number above 0, got {value}")
-    if args.kind == "dflash" and args.anchors > args.window - args.block:
+    if args.kind != "eagle3" and args.anchors > args.window - args.block:
         most = args.window - args.block
         parser.error(f"--anchors: expected at most --window - --block = {most} blocks in a window, got {args.anchors}")
     return args
@@ -164,7 +177,7 @@ def head_dim(config: Any) -> int:
 
 
 class Drafter(nn.Module):
-    """What both kinds share; parameters have their names in the checkpoint."""
+    """What all kinds share; parameters have their names in the checkpoint."""
 
     def __init__(self, config: Any, ids: Tensor, lm_head: Tensor) -> None:
         super().__init__()
@@ -186,8 +199,13 @@ class Drafter(nn.Module):
         return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
     def _mlp(self, layer: Any, x: Tensor) -> Tensor:
-        n, mlp = layer["post_attention_layernorm"](x), layer["mlp"]
-        return x + mlp["down_proj"](F.silu(mlp["gate_proj"](n)) * mlp["up_proj"](n))
+        n, after = self._around(layer, "mlp_conv", layer["post_attention_layernorm"](x))
+        mlp = layer["mlp"]
+        return x + after(mlp["down_proj"](F.silu(mlp["gate_proj"](n)) * mlp["up_proj"](n)))
+
+    def _around(self, layer: Any, name: str, n: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """What a sublayer reads for rows `n`, and a function of its output."""
+        return n, lambda y: y
 
 
 class Eagle3(Drafter):
@@ -300,6 +318,7 @@ class DFlash(Drafter):
         super().__init__(config, ids, lm_head)
         d, eps = config.hidden_size, config.rms_norm_eps
         self.block, self.anchors, self.mask = args.block, args.anchors, args.mask_token
+        self.from_anchor = args.from_anchor
         norms = ("input_layernorm", "post_attention_layernorm")
         self.layers = nn.ModuleList([decoder_layer(config, d, norms, ("q_norm", "k_norm")) for _ in range(args.depth)])
         self.fc, self.hidden_norm, self.norm = linear(len(args.layers) * d, d), RMSNorm(d, eps), RMSNorm(d, eps)
@@ -322,7 +341,8 @@ class DFlash(Drafter):
         y, seen = embed(ids), torch.arange(length, device=x.device).expand(size, length)
         hidden = torch.where(seen[:, None] < anchors.repeat_interleave(block, 1)[..., None], 0.0, -math.inf)[:, None]
         for layer in self.layers:
-            attention, n = layer["self_attn"], layer["input_layernorm"](y)
+            attention = layer["self_attn"]
+            n, after = self._around(layer, "attention_conv", layer["input_layernorm"](y))
             q, k, v = (self._heads(attention, name, n, None if name == "v" else positions) for name in "qkv")
             known = self._heads(attention, "k", context, seen), self._heads(attention, "v", context, None)
             blocks = [part.reshape(size, self.heads, -1, block, self.head_dim) for part in (q, k, v)]
@@ -331,10 +351,16 @@ class DFlash(Drafter):
             weights = scores.softmax(-1).to(v.dtype)
             out = weights[..., :length] @ known[1]
             out = out + (weights[..., length:].unflatten(2, (-1, block)) @ blocks[2]).flatten(2, 3)
-            y = self._mlp(layer, y + attention["o_proj"](out.transpose(1, 2).flatten(2)))
+            y = self._mlp(layer, y + after(attention["o_proj"](out.transpose(1, 2).flatten(2))))
         y = self.norm(y).view(size, -1, block, y.shape[-1])
-        for slot in range(1, block):
-            yield F.linear(y[:, :, slot], self.lm_head), anchors + slot - 1, math.exp(-(slot - 1) / 4)
+        for slot, number in zip(range(not self.from_anchor, block), count()):
+            at, weight = anchors + number, math.exp(-number / 4)
+            for logits in self._scored(y[:, :, slot], x.gather(1, at), training):
+                yield logits, at, weight
+
+    def _scored(self, rows: Tensor, before: Tensor, training: bool) -> Iterator[Tensor]:
+        """Logits of rows [B, A, D] whose previous tokens are `before` [B, A]."""
+        yield F.linear(rows, self.lm_head)
 
     def start(
         self, stored: dict[str, Tensor], module: str, final: Tensor, embedded: Tensor, taps: list[Tensor]
@@ -349,8 +375,89 @@ class DFlash(Drafter):
         """Keys of config.json that only this kind has."""
         return {
             "block_size": self.block, "aux_hidden_state_layer_ids": taps, "mask_token_id": self.mask,
-            "sliding_window_non_causal": False, "sample_from_anchor": False,
+            "sliding_window_non_causal": False, "sample_from_anchor": self.from_anchor,
         }  # fmt: skip
+
+
+class Convolution(nn.Module):
+    """Two convolutions over the rows of a block, before and after a sublayer, whose kernels depend on the row."""
+
+    TAPS, GROUP = 2, 16
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        base = torch.zeros(2, self.TAPS, width)
+        base[:, 0] = 1
+        self.base_kernel = nn.Parameter(base)
+        self.kernel_projection = linear(width, 2 * self.TAPS * width // self.GROUP)
+        nn.init.zeros_(self.kernel_projection.weight)
+
+    def sides(self, rows: Tensor) -> list[Callable[[Tensor], Tensor]]:
+        """Both, with the kernels of rows [B, A, block, D]."""
+        return [partial(self._convolved, *both) for both in zip(self.base_kernel, self._kernels(rows), strict=True)]
+
+    def _kernels(self, rows: Tensor) -> Tensor:
+        """[2, B, A, block, T, groups]."""
+        return self.kernel_projection(rows).unflatten(-1, (2, self.TAPS, -1)).movedim(3, 0)
+
+    def _convolved(self, base: Tensor, own: Tensor, rows: Tensor) -> Tensor:
+        x, base = rows.to(own.dtype).unflatten(-1, (-1, self.GROUP)), base.to(own.dtype)
+        total = torch.zeros((), dtype=x.dtype, device=x.device)
+        for tap, kernel in enumerate(base.unflatten(-1, x.shape[3:])):
+            earlier = F.pad(x, (0, 0, 0, 0, tap, 0))[:, :, : x.shape[2]]
+            total = total + earlier * (kernel + own[..., tap, :, None])
+        return total.flatten(3)
+
+
+class DFlash2(DFlash):
+    """A DFlash 2 drafter."""
+
+    def __init__(self, config: Any, ids: Tensor, lm_head: Tensor, args: argparse.Namespace) -> None:
+        super().__init__(config, ids, lm_head, args)
+        d, vocabulary, self.candidates = config.hidden_size, len(ids), args.candidates
+        for layer in self.layers:
+            layer["attention_conv"], layer["mlp_conv"] = Convolution(d), Convolution(d)
+        selector = nn.Module()
+        selector.predecessor_codebook, selector.successor_codebook = (
+            nn.Parameter(torch.randn(vocabulary, args.rank) * scale) for scale in (1.0, 0.02)
+        )
+        selector.hidden_projection = linear(d, args.rank)
+        self.candidate_selector = selector
+
+    def _around(self, layer: Any, name: str, n: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        def blocks(x: Tensor) -> Tensor:
+            return x.unflatten(1, (-1, self.block))
+
+        first, last = layer[name].sides(blocks(n))
+        return first(blocks(n)).flatten(1, 2), lambda y: last(blocks(y)).flatten(1, 2)
+
+    def _scored(self, rows: Tensor, before: Tensor, training: bool) -> Iterator[Tensor]:
+        selector: Any = self.candidate_selector
+        (logits,) = super()._scored(rows, before, training)
+        if training:
+            yield logits
+        added = F.linear(
+            F.embedding(before, selector.predecessor_codebook) * selector.hidden_projection(rows),
+            selector.successor_codebook,
+        )
+        if not training:
+            added = added.masked_fill(logits < logits.topk(self.candidates).values[..., -1:], -math.inf)
+        yield logits + added
+
+    def described(self, taps: list[int]) -> dict[str, Any]:
+        """Keys of config.json that only this kind has."""
+        return super().described(taps) | {
+            "conv_kernel_size": Convolution.TAPS, "conv_group_size": Convolution.GROUP,
+            "selector_rank": self.candidate_selector.hidden_projection.out_features,
+            "selector_top_k": self.candidates,
+        }  # fmt: skip
+
+
+KINDS = {
+    "eagle3": (Eagle3, "Eagle3Speculator"), "dflash": (DFlash, "DFlashSpeculator"),
+    "dflash2": (DFlash2, "DFlash2DraftModel"),
+}  # fmt: skip
+"""By `--kind`: the drafter, and the name of its class in `speculators`."""
 
 
 class Trainer:
@@ -389,8 +496,8 @@ class Trainer:
         size = min(args.draft_vocab if args.kind == "eagle3" else config.vocab_size, config.vocab_size)
         ids = counts.argsort(descending=True, stable=True)[:size].sort().values.to(self.device)
         self.covered = float(counts[ids.cpu()].sum() / counts.sum())
-        kind = Eagle3 if args.kind == "eagle3" else DFlash
-        self.head = kind(config, ids, self.target.lm_head.weight, args).to(self.device)
+        config.intermediate_size = args.ffn or config.intermediate_size  # of a new layer; the target is loaded
+        self.head = KINDS[args.kind][0](config, ids, self.target.lm_head.weight, args).to(self.device)
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.step, self.history, self.losses = 0, list[dict[str, Any]](), list[tuple[int, float]]()
         self.share = self.own = self.train[:0]
@@ -481,7 +588,7 @@ class Trainer:
         def late(ids: Tensor, scores: Any, **_: Any) -> Tensor:
             return torch.full((len(ids),), self.budget.over(share), device=ids.device)
 
-        for i, part in enumerate(windows.split(16 if self.device.type == "cpu" else 512)):
+        for i, part in enumerate(windows.split(args.write_batch or (16 if self.device.type == "cpu" else 512))):
             kept = part[:, : args.window // 8].to(self.device)
             sampling = {"do_sample": True, "temperature": 0.8} if i % 2 else {"do_sample": False}
             new = args.window - kept.shape[1]
@@ -528,7 +635,8 @@ class Trainer:
         """Cross-entropy against the target's distribution, over rows whose target token the draft vocabulary has."""
         taps, logits = self.features(x)
         known = torch.isin(logits.argmax(-1), self.head.ids)
-        wanted = logits[..., self.head.ids].softmax(-1)
+        every = len(self.head.ids) == logits.shape[-1]
+        wanted = (logits if every else logits[..., self.head.ids]).softmax(-1)
         total = torch.zeros((), device=self.device)
         with torch.autocast(self.device.type, torch.bfloat16):
             for drafts, at, weight in self.head.compared(self.target.get_input_embeddings(), x, taps, True):
@@ -665,9 +773,9 @@ class Trainer:
         }  # fmt: skip
         verifier = {"name_or_path": self.args.target.name, "architectures": config.architectures}
         proposal = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-        name = {"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator"}[self.args.kind]
         raw = {
-            "architectures": [name], "speculators_model_type": self.args.kind, "speculators_version": "0.5.0",
+            "architectures": [KINDS[self.args.kind][1]], "speculators_model_type": self.args.kind,
+            "speculators_version": "0.5.0",
             "speculators_config": {
                 "algorithm": self.args.kind, "proposal_methods": [proposal], "default_proposal_method": "greedy",
                 "verifier": verifier,

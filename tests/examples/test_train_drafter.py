@@ -1,4 +1,4 @@
-"""tools/train_drafter.py: its budget, resumed trainings, pictures, and what is refused before the target is loaded."""
+"""examples/train_drafter.py: budget, resumed trainings, drafts, pictures, and what is refused before all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdec_hal.cli import main
+from specdec_hal.models import load_model
+from specdec_hal.models.dflash import dflash_shapes, read_dflash
+from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
+from specdec_hal.plugin.model import ForwardBatch, Segment
 from tests.support.scripts import ROOT, script
 
 pytestmark = pytest.mark.torch
@@ -34,7 +39,7 @@ class Loaded(Exception):
 def test_too_little_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, lines: int, message: str | None
 ) -> None:
-    tool = script("tools/train_drafter.py")
+    tool = script("examples/train_drafter.py")
 
     def load(*args: Any, **options: Any) -> Any:
         raise Loaded
@@ -60,7 +65,7 @@ SMALL = (
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = script("tools/train_drafter.py")
+    module = script("examples/train_drafter.py")
     monkeypatch.setattr(module, "HELD", 2)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     return module
@@ -81,7 +86,7 @@ def equal(one: Any, other: Any) -> bool:
     return bool(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2"])
 def test_a_resumed_training_equals_an_uninterrupted_one(
     tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -110,6 +115,53 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
     last = [json.loads((folder / "training.json").read_text())["history"][-1] for folder in (whole, parts)]
     assert {**last[0], "seconds": 0} == {**last[1], "seconds": 0}
+
+
+@pytest.mark.parametrize("from_anchor", [False, True])
+def test_drafts_of_dflash_2(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_anchor: bool) -> None:
+    """The loss falls, and what the folder drafts after tokens of a text is what the trained modules draft."""
+    import torch
+
+    from specdec_hal.models.draft_pass import BlockPass
+
+    options = ["--kind", "dflash2", "--max-steps", "12", "--rank", "8", "--ffn", "64", "--generated", "0"]
+    made = trainer(tool, monkeypatch, tmp_path, *options, *["--from-anchor"] * from_anchor)
+    head, text = made.head, made.held[:1]
+    before = made.loss(text).item()
+    made.run()
+    assert made.loss(text).item() < 0.8 * before
+    with torch.no_grad():
+        for layer in head.layers:  # so few steps leave these near their first values
+            for name in ("attention_conv", "mlp_conv"):
+                layer[name].kernel_projection.weight.normal_(std=0.1)
+        head.candidate_selector.successor_codebook.normal_()
+        made.save()
+        head.load_state_dict({name: value.half() for name, value in head.state_dict().items()})
+        taps, _ = made.features(text)
+        wanted = [*head.compared(made.target.get_input_embeddings(), text, taps, False)]
+
+    model = load_model(ROOT / "models/tiny-py-lm", "transformers")
+    model.allocate(1, 64)
+    config = read_dflash(tmp_path, target_of(model, "dflash"))
+    weights = read_drafter_weights(tmp_path, dflash_shapes(config), config)
+    drafts, tokens = 3 + from_anchor, text[0].numpy()
+    block = BlockPass(model, config, weights, Blocks(1, 64), drafts)
+    rows = block.fuse({tap: value[0].numpy() for tap, value in zip(config.taps, taps, strict=True)})
+    assert len(wanted) == config.drafts == drafts
+    for i, at in enumerate(wanted[0][1][0].tolist()):
+        if at == 0:  # the first token of a text is not fed
+            continue
+        ids = np.array([tokens[at], *[config.mask_token_id] * 3])
+        fed = ForwardBatch(tokens[1 : at + 1], [Segment(0, 0, at, 0)])
+        source = np.array([at - 1, -1, -1, -1], np.int32)
+        given = block.forward_block(fed, rows[:at], ForwardBatch(ids, [Segment(0, 0, 4, at)]), source)
+        for number, (logits, _, _) in enumerate(wanted):
+            if number:
+                previous = ForwardBatch(tokens[at + number : at + number + 1], [Segment(0, 0, 1, at + number)])
+                given = block.forward_further(number, previous)
+            ours = block.host_draft_logits(number, [0], given[-1:]).numpy()[0]
+            assert np.isfinite(ours).sum() == 16
+            np.testing.assert_allclose(ours, logits[0, i].numpy(), atol=5e-3)
 
 
 def test_the_minutes_end_everything(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +236,13 @@ def test_a_checkpoint_of_another_training(tool: Any, tmp_path: Path, monkeypatch
 
 
 PAGE = ROOT / "docs" / "use" / "train_a_drafter.md"
-MARK = "<!-- tested by tests/test_train_drafter.py, with a smaller budget -->"
+MARK = "<!-- tested by tests/examples/test_train_drafter.py, with a smaller budget -->"
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its commands in order, in this process and with a budget of some steps: what they print and write is there."""
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-    tool = script("tools/train_drafter.py")
+    tool = script("examples/train_drafter.py")
     monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
     monkeypatch.chdir(ROOT)
     blocks = re.findall(rf"{MARK}\n```\n(.*?)```\n", PAGE.read_text(), re.S)
@@ -207,7 +259,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
             block = block.replace(given, budget)
         # The shell puts the library's folder in.
         shown = "".join(f'{name}() {{ printf "%s\\n" {name} "$@"; }}\n' for name in ("train", "specdec-hal"))
-        line = shown + block.replace("python tools/train_drafter.py", "train").replace(
+        line = shown + block.replace("python examples/train_drafter.py", "train").replace(
             "$(python", f"$({sys.executable}"
         )
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
