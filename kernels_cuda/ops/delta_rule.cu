@@ -15,6 +15,12 @@ namespace specdec::cuda {
 constexpr unsigned kMaxWarps = 4;  // of a block
 constexpr unsigned kMaxColumns = 64;  // of a block
 constexpr int kPrepared = 8;  // tokens at a time
+// Blocks on an SM, of up to 16 rows a lane; for three the compiler would spill registers on the newest devices.
+#if __CUDA_ARCH__ >= 1000
+constexpr int kStateBlocks = 2;
+#else
+constexpr int kStateBlocks = 3;
+#endif
 // Columns of a lane, so that a state takes 64 registers, and of a warp.
 template <int kRows>
 constexpr unsigned kLaneColumnsOf = kRows <= 16 ? 4 : 2;
@@ -144,7 +150,7 @@ __device__ __forceinline__ void normalize_tokens(const GatedDeltaRuleArgs& a, Pr
 // Each lane holds kRows rows of the state. Slots with `longest` rows or more are left to another launch. kWhole: a key
 // fills the rows of all groups, and a lane's columns are whole and aligned to 16 bytes (at most 16 rows).
 template <typename Rule, int kRows, bool kWhole, bool kReplay>
-__global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? 3 : 2)
+__global__ void __launch_bounds__(kMaxWarps* kWarp, kRows <= 16 ? kStateBlocks : 2)
     recurrent_kernel(const __grid_constant__ typename Rule::Args a, unsigned tiles, int64_t longest) {
   using Prepared = PreparedTokens<kRows, Rule::kChannels>;
   __shared__ Prepared tokens;

@@ -180,9 +180,16 @@ class PromptLoads {
   float rate_, decay_;
 };
 
+// Blocks on an SM, of a decay per head; for two the compiler would spill registers on the newest devices.
+#if __CUDA_ARCH__ >= 1200
+constexpr int kPromptBlocks = 1;
+#else
+constexpr int kPromptBlocks = 2;
+#endif
+
 // Blocks along y are slots with at least kPromptRows rows, along x value heads and their columns.
 template <typename Rule, int kRows>
-__global__ void __launch_bounds__(kPromptThreads, Rule::kChannels ? 1 : 2)
+__global__ void __launch_bounds__(kPromptThreads, Rule::kChannels ? 1 : kPromptBlocks)
     recurrent_prompt_kernel(const __grid_constant__ typename Rule::Args a) {
   using Loads = PromptLoads<Rule, kRows>;
   using Tokens = typename Loads::Tokens;
