@@ -47,8 +47,8 @@ __device__ __forceinline__ float sum_of_groups(float part) {
 // Slots with at least so many rows, those of prompts, have kernels of their own.
 constexpr int64_t kPromptRows = 32;
 
-// Whether a step may have such slots, if they are long enough to pay for a launch. Other steps have up to `drafted` rows
-// of each slot.
+// Whether a step may have such slots, if they are long enough to pay for a launch. Other steps have up to `drafted`
+// rows of each slot.
 inline bool may_have_prompts(int64_t slots, int64_t capacity, int64_t drafted) {
   return capacity >= kPromptRows && capacity > min64(slots * drafted, 16 * kPromptRows);
 }

@@ -14,8 +14,8 @@ constexpr int kColumns = 1;  // of a lane
 constexpr unsigned kPromptThreads = kPromptColumns / kColumns * kDotParts;
 constexpr int kTogether = 4;  // tokens whose outputs are summed together
 
-// Tokens as a block uses them. A key's elements j, j + 8, ... are part j; the padding brings the float4s that lanes load
-// at once into different banks.
+// Tokens as a block uses them. A key's elements j, j + 8, ... are part j; the padding brings the float4s that lanes
+// load at once into different banks.
 template <int kRows, bool kChannels>
 struct alignas(16) PromptTokens {
   static constexpr int kCount = kChannels ? 8 : 16;

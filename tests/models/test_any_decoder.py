@@ -127,13 +127,13 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
     assert not [module for module in decoder.model.modules() if type(module) is torch.nn.Linear]
     texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 10))
     model.allocate(2, 32)
-    attention, without_modes = model._launcher.attention, set[bool]()
+    attention, without_modes = Launcher.attention, set[bool]()
 
-    def watched(*args: Any, **options: Any) -> None:
+    def watched(launcher: Launcher, *args: Any, **options: Any) -> None:
         without_modes.add(torch._C._is_torch_function_all_disabled())
-        attention(*args, **options)
+        attention(launcher, *args, **options)
 
-    monkeypatch.setattr(model._launcher, "attention", watched)
+    monkeypatch.setattr(Launcher, "attention", watched)
 
     def logits(*parts: tuple[int, int, int]) -> list[Any]:
         ids = np.concatenate([texts[slot][first:last] for slot, first, last in parts])
