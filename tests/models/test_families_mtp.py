@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec_hal.cli import main
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import CheckpointError
 from specdec_hal.models import load_model
 from specdec_hal.models.mtp import FAMILIES as NAMES
 from specdec_hal.models.mtp import one_layer
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.proposers import calibration
 from specdec_hal.runner import SamplingParams
 from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
 from tests.support.hf_models import VOCABULARY, Case, write_model
+from tests.support.history_model import LetterTokenizer
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
@@ -192,7 +196,9 @@ def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
         assert sum(output.drafted for output in outputs) > 20 and not runner.summary()["failed_proposals"]
 
 
-def test_a_module_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_module_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the format of `speculators`: the module has full attention, whatever the target's last layer has."""
     from safetensors.numpy import save_file
 
@@ -228,6 +234,14 @@ def test_a_module_in_a_folder_of_its_own(tmp_path: Path) -> None:
         parts = footprint(runner.config, model, 64, 64)
         assert parts["MTP module"] == (module / "model.safetensors").stat().st_size
         assert ("MTP module's KV cache" in parts) == (place == "device")
+    monkeypatch.setattr(calibration, "TEXTS", ("bcd", "fghb"))
+    monkeypatch.setattr(Runtime, "load_tokenizer", lambda runtime: LetterTokenizer())
+    to_target = ("--set", f"model.path={folder}", "--set", "model.framework=transformers")
+    assert main(["drafters", "check", str(module), "--set", "backend.name=reference", *to_target, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["numbering"] == "a multi-token-prediction module, which reads the target's last state"
+    (configured,) = document["variants"]
+    assert len(configured["agreement"]) == calibration.DEPTH
     layer["hidden_size"] = 48
     (module / "config.json").write_text(json.dumps({**about, "transformer_layer_config": layer}))
     with pytest.raises(CheckpointError, match=r"transformer_layer_config\.hidden_size: the target's 32, got 48"):

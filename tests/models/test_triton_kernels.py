@@ -33,6 +33,13 @@ def make_launcher(triton_device: str) -> MakeLauncher:
     return make
 
 
+@pytest.fixture
+def compiled(triton_device: str) -> None:
+    """Skips where Triton's interpreter runs."""
+    if triton_device == "cpu":
+        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+
+
 def random(launcher: Any, *shape: int, seed: int = 0) -> Any:
     """Normal numbers in the launcher's dtype and place."""
     import torch
@@ -139,9 +146,8 @@ def test_ways_to_compute_a_product(
         np.testing.assert_allclose(doubles(out), doubles(x) @ doubles(weight).T, rtol=0, atol=1e-3)
 
 
-def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher, triton_device: str) -> None:
-    if triton_device == "cpu":
-        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+@pytest.mark.usefixtures("compiled")
+def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher) -> None:
     import torch
 
     from specdec_hal.models.triton_kernels.tiles import ProductTile
@@ -156,13 +162,10 @@ def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(
-    make_launcher: MakeLauncher, triton_device: str, dtype: str
-) -> None:
+def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(make_launcher: MakeLauncher, dtype: str) -> None:
     """The tiles that are chosen for each number of rows, with one and with several parts of K."""
-    if triton_device == "cpu":
-        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
     import torch
 
     launcher = make_launcher(dtype)
@@ -346,13 +349,12 @@ def test_experts_in_fp8(make_launcher: MakeLauncher, dtype: str, by_group: bool,
     assert (np.abs(doubles(out) - want) <= slack)[known].all()
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("by_group", [False, True])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_bits_of_experts_in_fp8_do_not_depend_on_the_number_of_rows(
-    make_launcher: MakeLauncher, triton_device: str, by_group: bool, by_row: bool
+    make_launcher: MakeLauncher, by_group: bool, by_row: bool
 ) -> None:
-    if triton_device == "cpu":
-        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
     import torch
 
     launcher, count = make_launcher("bfloat16"), 8
@@ -384,13 +386,12 @@ def test_every_number_in_fp8_is_widened_exactly(make_launcher: MakeLauncher, dty
     assert torch.equal(out, values.float().T)
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("by_group", [False, True])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_bits_in_fp8_do_not_depend_on_the_number_of_rows(
-    make_launcher: MakeLauncher, triton_device: str, by_group: bool, by_row: bool
+    make_launcher: MakeLauncher, by_group: bool, by_row: bool
 ) -> None:
-    if triton_device == "cpu":
-        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
     import torch
 
     from specdec_hal.models.triton_kernels.compiling import compiling
@@ -726,9 +727,8 @@ def test_attention_to_long_contexts(make_launcher: MakeLauncher, monkeypatch: py
     np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
 
 
-def test_bits_of_attention_do_not_depend_on_the_batch(make_launcher: MakeLauncher, triton_device: str) -> None:
-    if triton_device == "cpu":
-        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+@pytest.mark.usefixtures("compiled")
+def test_bits_of_attention_do_not_depend_on_the_batch(make_launcher: MakeLauncher) -> None:
     import torch
 
     from specdec_hal.models.triton_kernels.launcher import Heads
