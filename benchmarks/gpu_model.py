@@ -2,8 +2,9 @@
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
-Parts: models (Llamas of three sizes), decoders (several families), fp8 (the Llama of 8 B parameters in bfloat16 and in
-FP8), experts (8 layers of Qwen3-30B-A3B, the same), all with random weights.
+Parts: models (Llamas of three sizes), decoders (several families), shares (those and Qwen3 with one request, and with 8
+requests of 5 drafts), fp8 (the Llama of 8 B parameters in bfloat16 and in FP8), experts (8 layers of Qwen3-30B-A3B, the
+same), all with random weights.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -37,7 +38,7 @@ from tests.support.paged import Paged  # noqa: E402
 
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"models": 12, "decoders": 15, "fp8": 12, "experts": 9}
+SHARDS = {"models": 12, "decoders": 15, "shares": 5, "fp8": 12, "experts": 9}
 DEVICE = "cuda"
 Row = dict[str, Any]
 
@@ -342,6 +343,20 @@ def part_decoders() -> list[Row]:
         except Exception as error:  # the others' figures count without these
             traceback.print_exc()
             rows.append({"label": name, "failed": repr(error)})
+        torch.cuda.empty_cache()
+    return rows
+
+
+def part_shares() -> list[Row]:
+    """Steps of one request, and of 8 with 5 drafts each, of the Llamas and of two sizes of Qwen3."""
+    rows = []
+    decoders = {name: config for name, config in decoder_configs().items() if name.startswith("Qwen3")}
+    for name, config in mine(({name: make() for name, make in MODELS.items()} | decoders).items()):
+        if COMPILE_ONLY:
+            config.num_hidden_layers = 2
+        for row in steps(name, config, [(1, 0), (8, 5)]):
+            print(json.dumps(row), flush=True)
+            rows.append(row)
         torch.cuda.empty_cache()
     return rows
 
