@@ -103,11 +103,14 @@ class Bucket(NamedTuple):
 
 @dataclass
 class Part:
-    """Calls that are captured together. `masked`: they need row masks. `wanted`: whether a step has them."""
+    """Calls that are captured together. `masked`: they need row masks. `wanted`: whether a step has them. `launched`:
+    they ran once, so that what they need is compiled and allocated.
+    """
 
     calls: list[tuple[str, Call]]
     masked: bool = False
     wanted: Callable[[], bool] = lambda: True
+    launched: bool = False
     replay: DeviceGraph | None = None
 
 
@@ -119,7 +122,6 @@ class CompiledStep:
     report: tuple[str, ...] = REPORT
     logprobs: Outputs | None = None
     view: Callable[[int], StepView] = field(init=False)
-    launches: int = 0
 
     @property
     def replays(self) -> list[DeviceGraph]:
@@ -131,17 +133,25 @@ class CompiledStep:
         """Whether all parts are."""
         return all(part.replay is not None for part in self.parts)
 
+    @property
+    def launched(self) -> bool:
+        """Whether all parts were."""
+        return all(part.launched for part in self.parts)
+
     def begin(self, step: StepBuilder, **options: Any) -> None:
         """Collect the next calls of `step` in a new part."""
         self.parts.append(Part([], **options))
         step.calls = self.parts[-1].calls
 
-    def run(self, stream: int, record: TimedStep, make_masks: Callable[[], None] | None = None) -> None:
-        """Launch every wanted part, captured or call by call and timed by stage; `make_masks` runs before one with row
-        masks.
+    def run(
+        self, stream: int, record: TimedStep, make_masks: Callable[[], None] | None = None, every: bool = False
+    ) -> None:
+        """Launch the wanted parts, or `every` one, captured or call by call and timed by stage.
+
+        `make_masks` runs before one with row masks.
         """
         for part in self.parts:
-            if not part.wanted():
+            if not (every or part.wanted()):
                 continue
             if part.masked:
                 assert make_masks is not None
@@ -152,6 +162,7 @@ class CompiledStep:
                     part.replay()
             else:
                 run_calls(part.calls, stream, record)
+                part.launched = True
 
     def fetch(self, report: Outputs) -> Fetched:
         """Start copying a launch's results to the host."""
@@ -323,7 +334,8 @@ class StepCompiler:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
                 with compiling():  # only collects the model's kernels, to compile them in parallel
                     for bucket in own:
-                        self._bound(bucket).run(self.state.device.stream(), TimedStep(), _no_masks)
+                        for part in self._bound(bucket).parts:
+                            run_calls(part.calls, self.state.device.stream(), TimedStep())
             for done, bucket in enumerate(buckets):
                 progress(done, len(buckets))
                 while not self._warm(bucket):
@@ -337,7 +349,7 @@ class StepCompiler:
     def _warm(self, bucket: Bucket) -> bool:
         """Whether this bucket's plan is ready. Changed draft probabilities drop all plans."""
         plan = self._bound(bucket)
-        return plan.captured if self.captured else plan.launches > 0
+        return plan.captured if self.captured else plan.launched
 
     def _buckets(self, features: Features) -> list[Bucket]:
         """Every bucket of steps with these needs, large ones first: scratch memory that grows is never given back."""
@@ -387,10 +399,9 @@ class StepCompiler:
         if not self.static:
             bucket = self._read_rows(bucket, stream, record)
         plan = self._bound(bucket)
-        if self.captured and plan.launches and not plan.captured:
-            self._capture(plan)
-        plan.launches += 1
-        plan.run(stream, record, make_masks)
+        if self.captured and (launched := [part for part in plan.parts if part.launched and part.replay is None]):
+            self._capture(plan, launched)
+        plan.run(stream, record, make_masks, every=self._warming)
         return plan, plan.fetch(self.state.report)
 
     def score_prompts(self, chunks: list[PromptChunk], record: TimedStep) -> ScoredPrompts:
@@ -405,17 +416,16 @@ class StepCompiler:
             stream = self.state.device.stream()
             return self._prompts.launch(chunks, buffers.hidden[FINAL_NORM], starts, columns, stream)
 
-    def _capture(self, plan: CompiledStep) -> None:
-        """Capture a plan after its first launch, which compiled and allocated."""
+    def _capture(self, plan: CompiledStep, parts: Iterable[Part]) -> None:
+        """Capture parts of a plan after their first launch, which compiled and allocated."""
         device, self._capturing = self.state.device, True
 
         def launch(part: Part) -> None:
             run_calls(part.calls, device.stream(), TimedStep())  # the captured stream
 
         try:
-            for part in plan.parts:
-                if part.replay is None:
-                    part.replay = device.capture(partial(launch, part))
+            for part in parts:
+                part.replay = device.capture(partial(launch, part))
         except Exception as error:
             self.captured = False
             self.capture_failures += 1
@@ -462,7 +472,9 @@ class StepCompiler:
         plan.view = last.view
         # What a plan with the same sizes has launched is compiled and allocated: nothing is launched before a capture.
         whole = (self.plans.get(bucket._replace(features=one)) for one in self._whole)
-        plan.launches = sample.captured and any(other is not None and other.launches for other in whole)
+        if sample.captured and any(other is not None and other.launched for other in whole):
+            for part in parts:
+                part.launched = True
         return plan
 
     def _part(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.exceptions import HTTPException
 
@@ -19,7 +20,10 @@ from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import RequestError
+from specdec_hal.plugin.proposer import StepBounds, StepView
+from specdec_hal.proposers.switched import SwitchedProposer
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from specdec_hal.runner.step_cost import Rate
 from specdec_hal.serve.service import Service
 from specdec_hal.tensors.graph_capture import current_capture
 from tests.proposers.conftest import registry_with_draft_model, settings_of
@@ -162,6 +166,39 @@ def test_without_a_warm_up_requests_wait() -> None:
     decode(runner)
     late = runner.summary()["late"]
     assert late["bind"] > late["capture"] > 0 and late["compile"] > 0
+
+
+def test_a_part_is_captured_once_it_was_launched_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps choose between the module and look-up: what one step left out has no scratch memory in the next."""
+    launched = set[tuple[str, StepBounds]]()
+
+    def checked(name: str) -> Callable[[SwitchedProposer, StepView], None]:
+        method = getattr(SwitchedProposer, name)
+
+        def propose(self: SwitchedProposer, step: StepView) -> None:
+            if current_capture() is None:
+                launched.add((name, step.bounds))
+            assert (name, step.bounds) in launched, "no scratch memory in a capture"
+            method(self, step)
+
+        return propose
+
+    for name in ("propose", "look_up"):
+        monkeypatch.setattr(SwitchedProposer, name, checked(name))
+    rng = np.random.default_rng(7)
+    monkeypatch.setattr(Rate, "__float__", lambda self: 1 + rng.random())
+    for name, value in {"TRIAL": 3, "LONGEST_PAUSE": 20, "TRIAL_SHARE": 0.3}.items():
+        monkeypatch.setattr(f"specdec_hal.runner.method.{name}", value)
+    config, registry = settings(speculative={})
+    tokenizer: Any = LetterTokenizer()
+    runner = build_runner(config, LaunchingBackend(), DeviceHistoryModel(), tokenizer, registry=registry)
+    for _ in range(3):
+        decode(runner)
+    compiler, steps = runner.compiler, runner.summary()["steps_by_method"]
+    assert compiler.captured and compiler.capture_failures == 0 and min(steps["mtp"], steps["ngram"]) > 9
+    parts = [part for plan in compiler.plans.values() for part in plan.parts]
+    assert any(part.replay is not None and "propose" in dict(part.calls) for part in parts)
+    assert {name for name, _ in launched} == {"propose", "look_up"}
 
 
 def test_everything_is_compiled_before_anything_is_launched() -> None:
