@@ -61,6 +61,14 @@ def steps() -> Table:
     return ("requests, K", *prompts), ((label, *(cells[model] for model in prompts)) for label, cells in rows)
 
 
+def shares() -> Table:
+    """Steps of few rows by model."""
+    found = dict[str, list[str]]()
+    for row in read("h200-shares")["figures"]["shares"]:
+        found.setdefault(row["label"], []).append(f"{row['step_us']:,.0f} ({row['share_of_floor']:.2f})")
+    return ("model", "1 request", "8 requests, 5 drafts each"), ((label, *cells) for label, cells in found.items())
+
+
 def serving() -> Table:
     """The server beside the engine alone."""
     head = ("", "engine alone", "server", "share", "first token, ms", "p99")
@@ -147,6 +155,7 @@ TABLES: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
     "overlap": (overlap, ("h200-limits",)),
     "long-prompts": (long_prompts, ("h200-limits", "h200-mixed-steps")),
     "steps": (steps, ("h200-limits",)),
+    "shares": (shares, ("h200-shares",)),
     "serving": (serving, SERVING),
     "turns": (turns, ("h200-limits",)),
     "host-time": (host_time, ("cpu-host-time",)),
