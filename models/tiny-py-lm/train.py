@@ -2,15 +2,16 @@
 
     python train.py --corpus /path/to/cpython/Lib --out DIR [--minutes 5]
 
-writes config.json, model.safetensors, tokenizer.json, training.json, loss.png and MODEL_CARD.md to DIR. `--smoke` does
-all of it on a slice of the corpus, on the CPU, in under a minute. The best checkpoint by validation loss is on disk at
-any time; SIGTERM or Ctrl-C ends the training early and still finishes the outputs.
+writes config.json, model.safetensors, tokenizer.json and training.json to DIR; the card is written by hand. `--smoke`
+does all of it on a slice of the corpus, on the CPU, in under a minute. The best checkpoint by validation loss is on
+disk at any time; SIGTERM or Ctrl-C ends the training early and still finishes the outputs.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import os
 import platform
@@ -26,7 +27,6 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 from data import (
-    END_OF_TEXT_ID,
     Corpus,
     SourceFile,
     augmented_copies,
@@ -36,8 +36,6 @@ from data import (
     train_tokenizer,
 )
 from model import Config, TinyPyLM, load_float16, save_float16
-from report import write_report
-from tokenizers import Tokenizer
 from torch import Tensor
 
 CONTEXT = 2048
@@ -150,52 +148,6 @@ def measure(model: TinyPyLM, windows: Tensor) -> dict[str, float]:
         sums["copy_loss"] += F.cross_entropy(again, twice[0, half + 1 :]).item()
         sums["copy_top1"] += (again.argmax(-1) == twice[0, half + 1 :]).float().mean().item()
     return {name: value / len(windows) for name, value in sums.items()}
-
-
-PROMPTS = (
-    "def binary_search(items, target):\n    ",
-    'class Stack:\n    """A simple last-in, first-out stack."""\n\n    def __init__(self):\n        ',
-    "import os\nimport sys\nimport argparse\n\n\ndef main():\n    ",
-    "import unittest\n\n\nclass TestQueue(unittest.TestCase):\n\n    def setUp(self):\n        ",
-    'def read_table(path, delimiter=","):\n    rows = []\n    with open(path) as handle:\n        for line in handle:\n'
-    "            line = line.strip()\n            if not line:\n                continue\n"
-    "            rows.append(line.split(delimiter))\n    return rows\n\n\n"
-    'def read_table_checked(path, delimiter=","):\n    ',
-)
-
-
-@torch.no_grad()
-def generate(model: TinyPyLM, prompt: list[int], count: int, temperature: float, top_p: float, seed: int) -> list[int]:
-    """Up to `count` new tokens; temperature 0 is greedy. Recomputes the whole context per token: plain, not fast."""
-    device = model.cos.device
-    generator = torch.Generator().manual_seed(seed)
-    tokens = list(prompt)
-    for _ in range(count):
-        context = torch.tensor([tokens[-CONTEXT:]], device=device)
-        logits = model.logits(model.hidden(context)[0, -1]).float().cpu()
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            p, ids = torch.softmax(logits / temperature, -1).sort(descending=True)
-            p[p.cumsum(-1) - p >= top_p] = 0.0
-            token = int(ids[torch.multinomial(p, 1, generator=generator)])
-        if token == END_OF_TEXT_ID:
-            break
-        tokens.append(token)
-    return tokens[len(prompt) :]
-
-
-def generations(model: TinyPyLM, tokenizer: Tokenizer, count: int) -> list[dict[str, Any]]:
-    """Greedy and sampled continuations of PROMPTS."""
-    results = []
-    for prompt in PROMPTS:
-        ids = tokenizer.encode(prompt).ids
-        for temperature, top_p in ((0.0, 1.0), (0.8, 0.9)):
-            new = generate(model, ids, count, temperature, top_p, seed=7)
-            text = tokenizer.decode(new)
-            settings = {"temperature": temperature, "top_p": top_p, "prompt_tokens": len(ids)}
-            results.append({"prompt": prompt, **settings, "text": text})
-    return results
 
 
 # ----------------------------------------------------------------------------------------------------- training
@@ -325,9 +277,24 @@ def check_float16(trained: TinyPyLM, loaded: TinyPyLM, windows: Tensor) -> dict[
 # --------------------------------------------------------------------------------------------------------- main
 
 
+def write(record: dict[str, Any], out: Path) -> None:
+    """Write training.json to `out`."""
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 def size(files: list[SourceFile], tokens: int) -> dict[str, int]:
     """Counts of one split."""
     return {"files": len(files), "bytes": sum(len(f.text.encode()) for f in files), "tokens": tokens}
+
+
+def versions() -> dict[str, str]:
+    """Of the interpreter and of the packages that the result depends on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
+    }
 
 
 def describe(args: argparse.Namespace, corpus: Corpus, device: torch.device) -> dict[str, Any]:
@@ -347,12 +314,7 @@ def describe(args: argparse.Namespace, corpus: Corpus, device: torch.device) -> 
         "optimizer": "AdamW, betas (0.9, 0.95), gradient norm clipped to 1, 2 % warm-up, cosine to 0",
         "corpus": {"name": args.corpus_name, "sha256": corpus.sha256, "excluded": dict(corpus.excluded)},
         "device": gpu,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "tokenizers": tokenizers.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
         "complete": False,
         "history": [],
     }
@@ -395,7 +357,7 @@ def main() -> None:
     def save(model: TinyPyLM) -> None:
         save_float16(model, checkpoint)
         record["wall_seconds"] = round(time.monotonic() - STARTED, 1)
-        write_report(record, args.out, figure=False)
+        write(record, args.out)
 
     trained = train(args, sampler, train_windows, validation, record, save)
     loaded = load_float16(config, checkpoint, device)
@@ -404,14 +366,11 @@ def main() -> None:
     final["bits_per_byte"] = final["loss"] / bytes_per_token / math.log(2)
     record["final"] = final
     say(f"float16 checkpoint: {', '.join(f'{k} {v:.4f}' for k, v in final.items())}")
-    record["generations"] = generations(loaded, tokenizer, 12 if args.smoke else 160)
     record["complete"] = True
     record["wall_seconds"] = round(time.monotonic() - STARTED, 1)
-    write_report(record, args.out, figure=True)
+    write(record, args.out)
     for file in sorted(args.out.iterdir()):
         say(f"{file.name}: {file.stat().st_size:,} bytes")
-    for item in record["generations"]:
-        print(f"----- temperature {item['temperature']}\n{item['prompt']}«{item['text']}»", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ The MTP module reads the embedding of a token and the target's hidden state befo
 state, so it starts with the mean of those before each token: its embedding is the module's projection of both. Then it
 is trained. The loss is the cross-entropy against the target's own distribution (knowledge distillation, Hinton et al.
 2015), which is what speculative decoding accepts drafts by; text, windows, optimiser and schedule are those of
-`train.py`. Writes config.json, model.safetensors, the target's tokenizer.json, training.json and MODEL_CARD.md to
-OTHER. One CPU core is enough; `--minutes` are those of the processor, so that other work on the machine does not change
-the result.
+`train.py`. Writes config.json, model.safetensors, the target's tokenizer.json and training.json to OTHER. One CPU core
+is enough; `--minutes` are those of the processor, so that other work on the machine does not change the result.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import platform
 import shutil
 import sys
@@ -23,16 +21,13 @@ import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import tokenizers
 import torch
 from data import encode, read_corpus
 from model import Config, TinyPyLM, load_float16, save_float16
 from tokenizers import Tokenizer
 from torch import Tensor
-from train import CONTEXT, Windows, descend, optimizer_for, rate, say, size, tiled
+from train import Windows, descend, optimizer_for, rate, say, size, tiled, versions, write
 
 CPU = torch.device("cpu")
 VALIDATION_WINDOWS = 12
@@ -128,61 +123,6 @@ def train(args: argparse.Namespace, draft: TinyPyLM, target: TinyPyLM, sampler: 
     return average, step
 
 
-def card(r: dict[str, Any]) -> str:
-    """MODEL_CARD.md; every number in it comes from the record."""
-    final, options = r["final"], r["options"]
-    versions = ", ".join(f"{name} {version}" for name, version in r["versions"].items())
-    return f"""# tiny-py-lm-draft
-
-A draft model for tiny-py-lm, of {r["parameters"] / 1e6:.2f} million parameters: one decoder layer where the target has
-{r["target_layers"]}. It proposes tokens that tiny-py-lm then verifies (`speculative.method: draft_model`); alone it is
-a poor language model.
-
-This file is rendered by `../tiny-py-lm/train_draft.py` from `training.json`, which holds the same numbers.
-
-## Licence and origin
-
-Cut from tiny-py-lm and trained on the source code of the Python standard library ({r["corpus"]["name"]}), which is
-distributed under the Python Software Foundation License (PSF-2.0), with parts under the licences listed in CPython's
-LICENSE file.
-
-## Architecture
-
-tiny-py-lm's with one layer, without the MTP module, and with a head of its own (the target's embedding, at the start).
-The tokenizer is tiny-py-lm's, byte for byte. Stored as float16; meant to be computed in float32.
-
-## Results
-
-On {r["windows"]} windows of {CONTEXT} tokens from {r["validation"]["files"]} held-out files:
-
-| measure | as cut | trained |
-| --- | --- | --- |
-| its best token is the target's best token | {r["before"]["agreement"]:.1%} | {final["agreement"]:.1%} |
-| overlap with the target's distribution, temperature 1 | {r["before"]["overlap"]:.1%} | {final["overlap"]:.1%} |
-| top-1 accuracy, next token | {r["before"]["top1"]:.1%} | {final["top1"]:.1%} |
-| loss, nats per token | {r["before"]["loss"]:.3f} | {final["loss"]:.3f} |
-
-The overlap is how often a draft drawn from this model is accepted at temperature 1.
-
-## Recipe
-
-```
-{r["command"]}
-```
-
-- Layer, final norm and head are those of the target's MTP module at the start. Its embedding is the module's projection
-  of a token's embedding and the mean of the target's hidden states before that token, over {options["means"]} windows.
-- The loss is the cross-entropy against the target's distribution at temperature 1.
-- `LIB` is the directory {r["corpus"]["name"]}, filtered and split as `data.py` does; SHA-256 over paths and contents:
-  `{r["corpus"]["sha256"]}`. The target was trained on another version of the library, so that files held
-  out here may be among those that it has seen.
-- {r["steps"]} steps of {options["window"]} tokens, {r["steps"] * options["window"] / 1e6:.1f} million in all; AdamW as
-  in `train.py`, peak learning rate {options["lr"]:g}, weight decay {options["weight_decay"]:g}, weights averaged with
-  decay {options["ema"]:g}.
-- {options["minutes"]:g} minutes of one CPU core; {versions}.
-"""
-
-
 def main() -> None:
     """Corpus, cut, training, evaluation, outputs."""
     args = arguments()
@@ -219,15 +159,9 @@ def main() -> None:
         "steps": steps,
         "before": before,
         "final": final,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "tokenizers": tokenizers.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
     }
-    (args.out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (args.out / "MODEL_CARD.md").write_text(card(record), encoding="utf-8")
+    write(record, args.out)
 
 
 if __name__ == "__main__":
