@@ -200,14 +200,12 @@ class TinyPyLM(nn.Module):
 
 
 def save_float16(model: TinyPyLM, path: Path) -> None:
-    """Write the parameters as float16 safetensors, replacing `path` at once (a kill leaves the old file whole)."""
+    """Write the parameters as float16 safetensors."""
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in model.named_parameters()}
     bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if bad:
         raise SystemExit(f"not finite in float16: {', '.join(bad)}")
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.replace(path)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def load_float16(config: Config, path: Path, device: torch.device) -> TinyPyLM:

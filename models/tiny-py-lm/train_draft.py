@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import platform
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -146,9 +147,8 @@ def main() -> None:
     final = measure(load_float16(config, args.out / "model.safetensors", CPU), target, windows)
     say(f"trained: {final}")
     options = {k: v for k, v in vars(args).items() if k not in ("corpus", "target", "out")}
-    chosen = f"--corpus-name '{args.corpus_name}' --minutes {args.minutes:g} --window {args.window} --lr {args.lr:g}"
     record = {
-        "command": f"python train_draft.py --corpus LIB --out DIR {chosen} --seed {args.seed}",
+        "command": shlex.join(["python", *sys.argv]),
         "options": options,
         "corpus": {"name": args.corpus_name, "sha256": corpus.sha256},
         "train": size(corpus.train, len(stream)),
