@@ -246,24 +246,9 @@ def train(
 # --------------------------------------------------------------------------------------------------------- main
 
 
-def write(record: dict[str, Any], out: Path) -> None:
-    """Write training.json to `out`."""
-    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 def size(files: list[SourceFile], tokens: int) -> dict[str, int]:
     """Counts of one split."""
     return {"files": len(files), "bytes": sum(len(f.text.encode()) for f in files), "tokens": tokens}
-
-
-def versions() -> dict[str, str]:
-    """Of the interpreter and of the packages that the result depends on."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "tokenizers": tokenizers.__version__,
-        "numpy": np.__version__,
-    }
 
 
 def describe(args: argparse.Namespace, corpus: Corpus, device: torch.device) -> dict[str, Any]:
@@ -278,7 +263,12 @@ def describe(args: argparse.Namespace, corpus: Corpus, device: torch.device) -> 
         "optimizer": "AdamW, betas (0.9, 0.95), gradient norm clipped to 1, 2 % warm-up, cosine to 0",
         "corpus": {"name": args.corpus_name, "sha256": corpus.sha256, "excluded": dict(corpus.excluded)},
         "device": gpu,
-        "versions": versions(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "tokenizers": tokenizers.__version__,
+            "numpy": np.__version__,
+        },
         "history": [],
     }
 
@@ -325,7 +315,7 @@ def main() -> None:
     record["final"] = final
     say(f"float16 checkpoint: {', '.join(f'{k} {v:.4f}' for k, v in final.items())}")
     record["wall_seconds"] = round(time.monotonic() - STARTED, 1)
-    write(record, args.out)
+    (args.out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for file in sorted(args.out.iterdir()):
         say(f"{file.name}: {file.stat().st_size:,} bytes")
 
