@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# How near to a GPU's limit ops, steps, the engine, ranks and servers are: recorded tables again, and tests that results
+# How near to a GPU's limit steps, the engine, ranks and servers are: recorded tables again, and tests that results
 # are the same. Each part ends after 240 s at most. Needs what tools/gpu_check.sh needs; output and servers also the extra
-# `serve`. Tests of ranks: tools/gpu_parallel_check.sh. ops compares with an older library where there is one:
-# specdec_hal/lib/libspecdec_cuda_before.so.
+# `serve`. Tests of ranks: tools/gpu_parallel_check.sh. Ops: benchmarks/gpu_bench.sh.
 # usage: benchmarks/limits.sh OUT_DIR PART...
-# PART, on one GPU each, shared out over those that are visible: tests ops steps turns ready host output
+# PART, on one GPU each, shared out over those that are visible: tests steps turns ready host output
 # PART, on two GPUs, not together with the others: ranks-1.2B ranks-8B servers servers-split
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,14 +19,6 @@ part() { # part NAME: in the foreground
   local name=$1 tests=("$python" -m pytest -m gpu -q -ra -p no:cacheprovider)
   case $name in
     tests) "${tests[@]}" -n 8 tests/cuda/test_equality.py tests/cuda/test_decoding.py tests/models/test_prefix_cache.py ;;
-    ops)
-      local builds=(after)
-      if [ -e specdec_hal/lib/libspecdec_cuda_before.so ]; then builds=(before after); fi
-      "$python" benchmarks/before_after.py "$out/$card-limits-ops.json" --builds "${builds[@]}" --only gather_next \
-        "build_sampling_params, B 256" "top-p 0.9, 1 x" "top-p 0.9, 8 x 32" "top-p 0.9, 32 x 32" "no filter, 1 x" \
-        "no filter, 2 x" "no filter, 4 x" "search, LATEST, B 16, L 16" "search, LATEST, B 32, L 8" \
-        "search, LATEST, B 16, L 32" "search, LEFTMOST, B 16" "search, LEFTMOST, B 32"
-      ;;
     steps) "$python" benchmarks/gpu_model.py "$out/$card-limits-steps.json" models ;;
     turns) "$python" benchmarks/chat_turns.py --out "$out/$card-limits-turns.json" ;;
     ready) "$python" benchmarks/ready.py --out "$out/$card-limits-ready.json" ;;

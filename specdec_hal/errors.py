@@ -26,18 +26,10 @@ class SpecDecError(Exception):
 class ArgumentError(SpecDecError, ValueError):
     """A tensor or attribute of an op call violates its OpSpec."""
 
-    def __init__(
-        self, *, op: str, backend: str, argument: str, expected: str, got: str, hint: str = "", cure: str = ""
-    ) -> None:
-        hint = hint or cure  # `cure`: the name until 0.2
+    def __init__(self, *, op: str, backend: str, argument: str, expected: str, got: str, hint: str = "") -> None:
         self.op, self.backend, self.argument = op, backend, argument
         self.expected, self.got, self.hint = expected, got, hint
         super().__init__(f"{op} [{backend}]: argument '{argument}': expected {expected}, got {got}; {hint}")
-
-    @property
-    def cure(self) -> str:
-        """Deprecated name of `hint`, until 0.2."""
-        return self.hint
 
 
 class NoDistributionError(ArgumentError):

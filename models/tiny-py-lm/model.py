@@ -1,5 +1,4 @@
 """The network of tiny-py-lm: a Llama-style decoder and one multi-token-prediction (MTP) module, for training.
-Without the module, with one layer and a head of its own it is the draft model's (`train_draft.py`).
 
 Parameter names are those of the checkpoint: Hugging Face Llama's, and DeepSeek-V3's for the MTP module, which sits at
 ``model.layers.{num_hidden_layers}``. Rotary embeddings use Hugging Face's rotate-half convention.
@@ -133,7 +132,7 @@ class MTPLayer(Layer):
 
 
 class TinyPyLM(nn.Module):
-    """The decoder plus its MTP module, if it has one. Both share embedding and head, which are one matrix if tied."""
+    """The decoder plus its MTP module. Both share the embedding, which is the head too."""
 
     cos: Tensor
     sin: Tensor
@@ -150,8 +149,6 @@ class TinyPyLM(nn.Module):
                 "norm": RMSNorm(c.hidden_size, c.rms_norm_eps),
             }
         )
-        if not c.tie_word_embeddings:
-            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.dropout = nn.Dropout(dropout)
         frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
         angle = torch.outer(torch.arange(c.max_position_embeddings, dtype=torch.float64), frequency)
@@ -185,8 +182,7 @@ class TinyPyLM(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of normed hidden states."""
-        head = self.model["embed_tokens"] if self.config.tie_word_embeddings else self.lm_head
-        return F.linear(hidden, head.weight)
+        return F.linear(hidden, self.model["embed_tokens"].weight)
 
     def losses(self, windows: Tensor) -> tuple[Tensor, Tensor]:
         """Mean cross-entropies (t + 1 by the decoder, t + 2 by the MTP module) in nats; windows int64 [B, T + 2]."""
@@ -200,14 +196,12 @@ class TinyPyLM(nn.Module):
 
 
 def save_float16(model: TinyPyLM, path: Path) -> None:
-    """Write the parameters as float16 safetensors, replacing `path` at once (a kill leaves the old file whole)."""
+    """Write the parameters as float16 safetensors."""
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in model.named_parameters()}
     bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if bad:
         raise SystemExit(f"not finite in float16: {', '.join(bad)}")
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.replace(path)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def load_float16(config: Config, path: Path, device: torch.device) -> TinyPyLM:

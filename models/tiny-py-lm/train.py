@@ -2,19 +2,20 @@
 
     python train.py --corpus /path/to/cpython/Lib --out DIR [--minutes 5]
 
-writes config.json, model.safetensors, tokenizer.json, training.json, loss.png and MODEL_CARD.md to DIR. `--smoke` does
-all of it on a slice of the corpus, on the CPU, in under a minute. The best checkpoint by validation loss is on disk at
-any time; SIGTERM or Ctrl-C ends the training early and still finishes the outputs.
+writes config.json, model.safetensors, tokenizer.json and training.json to DIR; the card is written by hand. `--smoke`
+does all of it on a slice of the corpus, on the CPU, in under a minute. The weights are those of the lowest validation
+loss.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import os
 import platform
-import signal
+import shlex
 import sys
 import sysconfig
 import time
@@ -26,7 +27,6 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 from data import (
-    END_OF_TEXT_ID,
     Corpus,
     SourceFile,
     augmented_copies,
@@ -36,8 +36,6 @@ from data import (
     train_tokenizer,
 )
 from model import Config, TinyPyLM, load_float16, save_float16
-from report import write_report
-from tokenizers import Tokenizer
 from torch import Tensor
 
 CONTEXT = 2048
@@ -152,52 +150,6 @@ def measure(model: TinyPyLM, windows: Tensor) -> dict[str, float]:
     return {name: value / len(windows) for name, value in sums.items()}
 
 
-PROMPTS = (
-    "def binary_search(items, target):\n    ",
-    'class Stack:\n    """A simple last-in, first-out stack."""\n\n    def __init__(self):\n        ',
-    "import os\nimport sys\nimport argparse\n\n\ndef main():\n    ",
-    "import unittest\n\n\nclass TestQueue(unittest.TestCase):\n\n    def setUp(self):\n        ",
-    'def read_table(path, delimiter=","):\n    rows = []\n    with open(path) as handle:\n        for line in handle:\n'
-    "            line = line.strip()\n            if not line:\n                continue\n"
-    "            rows.append(line.split(delimiter))\n    return rows\n\n\n"
-    'def read_table_checked(path, delimiter=","):\n    ',
-)
-
-
-@torch.no_grad()
-def generate(model: TinyPyLM, prompt: list[int], count: int, temperature: float, top_p: float, seed: int) -> list[int]:
-    """Up to `count` new tokens; temperature 0 is greedy. Recomputes the whole context per token: plain, not fast."""
-    device = model.cos.device
-    generator = torch.Generator().manual_seed(seed)
-    tokens = list(prompt)
-    for _ in range(count):
-        context = torch.tensor([tokens[-CONTEXT:]], device=device)
-        logits = model.logits(model.hidden(context)[0, -1]).float().cpu()
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            p, ids = torch.softmax(logits / temperature, -1).sort(descending=True)
-            p[p.cumsum(-1) - p >= top_p] = 0.0
-            token = int(ids[torch.multinomial(p, 1, generator=generator)])
-        if token == END_OF_TEXT_ID:
-            break
-        tokens.append(token)
-    return tokens[len(prompt) :]
-
-
-def generations(model: TinyPyLM, tokenizer: Tokenizer, count: int) -> list[dict[str, Any]]:
-    """Greedy and sampled continuations of PROMPTS."""
-    results = []
-    for prompt in PROMPTS:
-        ids = tokenizer.encode(prompt).ids
-        for temperature, top_p in ((0.0, 1.0), (0.8, 0.9)):
-            new = generate(model, ids, count, temperature, top_p, seed=7)
-            text = tokenizer.decode(new)
-            settings = {"temperature": temperature, "top_p": top_p, "prompt_tokens": len(ids)}
-            results.append({"prompt": prompt, **settings, "text": text})
-    return results
-
-
 # ----------------------------------------------------------------------------------------------------- training
 
 
@@ -234,9 +186,8 @@ def train(
     train_windows: Tensor,
     validation: Tensor,
     record: dict[str, Any],
-    save: Any,
 ) -> TinyPyLM:
-    """Train; calls `save(model)` at each best validation loss; returns the averaged model of the best one."""
+    """Train; returns the averaged model of the lowest validation loss."""
     device = validation.device
     torch.manual_seed(args.seed)
     model = TinyPyLM(Config(), args.dropout).to(device)
@@ -245,16 +196,11 @@ def train(
     best_state: dict[str, Tensor] = {}
     optimizer = optimizer_for(model, args, device)
     losses = torch.compile(model.losses) if device.type == "cuda" else model.losses
-    stop: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda which, _frame: stop.append(which))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
 
     history: list[dict[str, float]] = record["history"]
     step, begin, best, progress = 0, time.monotonic(), math.inf, 0.0
     recent: list[Tensor] = []
-    while progress < 1.0 and not stop:
+    while progress < 1.0:
         factor = rate(progress)
         for group in optimizer.param_groups:
             group["lr"] = args.lr * factor
@@ -272,7 +218,7 @@ def train(
             say("compiled; training")
         seconds = time.monotonic() - begin if step >= 5 else 0.0
         progress = step / args.steps if args.steps else seconds / (60.0 * args.minutes)
-        if step % args.eval_every == 0 or progress >= 1.0 or stop:
+        if step % args.eval_every == 0 or progress >= 1.0:
             value, mtp_value = evaluate(average, validation)
             seen, mtp_seen = evaluate(average, train_windows)
             running = torch.stack(recent).mean().item()
@@ -292,34 +238,9 @@ def train(
                 best = value
                 best_state = {name: tensor.clone() for name, tensor in average.state_dict().items()}
                 record |= {"best_step": step, "best_validation_loss_bfloat16": value}
-                save(average)
     record |= {"steps": step, "tokens_seen": step * args.batch * CONTEXT, "training_seconds": time.monotonic() - begin}
-    record["stopped_early"] = bool(stop)
-    for number, handler in previous.items():
-        signal.signal(number, handler)
-    if not best_state:
-        raise SystemExit("stopped before the first evaluation: nothing to save")
     average.load_state_dict(best_state)
     return average
-
-
-@torch.no_grad()
-def check_float16(trained: TinyPyLM, loaded: TinyPyLM, windows: Tensor) -> dict[str, float]:
-    """The file's weights are the trained ones rounded to float16, and rounding hardly moves the outputs."""
-    for (name, a), (other, b) in zip(trained.named_parameters(), loaded.named_parameters(), strict=True):
-        if name != other or not torch.equal(a.half().float(), b):
-            raise SystemExit(f"checkpoint: {name} is not the trained weight rounded to float16")
-    rows = windows[:2, :-2]
-    a, b = trained.hidden(rows), loaded.hidden(rows)
-    ahead_a, ahead_b = trained.mtp_hidden(a, windows[:2, 1:-1]), loaded.mtp_hidden(b, windows[:2, 1:-1])
-    result = {}
-    for name, x, y in (("main", a, b), ("mtp", ahead_a, ahead_b)):
-        x, y = trained.logits(x), loaded.logits(y)
-        result[f"{name}_mean_difference"] = (x - y).abs().mean().item()
-        result[f"{name}_max_difference"] = (x - y).abs().max().item()
-        if result[f"{name}_mean_difference"] > 0.02:
-            raise SystemExit(f"checkpoint: float16 moves the {name} logits by {result} on average; expected < 0.02")
-    return result
 
 
 # --------------------------------------------------------------------------------------------------------- main
@@ -333,14 +254,9 @@ def size(files: list[SourceFile], tokens: int) -> dict[str, int]:
 def describe(args: argparse.Namespace, corpus: Corpus, device: torch.device) -> dict[str, Any]:
     """The part of training.json that is known before the first step."""
     options = {k: v for k, v in vars(args).items() if k not in ("corpus", "out")}
-    shown = [f"--corpus-name '{args.corpus_name}'", f"--minutes {args.minutes:g}", f"--seed {args.seed}"]
-    shown += [f"--batch {args.batch}", f"--lr {args.lr:g}", f"--weight-decay {args.weight_decay:g}"]
-    shown += [f"--dropout {args.dropout:g}", f"--ema {args.ema:g}", f"--copies {args.copies}"]
-    shown += [f"--original-share {args.original_share:g}", f"--eval-every {args.eval_every}"]
-    shown += [f"--steps {args.steps}"] * bool(args.steps) + ["--smoke"] * args.smoke
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return {
-        "command": " ".join(["python train.py --corpus LIB --out DIR", *shown]),
+        "command": shlex.join(["python", *sys.argv]),
         "options": options,
         "mtp_weight": MTP_WEIGHT,
         "context": CONTEXT,
@@ -353,7 +269,6 @@ def describe(args: argparse.Namespace, corpus: Corpus, device: torch.device) -> 
             "tokenizers": tokenizers.__version__,
             "numpy": np.__version__,
         },
-        "complete": False,
         "history": [],
     }
 
@@ -392,26 +307,17 @@ def main() -> None:
     record["parameters"] = sum(p.numel() for p in TinyPyLM(config).parameters())
     say(f"{record['parameters']:,} parameters on {record['device']}")
 
-    def save(model: TinyPyLM) -> None:
-        save_float16(model, checkpoint)
-        record["wall_seconds"] = round(time.monotonic() - STARTED, 1)
-        write_report(record, args.out, figure=False)
-
-    trained = train(args, sampler, train_windows, validation, record, save)
+    trained = train(args, sampler, train_windows, validation, record)
+    save_float16(trained, checkpoint)
     loaded = load_float16(config, checkpoint, device)
-    record["float16_check"] = check_float16(trained, loaded, validation)
     final = measure(loaded, validation)
     final["bits_per_byte"] = final["loss"] / bytes_per_token / math.log(2)
     record["final"] = final
     say(f"float16 checkpoint: {', '.join(f'{k} {v:.4f}' for k, v in final.items())}")
-    record["generations"] = generations(loaded, tokenizer, 12 if args.smoke else 160)
-    record["complete"] = True
     record["wall_seconds"] = round(time.monotonic() - STARTED, 1)
-    write_report(record, args.out, figure=True)
+    (args.out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for file in sorted(args.out.iterdir()):
         say(f"{file.name}: {file.stat().st_size:,} bytes")
-    for item in record["generations"]:
-        print(f"----- temperature {item['temperature']}\n{item['prompt']}«{item['text']}»", flush=True)
 
 
 if __name__ == "__main__":

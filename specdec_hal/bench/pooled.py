@@ -60,21 +60,12 @@ def pooled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def pooled_acceptance(rows: Sequence[Row]) -> tuple[int | None, list[float]]:
-    """Number of drafts, and acceptance by position.
-
-    A position beyond a draft's end counts as not accepted. If rows do not record their drafts: None, and means over
-    rows.
-    """
-    rates = [row["acceptance_by_position"] for row in rows]
-    counted = [row["num_drafts"] for row in rows if "num_drafts" in row]
-    known = len(counted) == len(rows)
-    weights = counted if known else [int(bool(one)) for one in rates]
-    together = [
-        sum(weight * one[at] for weight, one in zip(weights, rates, strict=True) if len(one) > at) / sum(weights)
-        for at in range(max(map(len, rates), default=0))
-    ]
-    return (sum(counted) if known else None), together
+def pooled_acceptance(rows: Sequence[Row]) -> tuple[int, list[float]]:
+    """Number of drafts, and acceptance by position. A position beyond a draft's end counts as not accepted."""
+    rates = [(row["num_drafts"], row["acceptance_by_position"]) for row in rows]
+    drafts = sum(count for count, _ in rates)
+    positions = range(max((len(one) for _, one in rates), default=0))
+    return drafts, [sum(count * one[at] for count, one in rates if len(one) > at) / drafts for at in positions]
 
 
 def interval_of_turns(ratios: Sequence[float]) -> list[float] | None:

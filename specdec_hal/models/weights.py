@@ -62,13 +62,13 @@ def read_memory(folder: str | Path, config: LlamaConfig) -> dict[str, int]:
     }
 
 
-def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
-    """Every weight of the model's checkpoint, with or without MTP modules."""
+def expected_shapes(config: LlamaConfig) -> Shapes:
+    """Every weight of the model's checkpoint, with its MTP modules."""
     d = config.hidden_size
     shapes: Shapes = {EMBEDDING: (config.vocab_size, d), "model.norm.weight": (d,)}
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, d)
-    for i in range(config.num_hidden_layers + (config.num_nextn_predict_layers if mtp else 0)):
+    for i in range(config.num_hidden_layers + config.num_nextn_predict_layers):
         layer = f"model.layers.{i}"
         shapes |= layer_shapes(layer, config, d)
         if i >= config.num_hidden_layers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol
@@ -54,12 +54,6 @@ class Probe:
     available: bool
     reason: str = ""
     hint: str = ""
-    cure: InitVar[str] = ""
-    """Deprecated name of `hint`, until 0.2."""
-
-    def __post_init__(self, cure: str) -> None:
-        if cure:
-            object.__setattr__(self, "hint", cure)
 
 
 @dataclass(frozen=True)

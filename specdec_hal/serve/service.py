@@ -82,7 +82,7 @@ class Service:
 
     async def answer(self, http: Request, answer: Answer) -> Response:
         """Generate a stream of events or a whole answer."""
-        self._check_model(answer.request.model)
+        check_model(answer.request.model, self.name)
         if not self._request_limit.take():
             most = f"expected at most {self._request_limit.most} requests at the same time; try again later"
             raise refusal(429, most, {"Retry-After": "1"})
@@ -140,11 +140,8 @@ class Service:
             chat, self.name, self.tokenizer, prompt, self.mark, asked=request, reasoning_parser=parser
         )
 
-    async def chat_prompt(self, request: ChatCompletionRequest) -> str:
+    async def chat_prompt(self, keys: TemplateKeys) -> str:
         """The prompt text of a chat. RequestError without a template, or if it refuses the messages."""
-        return await self._rendered(request)
-
-    async def _rendered(self, keys: TemplateKeys) -> str:
         if self.renderer is None:
             raise missing_template(self.name)
         if keys.prompt_text is not None:
@@ -219,14 +216,14 @@ class Service:
 
     def model(self, name: str) -> Json:
         """The one model; 404 for the name of another."""
-        self._check_model(name)
+        check_model(name, self.name)
         card = {"id": self.name, "object": "model", "created": 0, "owned_by": "specdec_hal"}
         return {**card, "max_model_len": self.engine.info.max_model_len}
 
     async def tokenize(self, request: TokenizeRequest) -> bytes:
         """The prompt tokens of this prompt or these messages, as in vLLM."""
-        self._check_model(request.model)
-        text = request.prompt if request.messages is None else await self._rendered(request)
+        check_model(request.model, self.name)
+        text = request.prompt if request.messages is None else await self.chat_prompt(request)
         tokens = await self._encode(text or "", request.adds_special_tokens)
 
         def answer() -> bytes:
@@ -238,7 +235,7 @@ class Service:
 
     async def detokenize(self, request: DetokenizeRequest) -> bytes:
         """The text of tokens. WrongKeyError for one outside the tokenizer's vocabulary."""
-        self._check_model(request.model)
+        check_model(request.model, self.name)
         tokens, size = request.tokens, self.tokenizer.vocab_size
 
         def answer() -> bytes:
@@ -261,9 +258,6 @@ class Service:
         if self.engine.unready:
             raise refusal(503, self.engine.unready)
         return self.health()
-
-    def _check_model(self, name: str | None) -> None:
-        check_model(name, self.name)
 
 
 class _Events(Response):

@@ -340,16 +340,21 @@ def test_bytes_of_replayed_updates() -> None:
         assert layer.nbytes(3, 2, Storage.STATES) > 4.9 * layer.prefix_nbytes(2)
 
 
-def test_replayed_updates_that_are_gone(delta: Models) -> None:
-    """A step of a prompt moves the checkpoint to its end: nothing of it can be taken back."""
-    model = delta.model
+def steps_of(model: Any, storage: Storage) -> Any:
+    """step(position, length): states after tokens of one text, of which the model keeps those of one draft."""
     model.allocate(2, 64)
-    model.allocate_states(2, 1, storage=Storage.REPLAY)
+    model.allocate_states(2, 1, storage=storage)
 
     def step(position: int, length: int) -> Any:
         ids = np.arange(3 + position, 3 + position + length)
         return model.forward(ForwardBatch(ids, [Segment(1, 0, length, position)]))[FINAL_NORM]
 
+    return step
+
+
+def test_replayed_updates_that_are_gone(delta: Models) -> None:
+    """A step of a prompt moves the checkpoint to its end: nothing of it can be taken back."""
+    step = steps_of(delta.model, Storage.REPLAY)
     step(0, 7)
     with pytest.raises(ArgumentError, match=r"position of slot 1.*expected 0, or one of 7\.\.7, .*got 6"):
         step(6, 1)
@@ -360,14 +365,7 @@ def test_replayed_updates_that_are_gone(delta: Models) -> None:
 
 def test_states_that_are_gone(delta: Models) -> None:
     """Fewer are kept than a caller would take back: an error by name, and the next step works."""
-    model = delta.model
-    model.allocate(2, 64)
-    model.allocate_states(2, 1)
-
-    def step(position: int, length: int) -> Any:
-        ids = np.arange(3 + position, 3 + position + length)
-        return model.forward(ForwardBatch(ids, [Segment(1, 0, length, position)]))[FINAL_NORM]
-
+    step = steps_of(delta.model, Storage.STATES)
     whole = step(0, 12)
     with pytest.raises(ArgumentError, match=r"position of slot 1.*expected 0, or one of 10\.\.12, .*got 9"):
         step(9, 2)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from specdec_hal.errors import (
-    ArgumentError,
     BackendUnavailableError,
     ConfigError,
     PluginError,
@@ -232,9 +231,3 @@ class TestProposersAndModels:
         with pytest.raises(PluginError, match=r"model 'Llama \(torch\)' is announced by"):
             registry.get_model("Llama", "torch")
         assert registry.get_model("Llama", "paddle").loader is dict
-
-
-def test_a_hint_may_still_be_given_by_its_old_name() -> None:
-    error = ArgumentError(op="x", backend="y", argument="z", expected="1", got="2", cure="pass 1")
-    assert str(error).endswith("; pass 1") and error.hint == error.cure == "pass 1"
-    assert Probe(False, "no driver", cure="install it") == Probe(False, "no driver", "install it")

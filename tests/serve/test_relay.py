@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import httpx
 import pytest
 
 from specdec_hal.serve import relay
+from tests.support.command import serving
 from tests.support.processes import descendants
 
 ROOT = Path(__file__).parents[2]
@@ -127,22 +126,10 @@ def test_lines_in_parts() -> None:
     ]
 
 
-@contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--port", "0", "--log-format", "json", *arguments]
-    pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        try:
-            assert process.stdout is not None
-            yield process, json.loads(process.stdout.readline())["url"]
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize("how", [(), pytest.param(("--no-split",), marks=pytest.mark.slow)], ids=["two", "one"])
 def test_a_server(how: tuple[str, ...]) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-    with serving(*how) as (process, url):
+    with serving("--log-format", "json", *how) as (process, url):
         big = {"prompt": "x" * 70_000, "max_tokens": 1}  # in a process of its own
         assert httpx.post(f"{url}/v1/completions", json=big, timeout=60).status_code == 400
         _, worker = descendants(process.pid, "specdec_hal.structured.worker")  # the second is a fork of the first

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -16,9 +13,8 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.serve.replicas import Replicas, run
+from tests.support.command import serving
 from tests.support.processes import descendants
-
-ROOT = Path(__file__).parents[2]
 
 
 def text(url: str) -> str:
@@ -32,18 +28,9 @@ def text(url: str) -> str:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_replica_that_is_killed_is_replaced() -> None:
-    command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--replicas", "2", "--port", "8321", "--json"]
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        assert server.stdout is not None
-        told = ""
-        while not told.endswith("}\n"):
-            line = server.stdout.readline()
-            assert line, "the server ended"
-            told += line
-        url = json.loads(told[told.index("{") :])["url"]
+    environment = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    arguments = ("--replicas", "2", "--port", "8321")
+    with serving(*arguments, stderr=subprocess.DEVNULL, **environment) as (server, url):
         expected = text(url)
         assert {text(url) for _ in range(6)} == {expected}
         before = descendants(server.pid, "ServeReplica")

@@ -34,11 +34,6 @@ _LONG = {
         "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 3.0, 2.0, 8.0],
     },
 }  # fmt: skip
-_DELTA = {
-    **_SIZES, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}  # fmt: skip
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Llama": _SIZES,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,12 +17,10 @@ from typing import Any
 import httpx
 
 from specdec_hal.serve.split.addresses import ENGINE
+from tests.support.command import START_S, serving
 from tests.support.load import Answer, Clients, differs
 from tests.support.processes import descendants, gone
 
-ROOT = Path(__file__).parents[2]
-START_S = 120.0
-"""Until a server listens: the ranks load their model, and compile on a GPU."""
 PROMPTS = ("def add(a, b):", "class Stack:\n    def __init__(self):", "import os\n\nfor path in", "x = [")
 SLACK_S = 2.0
 """Time in which callers must be notified of a dead or abandoned rank."""
@@ -66,38 +61,16 @@ class RankServer:
 @contextmanager
 def rank_server(*arguments: str) -> Iterator[RankServer]:
     """`specdec-hal serve` with these arguments, once it listens."""
-    command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--json", "--port", "0", *arguments]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        with log.open("w") as written:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=written, text=True, cwd=ROOT,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-            )  # fmt: skip
-        server = None
+    with (
+        tempfile.NamedTemporaryFile("w") as log,
+        serving(*arguments, stderr=log, PYTHONFAULTHANDLER="1") as (process, url),
+    ):
+        server = RankServer(process, url, Path(log.name))
         try:
-            assert process.stdout is not None
-            timer = threading.Timer(START_S, process.send_signal, [signal.SIGABRT])
-            timer.start()
-            shown = _document(process)
-            timer.cancel()
-            assert shown, f"the server has not started:\n{log.read_text()}"
-            server = RankServer(process, json.loads(shown)["url"], log)
             yield server
         finally:
-            for pid in server.ranks if server is not None else [process.pid]:
+            for pid in server.ranks:
                 _kill(pid, signal.SIGKILL)
-            process.wait()
-
-
-def _document(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("}"):
-            return "".join(lines)
-    return ""
 
 
 def _kill(pid: int, how: int) -> None:
