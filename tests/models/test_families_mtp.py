@@ -22,7 +22,7 @@ from specdec_hal.runner import SamplingParams
 from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
-from tests.support.hf_models import VOCABULARY, Case, write_model
+from tests.support.hf_models import VOCABULARY, Case, enlarge, write_model
 from tests.support.history_model import LetterTokenizer
 
 pytestmark = pytest.mark.torch
@@ -298,6 +298,104 @@ def test_drafts_of_the_library(kind: str, tmp_path: Path) -> None:
         drafts.append(int(given[0, 0]))
     assert ours == drafts and len(set(drafts)) > 4
 
+
+STEP: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
+    "num_attention_groups": 2, "attention_other_setting": {"num_attention_heads": 6}, "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "rope_theta": [1e5, 1e4, 1e4],
+    "partial_rotary_factors": [0.5, 1.0, 1.0], "moe_layers_enum": "1", "moe_num_experts": 4, "moe_top_k": 2,
+    "moe_intermediate_size": 32, "share_expert_dim": 32, "moe_router_scaling_factor": 1.5, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2,
+    "swiglu_limits_shared": [0.05, 0.0, 0.0],
+}  # fmt: skip
+"""Two layers and the module's, as in the authors' config.json."""
+SIGHT = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}
+
+
+def write_step(folder: Path, alone: bool) -> tuple[Any, dict[str, Any]]:
+    """A checkpoint of Step-3.7, or of Step-3.5 (`alone`), with a module under the authors' names. Returns the library's
+    model of all three layers, and the module's own weights."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Step3p7Config, Step3p7ForConditionalGeneration
+
+    torch.manual_seed(3)
+    whole = Step3p7ForConditionalGeneration(Step3p7Config(text_config=dict(STEP), vision_config=dict(SIGHT))).eval()
+    enlarge(whole, 4)
+    whole.save_pretrained(folder)
+    tensors, layer = load_file(folder / "model.safetensors"), "model.layers.2."
+    for name in [name for name in tensors if alone and name.startswith("vi")]:
+        del tensors[name]
+    head = "transformer.shared_head."
+    own = {f"{layer}{name}.weight": torch.randn(32) / 10 for name in ("enorm", "hnorm", f"{head}norm")}
+    own |= {f"{layer}eh_proj.weight": torch.randn(32, 64) / 8, f"{layer}{head}output.weight": torch.randn(96, 32)}
+    save_file({**tensors, **own}, folder / "model.safetensors", {"format": "pt"})
+    text = {**STEP, "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "model_type": "step3p5"}
+    raw = {**text, "architectures": ["Step3p5ForCausalLM"]} if alone else json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw if alone else {**raw, "text_config": text}))
+    return whole, {name.removeprefix(layer).removeprefix("transformer."): one for name, one in own.items()}
+
+
+def step_drafts(whole: Any, own: dict[str, Any], text: list[int], drafts: int) -> list[int]:
+    """Drafts after a text, as vLLM and SGLang compute them: without a cache, by the library's layer."""
+    import torch
+
+    base, epsilon = whole.model.language_model, whole.config.text_config.rms_norm_eps
+
+    def norm(x: Any, name: str) -> Any:
+        return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + epsilon) * (1 + own[f"{name}.weight"].double())
+
+    def layer(index: int, x: Any) -> Any:
+        kind, rows = base.config.layer_types[index], torch.arange(len(x))
+        near = (rows[:, None] >= rows) & ((kind == "full_attention") | (rows[:, None] - rows < 8))
+        mask = torch.zeros(len(x), len(x), dtype=torch.float64).masked_fill(~near, -torch.inf)[None, None]
+        turn = base.rotary_emb(x[None], rows[None], kind)
+        return base.layers[index](x[None], attention_mask=mask, position_embeddings=turn)[0]
+
+    with torch.inference_mode():
+        base.double()
+        embedded = base.embed_tokens(torch.tensor(text))
+        states = layer(1, layer(0, embedded[:-1]))  # of the target, before its norm
+        found: list[int] = []
+        for _ in range(drafts):
+            tokens = torch.cat([embedded[1:], *(base.embed_tokens(torch.tensor([one])) for one in found)])
+            x = torch.cat([norm(tokens, "enorm"), norm(states, "hnorm")], -1) @ own["eh_proj.weight"].double().T
+            rows = layer(2, x)
+            logits = norm(rows[-1], "shared_head.norm") @ own["shared_head.output.weight"].double().T
+            found.append(int(logits.argmax()))
+            states = torch.cat([states, rows[-1:]])
+    return found
+
+
+@pytest.mark.parametrize(("place", "alone"), [("host", False), ("host", True), ("device", False)])
+def test_step(tmp_path: Path, place: str, alone: bool) -> None:
+    """Step-3.7 and Step-3.5: heads and rotation by the kind of layer, a window, a head of the module's own. Drafts of
+    every round are those of a slow pass; tokens are the library's."""
+    import torch
+
+    whole, own = write_step(tmp_path / "model", alone)
+    model = load(tmp_path / "model", place)
+    assert type(model._decoder.model).__name__ == "Step3p5ForCausalLM" and model.capabilities.mtp_modules == 1
+    prompts = [np.random.default_rng(i).integers(3, VOCABULARY, size).tolist() for i, size in enumerate((2, 11, 19))]
+    runner = make_runner(
+        model=model, speculative={"method": "auto", "num_speculative_tokens": 3, "adaptive": False},
+        runner={"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 64},
+    )  # fmt: skip
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True, return_drafts=True)
+    outputs = outputs_of(runner, *((prompt, params) for prompt in prompts))
+    assert not runner.summary()["failed_proposals"]
+    rounds, whole.config.text_config.num_hidden_layers = 0, 2  # the library's target leaves the third layer out
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            best = whole(torch.tensor([[*prompt, *output.token_ids]]), use_cache=False).logits[0].argmax(-1).tolist()
+        assert best[len(prompt) - 1 : -1] == list(output.token_ids)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        text = [*prompt, *output.token_ids]
+        for round_ in output.drafts:
+            before = text[: len(prompt) + round_.start]
+            assert list(round_.token_ids) == step_drafts(whole, own, before, len(round_.token_ids))
+            rounds += len(round_.token_ids) == 3
+    assert rounds > 20
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_the_embedding_of_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
