@@ -397,6 +397,39 @@ def test_step(tmp_path: Path, place: str, alone: bool) -> None:
             rounds += len(round_.token_ids) == 3
     assert rounds > 20
 
+
+def test_step_beside_the_library(tmp_path: Path) -> None:
+    """First drafts of the library's `MtpModel`, over states from before the target's norm, with the module's head."""
+    import torch
+    import transformers
+    from transformers.cache_utils import DynamicCache
+    from transformers.modeling_layers import MtpModel
+
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
+        pytest.skip("MtpModel needs transformers 5.24 for rotary embeddings that depend on the layer")
+    whole, own = write_step(tmp_path / "model", False)
+    text, layers = whole.config.text_config, whole.model.language_model.layers
+    text.num_hidden_layers, text.num_mtp_layers, text.mtp_per_layer_config = 2, 1, {0: {"num_attention_heads": 6}}
+    text.mtp_layer_types, text.mtp_mlp_layer_types, text.swiglu_limits_shared = ["sliding_attention"], ["dense"], None
+    theirs = MtpModel(whole, 1).eval()
+    names = {"post_norm.weight": "shared_head.norm.weight", **{f"{n}.weight": f"{n}.weight" for n in ("enorm", "hnorm", "eh_proj")}}
+    block = {f"mtp_block.{name}": weight for name, weight in layers[2].state_dict().items()}
+    theirs.layers[0].load_state_dict({**{name: own[key] for name, key in names.items()}, **block})
+    theirs.shared_head = torch.nn.Linear(32, VOCABULARY, bias=False)
+    theirs.shared_head.weight = torch.nn.Parameter(own["shared_head.output.weight"])
+    model, at = load(tmp_path / "model", "host"), 24
+    model.allocate(1, 64)
+    module, tokens = model.mtp_module(), np.random.default_rng(1).integers(3, VOCABULARY, at + 1)
+    states = model.forward(ForwardBatch(tokens[:at], [Segment(0, 0, at, 0)], (1,)))[1]
+    rows = module.forward(ForwardBatch(tokens[1:], [Segment(0, 0, at, 0)]), states)
+    ours, drafts = module.compute_logits(rows).argmax(-1).tolist(), []
+    for end in range(1, at + 1):
+        with torch.inference_mode():
+            ids, positions = torch.as_tensor(tokens[1 : end + 1])[None], torch.arange(1, end + 1)[None]
+            given, *_ = theirs(ids, states[None, :end], torch.ones_like(ids), positions, DynamicCache())
+        drafts.append(int(given[0, 0]))
+    assert ours == drafts and len(set(drafts)) > 4
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_the_embedding_of_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     """The setting decides between the library's rule and vLLM's."""
