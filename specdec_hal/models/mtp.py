@@ -192,7 +192,8 @@ def trained_files(path: Path, config: Any) -> ModuleFiles:
 
 @dataclass(frozen=True)
 class ModuleWeights:
-    """A module's weights; `layer`: those of its layer, by their names there. `final_norm`, `head` None: the target's."""
+    """A module's weights; `layer`: those of its layer, by their names there. Without `final_norm` or `head`: the
+    target's."""
 
     embedding_norm: Any
     hidden_norm: Any

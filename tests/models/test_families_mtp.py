@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from specdec_hal.runner import SamplingParams
 from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
+from tests.support.device_models import device_model
 from tests.support.hf_models import VOCABULARY, Case, enlarge, write_model
 from tests.support.history_model import LetterTokenizer
 
@@ -299,17 +301,9 @@ def test_drafts_of_the_library(kind: str, tmp_path: Path) -> None:
     assert ours == drafts and len(set(drafts)) > 4
 
 
-STEP: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
-    "num_attention_groups": 2, "attention_other_setting": {"num_attention_heads": 6}, "sliding_window": 8,
-    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "rope_theta": [1e5, 1e4, 1e4],
-    "partial_rotary_factors": [0.5, 1.0, 1.0], "moe_layers_enum": "1", "moe_num_experts": 4, "moe_top_k": 2,
-    "moe_intermediate_size": 32, "share_expert_dim": 32, "moe_router_scaling_factor": 1.5, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 256, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2,
-    "swiglu_limits_shared": [0.05, 0.0, 0.0],
-}  # fmt: skip
-"""Two layers and the module's, as in the authors' config.json."""
-SIGHT = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}
+WHOLE = json.loads((Path(__file__).parent / "step.json").read_text())
+STEP = WHOLE["text_config"]
+"""Two layers of Step and the module's, as in the authors' config.json."""
 
 
 def write_step(folder: Path, alone: bool) -> tuple[Any, dict[str, Any]]:
@@ -320,7 +314,7 @@ def write_step(folder: Path, alone: bool) -> tuple[Any, dict[str, Any]]:
     from transformers import Step3p7Config, Step3p7ForConditionalGeneration
 
     torch.manual_seed(3)
-    whole = Step3p7ForConditionalGeneration(Step3p7Config(text_config=dict(STEP), vision_config=dict(SIGHT))).eval()
+    whole = Step3p7ForConditionalGeneration(Step3p7Config(**copy.deepcopy(WHOLE))).eval()
     enlarge(whole, 4)
     whole.save_pretrained(folder)
     tensors, layer = load_file(folder / "model.safetensors"), "model.layers.2."
@@ -331,40 +325,38 @@ def write_step(folder: Path, alone: bool) -> tuple[Any, dict[str, Any]]:
     own |= {f"{layer}eh_proj.weight": torch.randn(32, 64) / 8, f"{layer}{head}output.weight": torch.randn(96, 32)}
     save_file({**tensors, **own}, folder / "model.safetensors", {"format": "pt"})
     text = {**STEP, "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "model_type": "step3p5"}
-    raw = {**text, "architectures": ["Step3p5ForCausalLM"]} if alone else json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw if alone else {**raw, "text_config": text}))
+    raw = json.loads((folder / "config.json").read_text())
+    raw = {**text, "architectures": ["Step3p5ForCausalLM"]} if alone else {**raw, "text_config": text}
+    (folder / "config.json").write_text(json.dumps(raw))
     return whole, {name.removeprefix(layer).removeprefix("transformer."): one for name, one in own.items()}
 
 
 def step_drafts(whole: Any, own: dict[str, Any], text: list[int], drafts: int) -> list[int]:
-    """Drafts after a text, as vLLM and SGLang compute them: without a cache, by the library's layer."""
+    """Drafts after a text, as vLLM and SGLang compute them: without a cache, by the library's layers in float64."""
     import torch
 
-    base, epsilon = whole.model.language_model, whole.config.text_config.rms_norm_eps
+    base = whole.model.language_model.double()
 
     def norm(x: Any, name: str) -> Any:
-        return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + epsilon) * (1 + own[f"{name}.weight"].double())
+        return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-5) * (1 + own[f"{name}.weight"].double())
 
     def layer(index: int, x: Any) -> Any:
-        kind, rows = base.config.layer_types[index], torch.arange(len(x))
-        near = (rows[:, None] >= rows) & ((kind == "full_attention") | (rows[:, None] - rows < 8))
-        mask = torch.zeros(len(x), len(x), dtype=torch.float64).masked_fill(~near, -torch.inf)[None, None]
+        rows, kind = torch.arange(len(x)), STEP["layer_types"][index]
+        before = rows[:, None] - rows
+        unseen = (before < 0) | (before >= (8 if index else len(x)))
         turn = base.rotary_emb(x[None], rows[None], kind)
-        return base.layers[index](x[None], attention_mask=mask, position_embeddings=turn)[0]
+        return base.layers[index](
+            x[None], attention_mask=unseen.double()[None, None] * -1e30, position_embeddings=turn
+        )[0]
 
+    ids, projection, head = list(text), *(own[f"{name}.weight"].double() for name in ("eh_proj", "shared_head.output"))
     with torch.inference_mode():
-        base.double()
-        embedded = base.embed_tokens(torch.tensor(text))
-        states = layer(1, layer(0, embedded[:-1]))  # of the target, before its norm
-        found: list[int] = []
+        states = layer(1, layer(0, base.embed_tokens(torch.tensor(text[:-1]))))  # of the target, before its norm
         for _ in range(drafts):
-            tokens = torch.cat([embedded[1:], *(base.embed_tokens(torch.tensor([one])) for one in found)])
-            x = torch.cat([norm(tokens, "enorm"), norm(states, "hnorm")], -1) @ own["eh_proj.weight"].double().T
-            rows = layer(2, x)
-            logits = norm(rows[-1], "shared_head.norm") @ own["shared_head.output.weight"].double().T
-            found.append(int(logits.argmax()))
-            states = torch.cat([states, rows[-1:]])
-    return found
+            read = norm(base.embed_tokens(torch.tensor(ids[1:])), "enorm"), norm(states, "hnorm")
+            states = torch.cat([states, row := layer(2, torch.cat(read, -1) @ projection.T)[-1:]])
+            ids.append(int((norm(row, "shared_head.norm") @ head.T).argmax()))
+    return ids[len(text) :]
 
 
 @pytest.mark.parametrize(("place", "alone"), [("host", False), ("host", True), ("device", False)])
@@ -386,11 +378,10 @@ def test_step(tmp_path: Path, place: str, alone: bool) -> None:
     assert not runner.summary()["failed_proposals"]
     rounds, whole.config.text_config.num_hidden_layers = 0, 2  # the library's target leaves the third layer out
     for prompt, output in zip(prompts, outputs, strict=True):
-        with torch.inference_mode():
-            best = whole(torch.tensor([[*prompt, *output.token_ids]]), use_cache=False).logits[0].argmax(-1).tolist()
-        assert best[len(prompt) - 1 : -1] == list(output.token_ids)
-    for prompt, output in zip(prompts, outputs, strict=True):
         text = [*prompt, *output.token_ids]
+        with torch.inference_mode():
+            best = whole.double()(torch.tensor([text]), use_cache=False).logits[0].argmax(-1).tolist()
+        assert best[len(prompt) - 1 : -1] == list(output.token_ids)
         for round_ in output.drafts:
             before = text[: len(prompt) + round_.start]
             assert list(round_.token_ids) == step_drafts(whole, own, before, len(round_.token_ids))
@@ -398,37 +389,17 @@ def test_step(tmp_path: Path, place: str, alone: bool) -> None:
     assert rounds > 20
 
 
-def test_step_beside_the_library(tmp_path: Path) -> None:
-    """First drafts of the library's `MtpModel`, over states from before the target's norm, with the module's head."""
-    import torch
-    import transformers
-    from transformers.cache_utils import DynamicCache
-    from transformers.modeling_layers import MtpModel
+@pytest.mark.slow
+def test_step_on_kernels(tmp_path: Path, triton_device: str) -> None:
+    """Heads of its layers are rotated in part or whole: by kernels as by the library's operators."""
+    write_step(tmp_path / "model", True)
+    states, tokens = [], np.random.default_rng(1).integers(3, VOCABULARY, 6)
+    for model in (load(tmp_path / "model", "host"), device_model(tmp_path / "model", triton_device)):
+        model.allocate(1, 64)
+        hidden = model.forward(ForwardBatch(tokens[:-1], [Segment(0, 0, 5, 0)], (1,)))[1]
+        states.append(model.mtp_module().forward(ForwardBatch(tokens[1:], [Segment(0, 0, 5, 0)]), hidden).cpu())
+    np.testing.assert_allclose(*states, atol=1e-3)
 
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
-        pytest.skip("MtpModel needs transformers 5.24 for rotary embeddings that depend on the layer")
-    whole, own = write_step(tmp_path / "model", False)
-    text, layers = whole.config.text_config, whole.model.language_model.layers
-    text.num_hidden_layers, text.num_mtp_layers, text.mtp_per_layer_config = 2, 1, {0: {"num_attention_heads": 6}}
-    text.mtp_layer_types, text.mtp_mlp_layer_types, text.swiglu_limits_shared = ["sliding_attention"], ["dense"], None
-    theirs = MtpModel(whole, 1).eval()
-    names = {"post_norm.weight": "shared_head.norm.weight", **{f"{n}.weight": f"{n}.weight" for n in ("enorm", "hnorm", "eh_proj")}}
-    block = {f"mtp_block.{name}": weight for name, weight in layers[2].state_dict().items()}
-    theirs.layers[0].load_state_dict({**{name: own[key] for name, key in names.items()}, **block})
-    theirs.shared_head = torch.nn.Linear(32, VOCABULARY, bias=False)
-    theirs.shared_head.weight = torch.nn.Parameter(own["shared_head.output.weight"])
-    model, at = load(tmp_path / "model", "host"), 24
-    model.allocate(1, 64)
-    module, tokens = model.mtp_module(), np.random.default_rng(1).integers(3, VOCABULARY, at + 1)
-    states = model.forward(ForwardBatch(tokens[:at], [Segment(0, 0, at, 0)], (1,)))[1]
-    rows = module.forward(ForwardBatch(tokens[1:], [Segment(0, 0, at, 0)]), states)
-    ours, drafts = module.compute_logits(rows).argmax(-1).tolist(), []
-    for end in range(1, at + 1):
-        with torch.inference_mode():
-            ids, positions = torch.as_tensor(tokens[1 : end + 1])[None], torch.arange(1, end + 1)[None]
-            given, *_ = theirs(ids, states[None, :end], torch.ones_like(ids), positions, DynamicCache())
-        drafts.append(int(given[0, 0]))
-    assert ours == drafts and len(set(drafts)) > 4
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_the_embedding_of_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
