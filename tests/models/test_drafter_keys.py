@@ -225,6 +225,8 @@ def test_an_embedding_that_is_the_head_too(target: LlamaConfig, tmp_path: Path) 
     ("raw", "got"),
     [
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "new"}}, "DFlashDraftModel with"),
+        ({"architectures": ["DFlash3DraftModel"], "dflash_config": {}, "draft_vocab_size": 99}, "DFlash3DraftModel"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "MLPSpeculatorPreTrainedModel"),
         ({"speculators_model_type": "medusa"}, "speculators_model_type 'medusa'"),
         ({"architectures": ["LlamaForCausalLMEagle"]}, "LlamaForCausalLMEagle"),
         ({"architectures": ["Gemma5AssistantForCausalLM"]}, "Gemma5AssistantForCausalLM"),

@@ -105,12 +105,16 @@ def test_rows_are_those_of_an_independent_head(
         after = module.forward(ForwardBatch(np.array(text[-1:]), [Segment(1, 0, 1, 14 + number)]), after[-1:])
 
 
-@pytest.mark.parametrize("pickled", [False, pytest.param(True, marks=pytest.mark.torch)])
-def test_the_original_format_is_the_same_head(target: Path, tmp_path: Path, pickled: bool) -> None:
+@pytest.mark.parametrize("pickled", ["", *(pytest.param(x, marks=pytest.mark.torch) for x in ("whole", "index"))])
+def test_the_original_format_is_the_same_head(target: Path, tmp_path: Path, pickled: str) -> None:
     if pickled:
         pytest.importorskip("torch")
     head, llama = make_head(options={"norm_before_residual": True}), read_config(target)
-    folders = head.write_speculators(tmp_path / "a"), head.write_original(tmp_path / "b", pickled=pickled)
+    folders = head.write_speculators(tmp_path / "a"), head.write_original(tmp_path / "b", pickled=bool(pickled))
+    if pickled == "index":
+        file = folders[1] / "pytorch_model.bin"
+        file.rename(file.with_name("1-of-1.bin"))
+        Path(f"{file}.index.json").write_text(json.dumps({"weight_map": {"fc.weight": "1-of-1.bin"}}))
     first, second = (read_eagle3(folder, llama) for folder in folders)
     assert first.taps == second.taps == (1, 3, 6)
     assert "outputs of these layers" in second.numbering
@@ -158,7 +162,7 @@ def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
     [
         ({"norm_before_everything": True}, "norm_before_everything: no such key"),
         ({"logit_scale": 0.5}, "logit_scale: 1 or no such key"),
-        ({"attention_bias": True}, "attention_bias: false"),
+        ({"attention_bias": True}, "attention_bias: false or no such key, got True; use a drafter of another kind"),
         ({"rope_interleaved": True}, "rope_interleaved: no such key"),
         ({"layer_types": ["chunked_attention"]}, "layer_types: full_attention or sliding_attention for each layer"),
         (
@@ -169,6 +173,7 @@ def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
             {"layer_types": ["sliding_attention"], "max_window_layers": 3},
             "sliding_window: an integer >= 1, got no such",
         ),
+        ({"layer_types": ["sliding_attention"], "sliding_window": None}, "sliding_window: an integer >= 1, got null"),
         (
             {"layer_types": ["sliding_attention"], "sliding_window": 8, "use_sliding_window": False},
             "use_sliding_window: true with a sliding_attention in layer_types and with sliding_window",
