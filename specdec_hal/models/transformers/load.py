@@ -442,7 +442,7 @@ def _decoder_class(config: Any) -> tuple[Any, Any]:
     """
     known = transformers.AutoModelForCausalLM._model_mapping
     text = config.get_text_config(decoder=True)
-    if type(text) is Step3p5ForCausalLM.config_class:
+    if type(text) is Step3p5ForCausalLM.config_class and (text is config or not quantisation_of(config)):
         return Step3p5ForCausalLM, text
     for found in (text, config):
         if (architecture := known.get(type(found), None)) is not None:  # its keys() would import every configuration

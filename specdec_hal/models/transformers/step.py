@@ -16,9 +16,7 @@ class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):  # type: igno
     """The library's decoder and a head; :mod:`specdec_hal.models.mtp` names the MTP modules."""
 
     config_class = Step3p7TextConfig
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  (the library's)
     _keys_to_ignore_on_load_unexpected = [r"^vision_model\.", r"^vit_large_projector\."]  # noqa: RUF012
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -28,12 +26,9 @@ class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):  # type: igno
 
     def forward(self, *args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
         """Logits of every row; arguments are the decoder's."""
-        hidden = self.model(*args, **kwargs)[0]
-        return CausalLMOutputWithPast(logits=self.lm_head(hidden))
+        return CausalLMOutputWithPast(logits=self.lm_head(self.model(*args, **kwargs)[0]))
 
 
-_OF_LAYERS = [
-    one for one in get_checkpoint_conversion_mapping("step3p7") if not str(one.source_patterns[0]).startswith("^")
-]
-"""The library's conversions of names, without those of parts of the whole."""
-register_checkpoint_conversion_mapping(Step3p5ForCausalLM.__name__, _OF_LAYERS, overwrite=True)
+# The library's conversions of names, without those of parts of the whole.
+known = [one for one in get_checkpoint_conversion_mapping("step3p7") if not one.source_patterns[0].startswith("^")]
+register_checkpoint_conversion_mapping(Step3p5ForCausalLM.__name__, known, overwrite=True)
