@@ -156,23 +156,9 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "Llama",
-        "GPT2",
-        "DeepseekV3",
-        "DeepseekV32",
-        "GlmMoeDsa",
-        "GptOss",
-        "Falcon",
-        "Bloom",
-        "Qwen3_5Text",
-        "NemotronH",
-        "FalconH1",
-        "Lfm2",
-        "KimiLinear",
-        "Gemma4Text shared",
-    ],
-)
+    ["Llama", "GPT2", "DeepseekV3", "DeepseekV32", "GlmMoeDsa", "GptOss", "Falcon", "Bloom", "Qwen3_5Text", "NemotronH",
+     "FalconH1", "Lfm2", "KimiLinear", "Gemma4Text shared"],
+)  # fmt: skip
 def test_memory(kind: str, tmp_path: Path) -> None:
     """What loading will take is known before: weights, and the cache of the model for GPUs."""
     case = Models(write_model(tmp_path, kind))

@@ -41,6 +41,9 @@ LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_si
 HY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 HY |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+WINDOWS |= {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "dense"]}
+LINEAR = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
+TRAINED = "a module of speculators"
 FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3": {"num_hidden_layers": 3},
     "Glm4Moe": GLM,
@@ -48,31 +51,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "HYV3": {**HY, "num_hidden_layers": 3},
     "Ernie4_5": {"num_hidden_layers": 3},
     "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
-    "ExaoneMoe": {
-        **HY,
-        **WINDOWS,
-        "num_hidden_layers": 3,
-        "mlp_layer_types": ["dense", "sparse", "dense"],
-        "pad_token_id": 0,
-    },
-    "MiMoV2Flash": {
-        **HY,
-        **WINDOWS,
-        "n_routed_experts": 4,
-        "v_head_dim": 8,
-        "num_hidden_layers": 3,
-        "mlp_layer_types": ["dense", "sparse", "dense"],
-    },
+    "ExaoneMoe": {**HY, **WINDOWS, "pad_token_id": 0},
+    "MiMoV2Flash": {**HY, **WINDOWS, "n_routed_experts": 4, "v_head_dim": 8},
     "MiMo": {"num_hidden_layers": 3},
-    "a module of speculators": {
-        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        "num_hidden_layers": 3,
-    },
-    "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
-    "Qwen3_5MoeText": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
-    "Qwen3Next": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
+    TRAINED: {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
+    "Qwen3_5Text": LINEAR,
+    "Qwen3_5MoeText": LINEAR,
+    "Qwen3Next": LINEAR,
 }
-TRAINED = "a module of speculators"
 """Each with one layer more than the target has: the module's."""
 
 
@@ -358,8 +344,13 @@ def test_step(tmp_path: Path, place: str, alone: bool) -> None:
     """Step-3.7 and Step-3.5: heads and rotation by the kind of layer, a window, a head of the module's own. Drafts of
     every round are those of a slow pass; tokens are the library's."""
     import torch
+    from transformers import Step3p7Config
+
+    from specdec_hal.models.transformers.load import _decoder_class
 
     whole, own = write_step(tmp_path / "model", alone)
+    config = Step3p7Config(quantization_config={"quant_method": "fp8"})
+    assert _decoder_class(config)[0] is type(whole), "quantised parts of another model are not loaded"
     prompts = [np.random.default_rng(i).integers(3, VOCABULARY, size).tolist() for i, size in enumerate((2, 11, 19))]
     runner = make_runner(
         model=load(tmp_path / "model", place), runner={"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 64},

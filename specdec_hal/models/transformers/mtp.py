@@ -153,12 +153,10 @@ def _one_layer(target: Decoder, weights: ModuleWeights, norm: Any, family: Famil
     config, changes = copy.deepcopy(target.model.config), one_layer(target.model.config, family)
     if getattr(config, "is_heterogeneous", False):  # else its one layer would be as the target's first
         config = config.per_layer_config[config.layer_types.index(changes["layer_types"][0])]
-    table = weights.head
-    if table is None:
-        table = torch.randn((VOCABULARY, len(norm)), generator=torch.Generator().manual_seed(0))
+    unused = torch.randn((VOCABULARY, len(norm)), generator=torch.Generator().manual_seed(0))
+    table = (unused if weights.head is None else weights.head).to(norm.dtype)
     for name, value in {**changes, "vocab_size": len(table)}.items():
         setattr(config, name, value)
-    table = table.to(norm.dtype)
     ends = {"model.norm.weight": norm, "model.embed_tokens.weight": table, "lm_head.weight": table}
     state = {f"model.layers.0.{name}": weight for name, weight in weights.layer.items()}
     with loading:
