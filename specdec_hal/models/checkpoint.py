@@ -21,6 +21,7 @@ from specdec_hal.text import one_line, short
 DTYPES = ("float32", "float16", "bfloat16")
 """Dtypes of weights, stored and computed with."""
 _log = logging.getLogger("specdec_hal")
+_OTHER = "set model.framework transformers"
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,11 @@ def read_optional(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dic
 class Fields:
     """Typed look-ups in a config.json or a section of it, with specific errors; null counts as missing.
 
-    `unread`: keys with a value that nothing has looked up.
+    `other`: the hint about values that are not supported. `unread`: keys with a value that nothing has looked up.
     """
 
-    def __init__(self, file: Path, raw: Mapping[str, Any], prefix: str = "") -> None:
-        self._file, self._prefix = file, prefix
+    def __init__(self, file: Path, raw: Mapping[str, Any], prefix: str = "", other: str = _OTHER) -> None:
+        self._file, self._prefix, self._given, self.other = file, prefix, raw, other
         self._raw = {key: value for key, value in raw.items() if value is not None}
         self.unread = set(self._raw)
 
@@ -164,7 +165,7 @@ class Fields:
 
     def error(self, key: str, expected: str, hint: str = "correct config.json") -> CheckpointError:
         """An error about a key."""
-        got = short(self._raw[key]) if key in self._raw else "no such key"
+        got = short(self._raw[key]) if key in self._raw else "null" if key in self._given else "no such key"
         return checkpoint_error(self._file, f"{self._prefix}{key}: {expected}", got, hint)
 
     def value(self, key: str, default: Any = None) -> Any:
@@ -188,12 +189,12 @@ class Fields:
         value = self.value(key, {})
         if not isinstance(value, dict):
             raise self.error(key, "a JSON object")
-        return Fields(self._file, value, f"{key}.")
+        return Fields(self._file, value, f"{key}.", self.other)
 
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value."""
         if self.value(key, value) != value:
-            raise self.error(key, f"{json.dumps(value)} or no such key", "set model.framework transformers")
+            raise self.error(key, f"{json.dumps(value)} or no such key", self.other)
 
     def one_of(self, key: str, choices: Sequence[str], default: str, hint: str) -> str:
         """One of these strings."""
@@ -347,7 +348,7 @@ def read_config(folder: str | Path) -> LlamaConfig:
 
 def llama_config(fields: Fields, tokens: TokenIds, kinds: Sequence[str] = ("llama",)) -> LlamaConfig:
     """The same for a section, or for a file with token ids elsewhere. `kinds`: choices of model_type."""
-    fields.one_of("model_type", kinds, kinds[0], "use a Llama-style checkpoint")
+    fields.one_of("model_type", kinds, kinds[0], fields.other)
     for key, value in _FIXED.items():
         fields.only(key, value)
     hidden_size = fields.integer("hidden_size")
@@ -396,7 +397,7 @@ def _rope(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
     theta = (rope if "rope_theta" in rope else fields).positive("rope_theta", _DEFAULT_ROPE_THETA)
     rope.only("partial_rotary_factor", 1.0)
     key = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.one_of(key, (*ROPE_TYPES, "mrope"), "default", "set model.framework transformers")
+    kind = rope.one_of(key, (*ROPE_TYPES, "mrope"), "default", fields.other)
     if kind in ("default", "mrope"):  # the three positions of a text's token are the same
         return theta, None
     if kind in ("linear", "dynamic"):

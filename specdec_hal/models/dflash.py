@@ -112,7 +112,7 @@ def read_dflash(folder: str | Path, target: Target, check_taps: bool = True) -> 
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("dflash", "dspark"):
         raise checkpoint_error(file, "a DFlash or DSpark drafter", f"a checkpoint of the kind '{kind}'", OTHER)
-    top = Fields(file, read_json(folder, CONFIG))
+    top = Fields(file, read_json(folder, CONFIG), other=OTHER)
     layer, nested = layer_fields(top), top.section("dflash_config")
     chained = kind == "dspark"
 

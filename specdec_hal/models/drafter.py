@@ -39,7 +39,6 @@ from specdec_hal.models.checkpoint import (
     Fields,
     LlamaConfig,
     TokenIds,
-    check_file,
     checkpoint_error,
     llama_config,
     read_json,
@@ -73,10 +72,10 @@ _LLAMA_LIKE = ("llama", "qwen2", "phi3")
 """Values of `model_type` in heads with Llama's layers, whose trainers copy it from the target."""
 _NESTED = "transformer_layer_config"
 _DRAFTER_KEYS = ("dflash_config", "eagle_config", "speculators_config")
-_DFLASH = re.compile("DFlash|(Qwen3)?DSpark|Domino")
+_DFLASH = re.compile(r"DFlash2?(?!\d)|(Qwen3)?DSpark|Domino")
 _ASSISTANT = re.compile("Gemma4(Unified)?AssistantForCausalLM$")
 _DRAFTER_NAMES = re.compile(
-    r"ForCausalLMEagle|^(P?Eagle|EAGLE)\w*(CausalLM|Model)$|Medusa|DraftModel$|DSpark|Speculator$|Assistant|NextN$|MTP$"
+    r"ForCausalLMEagle|^(P?Eagle|EAGLE)\w*(CausalLM|Model)$|Medusa|DraftModel$|DSpark|Speculator|Assistant|NextN$|MTP$"
 )
 """What only drafters have in config.json, and names of their architectures."""
 
@@ -215,7 +214,7 @@ def drafter_kind(folder: str | Path) -> Kind:
             return "dspark" if "DSpark" in architecture or projector == "dspark" else "dflash"
         if _ASSISTANT.match(architecture):
             return "assistant"
-        if architecture.startswith(_ORIGINAL) or "draft_vocab_size" in raw:
+        if architecture.startswith(_ORIGINAL) or ("draft_vocab_size" in raw and "dflash_config" not in raw):
             return "eagle3"
         if not _DRAFTER_NAMES.search(architecture) and not any(key in raw for key in _DRAFTER_KEYS):
             return "draft_model"
@@ -259,7 +258,7 @@ def read_eagle3(folder: str | Path, target: Target, check_taps: bool = True) -> 
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("eagle3", "peagle"):
         raise checkpoint_error(file, "an EAGLE-3 head", f"a checkpoint of the kind '{kind}'", OTHER)
-    top = Fields(file, read_json(folder, CONFIG))
+    top = Fields(file, read_json(folder, CONFIG), other=OTHER)
     layer, eagle = layer_fields(top), top.section("eagle_config")
     own = drafter_layers(top, layer, ("qwen3", *_LLAMA_LIKE))
     if own.vocab_size != target.vocab_size:
@@ -426,10 +425,10 @@ def read_tensors(folder: Path, required: Shapes, optional: Shapes) -> dict[str, 
 
 def _stored(folder: Path) -> dict[str, tuple[Path, Any]]:
     """Every needed tensor by its name in speculators' format, with its file."""
-    pickled = not (folder / WEIGHTS).exists() and not (folder / INDEX).exists() and (folder / PICKLED).exists()
-    files = [check_file(folder, PICKLED)] if pickled else shards(folder)
+    there = {name for name in (WEIGHTS, INDEX, PICKLED, f"{PICKLED}.index.json") if (folder / name).exists()}
+    pickled = bool(there) and there.isdisjoint({WEIGHTS, INDEX})
     stored: dict[str, tuple[Path, Any]] = {}
-    for file in files:
+    for file in shards(folder, PICKLED if pickled else WEIGHTS):
         for name, array in (_unpickled(file) if pickled else _read(file)).items():
             if (known := _name(name)) is None:
                 continue

@@ -13,13 +13,16 @@ layer | its own |
 | MiMo-V2-Flash | ``model.mtp.layers.0``: enorm, hnorm, eh_proj, final_layernorm, a dense layer, a window | its own |
 | MiMo-7B | ``model.mtp_layers.0``: token_layernorm, hidden_layernorm, input_proj, final_layernorm, a layer | its own |
 | Qwen3-Next, Qwen3.5 | ``mtp``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, a layer | its own |
+| Step-3.5, Step-3.7 | as DeepSeek's, some in ``transformer``, and a head, shared_head.output | its own |
 | any, in a checkpoint of `speculators` | ``mtp_layers.0``: as MiMo-7B's | its own |
 
 MiMo's projection takes the hidden state first. Engines disagree about the row at position 0: in vLLM it reads no
 embedding, in the library's ``MtpModel`` that of its token. By default MiMo's is vLLM's, the others' the library's.
-Qwen's norms multiply by 1 + their weight.
+Norms of Qwen and Step multiply by 1 + their weight.
 Engines disagree about GLM's state for the next draft (vLLM: from before the norm) and about ERNIE's norm (vLLM: none);
-these are SGLang's and FastDeploy's. Qwen's module reads the target's state after its norm, as in vLLM.
+these are SGLang's and FastDeploy's. Qwen's module reads the target's state after its norm, as in vLLM. Step's reads
+states from before norms, the target's and its own, and has a head: so in vLLM and SGLang. The library's ``MtpModel``
+reads states after norms and uses the target's head.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Family:
     `changes`: what its layer's configuration has instead of the target's. `hidden_first`: the projection's input is the
     hidden state, then the embedding. `offset`: what its first norms add to their weights. `like`: the layer of the
     target with its kind of attention, unless config.json has `mtp_layer_types`. `renamed`: names in its layer that
-    layers of the target lack.
+    layers of the target lack. `head`: a head of its own over its final norm; it then reads states from before norms.
+    `within`: where names may have it after :attr:`layer`.
     """
 
     layer: str
@@ -61,6 +65,12 @@ class Family:
     offset: float = 0.0
     like: int = -1
     renamed: Mapping[str, str] = field(default_factory=dict)
+    head: str | None = None
+    within: str = ""
+
+    def known(self, name: str) -> str:
+        """The name of a weight in a checkpoint, by these names."""
+        return name.replace(self.layer + self.within, self.layer, 1)
 
     def named(self, layers: int) -> Family:
         """With the names in a checkpoint of so many decoder layers."""
@@ -71,7 +81,7 @@ class Family:
         return self._with(lambda text: text.replace(self.layer, layer))
 
     def _with(self, change: Callable[[str], str]) -> Family:
-        names = ("layer", "embedding_norm", "hidden_norm", "projection", "final_norm")
+        names = ("layer", "embedding_norm", "hidden_norm", "projection", "final_norm", "head")
         given: dict[str, Any] = {name: change(text) for name in names if (text := getattr(self, name)) is not None}
         return replace(self, **given)
 
@@ -80,6 +90,10 @@ _IN = "model.layers.{n}."
 _DEEPSEEK = Family(
     _IN, f"{_IN}enorm.weight", f"{_IN}hnorm.weight", f"{_IN}eh_proj.weight", f"{_IN}shared_head.norm.weight", True,
     {"first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]},
+)  # fmt: skip
+_STEP = replace(
+    _DEEPSEEK, offset=1.0, head=f"{_IN}shared_head.output.weight", within="transformer.",
+    changes={"swiglu_limits": None, "swiglu_limits_shared": None, "pad_token_id": 0},  # limits: of the target's layers
 )  # fmt: skip
 _ERNIE = Family(
     "model.mtp_block.0.", "model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight",
@@ -115,23 +129,24 @@ FAMILIES = {
     "qwen3_next": _QWEN,
     "qwen3_5_text": _QWEN,
     "qwen3_5_moe_text": _QWEN,
+    "step3p5": _STEP,
 }
 VOCABULARY = 64  # of the decoder of one layer, which nobody asks for tokens
 
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """Files of the module's weights by name."""
+    """Files of the module's weights by name in the checkpoint."""
 
     family: Family
     files: dict[str, Path]
 
     def read(self, open_file: Callable[[Path, Sequence[str]], dict[str, Any]]) -> dict[str, Any]:
-        """The weights by name. `open_file`: reads the weights of these names from a file, as tensors."""
+        """The weights by the family's names. `open_file`: reads the weights of these names from a file, as tensors."""
         found: dict[str, Any] = {}
         for file in sorted(set(self.files.values())):
             found |= open_file(file, [name for name, there in self.files.items() if there == file])
-        return found
+        return {self.family.known(name): weight for name, weight in found.items()}
 
 
 def find_module(path: Path, config: Any) -> ModuleFiles | None:
@@ -143,12 +158,13 @@ def find_module(path: Path, config: Any) -> ModuleFiles | None:
 
 
 def _files(path: Path, family: Family) -> ModuleFiles | None:
-    wanted = (family.embedding_norm, family.hidden_norm, family.projection, family.final_norm)
+    wanted = (family.embedding_norm, family.hidden_norm, family.projection, family.final_norm, family.head)
     layer = family.layer
     files = {name: file for file in shards(path) for name in header(file) if name in wanted or name.startswith(layer)}
     if family.projection not in files:
         return None
-    missing = [name for name in wanted if name is not None and name not in files]
+    known = {family.known(name) for name in files}
+    missing = [name for name in wanted if name is not None and name not in known]
     if missing:
         raise checkpoint_error(path, f"{missing[0]} beside {family.projection}", "none", "download it again")
     return ModuleFiles(family, files)
@@ -176,12 +192,14 @@ def trained_files(path: Path, config: Any) -> ModuleFiles:
 
 @dataclass(frozen=True)
 class ModuleWeights:
-    """A module's weights; `layer`: those of its layer, by their names there. `final_norm` None: the target's."""
+    """A module's weights; `layer`: those of its layer, by their names there. Without `final_norm` or `head`: the
+    target's."""
 
     embedding_norm: Any
     hidden_norm: Any
     projection: Any
     final_norm: Any | None
+    head: Any | None
     layer: dict[str, Any]
 
 
@@ -190,12 +208,12 @@ def divided(weights: dict[str, Any], family: Family) -> ModuleWeights:
     left = dict(weights)
     norms = left.pop(family.embedding_norm), left.pop(family.hidden_norm)
     projection = left.pop(family.projection)
-    final = None if family.final_norm is None else left.pop(family.final_norm)
+    final, head = (None if name is None else left.pop(name) for name in (family.final_norm, family.head))
     layer = {name.removeprefix(family.layer): weight for name, weight in left.items()}
     ignored = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's
     layer = {name: weight for name, weight in layer.items() if name not in ignored}
     layer = {family.renamed.get(name, name): weight for name, weight in layer.items()}
-    return ModuleWeights(*norms, projection, final, layer)
+    return ModuleWeights(*norms, projection, final, head, layer)
 
 
 def one_layer(config: Any, family: Family) -> dict[str, Any]:
@@ -218,6 +236,8 @@ class OverStates(ABC):
     _states: Any = None
     first_embedding: bool | None = None
     """Whether the row at position 0 reads the embedding of its token, or zeros; None: as the family's does."""
+    state_layer: int = FINAL_NORM
+    """Where it reads the target's states: see ForwardBatch.hidden_layers."""
 
     @abstractmethod
     def _concat(self, parts: Sequence[Any], axis: int) -> Any:
@@ -253,6 +273,8 @@ class HostMTP:
 
     def __init__(self, model: Any, served: Any, decoder: Any) -> None:
         self._model, self._served, self._decoder = model, served, decoder
+        self.state_layer: int = decoder.state_layer
+        self._headed = model if decoder.state_layer == FINAL_NORM else served
 
     def read_first_embedding(self, reads: bool) -> None:
         """Whether the row at position 0 reads the embedding of its token, or zeros; before the first pass."""
@@ -266,4 +288,4 @@ class HostMTP:
 
     def compute_logits(self, hidden: Any) -> Any:
         """See MTPModule.compute_logits."""
-        return self._model.compute_logits(hidden)
+        return self._headed.compute_logits(hidden)

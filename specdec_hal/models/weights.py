@@ -145,17 +145,17 @@ def check_shapes(whole: Path, got: Mapping[str, tuple[Path, tuple[int, ...]]], e
 _AGAIN = "download or export it again"
 
 
-def shards(folder: Path) -> list[Path]:
-    """The safetensors files: one, or those of the index."""
-    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
-        return [check_file(folder, WEIGHTS)]
-    index = read_json(folder, INDEX, MAX_INDEX)
-    names = index.get("weight_map")
+def shards(folder: Path, whole: str = WEIGHTS) -> list[Path]:
+    """The files of weights: `whole`, or those of its index."""
+    file = folder / f"{whole}.index.json"
+    if (folder / whole).exists() or not file.exists():
+        return [check_file(folder, whole)]
+    names = read_json(folder, file.name, MAX_INDEX).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise checkpoint_error(folder / INDEX, "weight_map: a JSON object of files by weight", short(names), _AGAIN)
+        raise checkpoint_error(file, "weight_map: a JSON object of files by weight", short(names), _AGAIN)
     for name in names.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise checkpoint_error(folder / INDEX, "names of files beside it in weight_map", short(name), _AGAIN)
+            raise checkpoint_error(file, "names of files beside it in weight_map", short(name), _AGAIN)
     return [check_file(folder, name) for name in sorted(set(names.values()))]
 
 

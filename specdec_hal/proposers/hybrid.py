@@ -33,7 +33,7 @@ class HybridProposer(Proposer):
         # Looked-up drafts have no distribution, so REJECTION treats all as certain.
         self._mtp = MTPProposer(context, context.settings.num_model_steps, certain=True)
         self._ngram = NgramProposer(context, "hybrid_mtp_ngram")
-        self.draft_positions = self._mtp.draft_positions
+        self.draft_positions, self.hidden_layers = self._mtp.draft_positions, self._mtp.hidden_layers
 
     def reset(self, slots: list[int]) -> None:
         """Forget the slots' text and index."""

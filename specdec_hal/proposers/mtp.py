@@ -89,8 +89,9 @@ class MTPProposer(ModuleChain):
                     f"paddleformers, got {type(module).__name__}; leave it null"
                 )
             module.read_first_embedding(reads)
+        self.hidden_layers = (getattr(module, "state_layer", FINAL_NORM),)
         given = getattr(module, "width", None)
         super().__init__(context, module, drafts, width=width, given=given, dtype=dtype, certain=certain)
 
     def _states(self, features: Mapping[int, Any]) -> Any:
-        return features[FINAL_NORM]
+        return features[self.hidden_layers[0]]

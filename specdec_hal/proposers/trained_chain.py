@@ -61,14 +61,8 @@ class TrainedChain(ModuleChain):
         dtype = context.model.capabilities.hidden_dtype
         self._taps: tuple[int, ...] = config.taps
         self.hidden_layers: tuple[int, ...] = tuple(tap - 1 for tap in self._taps)
-        super().__init__(
-            context,
-            module,
-            drafts,
-            width=config.hidden_size,
-            given=getattr(module, "width", None),
-            dtype=dtype,
-        )
+        given = getattr(module, "width", None)
+        super().__init__(context, module, drafts, width=config.hidden_size, given=given, dtype=dtype)
         self._fused = state.device.zeros((state.symbols["T_cap"] if self._static else 0, config.hidden_size), dtype)
 
     def _states(self, features: Mapping[int, Any]) -> Any:

@@ -60,7 +60,8 @@ SPECFORGE: dict[str, dict[str, Any]] = {
     "gemma 3": {"sliding_window": 512, "sliding_window_pattern": 6, "rope_local_base_freq": 10000,
                 "query_pre_attn_scalar": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None,
                 "hidden_activation": "gelu_pytorch_tanh"},
-    "granite": {"logits_scaling": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0},
+    "granite": {"logits_scaling": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logit_scale": 1.0,
+                "bias": False},
     "gpt-oss": {"rope_scaling": {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}, "swiglu_limit": 7.0,
                 "num_local_experts": 128, "layer_types": ["full_attention"] * 36},
     "deepseek": {"rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "aux_loss_alpha": 0.001,
@@ -136,8 +137,7 @@ def test_dspark_of_specforge(target: LlamaConfig, tmp_path: Path) -> None:
         "attention_mode": "gqa",
         "confidence_head_alpha": 1.0,
         "block_size": 5,
-        **markov,
-    }
+    } | markov
     del nested["enable_confidence_head"]
     drafter = make_drafter(markov=markov)
     folder = drafter.write_zlab(tmp_path, 8, nested, architectures=["DSparkDraftModel"])
@@ -225,6 +225,8 @@ def test_an_embedding_that_is_the_head_too(target: LlamaConfig, tmp_path: Path) 
     ("raw", "got"),
     [
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "new"}}, "DFlashDraftModel with"),
+        ({"architectures": ["DFlash3DraftModel"], "dflash_config": {}, "draft_vocab_size": 99}, "DFlash3DraftModel"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "MLPSpeculatorPreTrainedModel"),
         ({"speculators_model_type": "medusa"}, "speculators_model_type 'medusa'"),
         ({"architectures": ["LlamaForCausalLMEagle"]}, "LlamaForCausalLMEagle"),
         ({"architectures": ["Gemma5AssistantForCausalLM"]}, "Gemma5AssistantForCausalLM"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from specdec_hal.runner import SamplingParams
 from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.decoding import outputs_of
-from tests.support.hf_models import VOCABULARY, Case, write_model
+from tests.support.hf_models import VOCABULARY, Case, enlarge, write_model
 from tests.support.history_model import LetterTokenizer
 
 pytestmark = pytest.mark.torch
@@ -40,6 +41,9 @@ LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_si
 HY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 HY |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+WINDOWS |= {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "dense"]}
+LINEAR = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
+TRAINED = "a module of speculators"
 FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3": {"num_hidden_layers": 3},
     "Glm4Moe": GLM,
@@ -47,31 +51,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "HYV3": {**HY, "num_hidden_layers": 3},
     "Ernie4_5": {"num_hidden_layers": 3},
     "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
-    "ExaoneMoe": {
-        **HY,
-        **WINDOWS,
-        "num_hidden_layers": 3,
-        "mlp_layer_types": ["dense", "sparse", "dense"],
-        "pad_token_id": 0,
-    },
-    "MiMoV2Flash": {
-        **HY,
-        **WINDOWS,
-        "n_routed_experts": 4,
-        "v_head_dim": 8,
-        "num_hidden_layers": 3,
-        "mlp_layer_types": ["dense", "sparse", "dense"],
-    },
+    "ExaoneMoe": {**HY, **WINDOWS, "pad_token_id": 0},
+    "MiMoV2Flash": {**HY, **WINDOWS, "n_routed_experts": 4, "v_head_dim": 8},
     "MiMo": {"num_hidden_layers": 3},
-    "a module of speculators": {
-        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        "num_hidden_layers": 3,
-    },
-    "Qwen3_5Text": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
-    "Qwen3_5MoeText": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
-    "Qwen3Next": {"layer_types": ["linear_attention", "full_attention", "full_attention"]},
+    TRAINED: {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
+    "Qwen3_5Text": LINEAR,
+    "Qwen3_5MoeText": LINEAR,
+    "Qwen3Next": LINEAR,
 }
-TRAINED = "a module of speculators"
 """Each with one layer more than the target has: the module's."""
 
 
@@ -297,6 +284,91 @@ def test_drafts_of_the_library(kind: str, tmp_path: Path) -> None:
             given, *_ = theirs(ids, state, torch.ones_like(ids), positions, DynamicCache())
         drafts.append(int(given[0, 0]))
     assert ours == drafts and len(set(drafts)) > 4
+
+
+WHOLE = json.loads((Path(__file__).parent / "step.json").read_text())  # two layers of Step, and the module's
+
+
+def write_step(folder: Path, alone: bool) -> tuple[Any, dict[str, Any]]:
+    """A checkpoint of Step-3.7, or of Step-3.5 (`alone`), with a module under the authors' names. Returns the library's
+    decoder of all three layers, and the module's own weights."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Step3p7Config, Step3p7ForConditionalGeneration
+
+    torch.manual_seed(3)
+    whole = Step3p7ForConditionalGeneration(Step3p7Config(**copy.deepcopy(WHOLE))).eval()
+    enlarge(whole, 4)
+    whole.save_pretrained(folder)
+    sizes = {
+        "enorm": (32,),
+        "hnorm": (32,),
+        "eh_proj": (32, 64),
+        "shared_head.norm": (32,),
+        "shared_head.output": (96, 32),
+    }
+    own = {name: torch.randn(size) / 8 for name, size in sizes.items()}
+    named = {f"model.layers.2.{n.replace('shared', 'transformer.shared')}.weight": one for n, one in own.items()}
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: one for name, one in tensors.items() if not alone or not name.startswith("vi")}
+    save_file({**kept, **named}, folder / "model.safetensors", {"format": "pt"})
+    text = {**WHOLE["text_config"], "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "model_type": "step3p5"}
+    (folder / "config.json").write_text(json.dumps(text if alone else {**whole.config.to_dict(), "text_config": text}))
+    return whole, own
+
+
+def step_drafts(base: Any, own: dict[str, Any], text: list[int], drafts: int) -> list[int]:
+    """Drafts after a text, as vLLM and SGLang compute them: without a cache, by the library's layers in float64."""
+    import torch
+
+    def norm(x: Any, name: str) -> Any:
+        return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-5) * (1 + own[name].double())
+
+    def layer(index: int, x: Any) -> Any:
+        rows, kind = torch.arange(len(x)), WHOLE["text_config"]["layer_types"][index]
+        before, turn = rows[:, None] - rows, base.rotary_emb(x[None], rows[None], kind)
+        unseen = ((before < 0) | (before >= (8 if index else len(x)))).double()[None, None] * -1e30
+        return base.layers[index](x[None], attention_mask=unseen, position_embeddings=turn)[0]
+
+    ids, embed = list(text), base.embed_tokens
+    states = layer(1, layer(0, embed(torch.tensor(text[:-1]))))  # of the target, before its norm
+    for _ in range(drafts):
+        read = torch.cat([norm(embed(torch.tensor(ids[1:])), "enorm"), norm(states, "hnorm")], -1)
+        states = torch.cat([states, row := layer(2, read @ own["eh_proj"].double().T)[-1:]])
+        ids.append(int((norm(row, "shared_head.norm") @ own["shared_head.output"].double().T).argmax()))
+    return ids[len(text) :]
+
+
+@pytest.mark.parametrize(("place", "alone"), [("host", False), ("device", True)])
+def test_step(tmp_path: Path, place: str, alone: bool) -> None:
+    """Step-3.7 and Step-3.5: heads and rotation by the kind of layer, a window, a head of the module's own. Drafts of
+    every round are those of a slow pass; tokens are the library's."""
+    import torch
+    from transformers import Step3p7Config
+
+    from specdec_hal.models.transformers.load import _decoder_class
+
+    whole, own = write_step(tmp_path / "model", alone)
+    config = Step3p7Config(quantization_config={"quant_method": "fp8"})
+    assert _decoder_class(config)[0] is type(whole), "quantised parts of another model are not loaded"
+    prompts = [np.random.default_rng(i).integers(3, VOCABULARY, size).tolist() for i, size in enumerate((2, 11, 19))]
+    runner = make_runner(
+        model=load(tmp_path / "model", place), runner={"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 64},
+        speculative={"method": "auto", "num_speculative_tokens": 3, "adaptive": False},
+    )  # fmt: skip
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True, return_drafts=True)
+    outputs = outputs_of(runner, *((prompt, params) for prompt in prompts))
+    rounds, whole.double().config.text_config.num_hidden_layers = 0, 2  # the target leaves the third layer out
+    with torch.inference_mode():
+        for prompt, output in zip(prompts, outputs, strict=True):
+            text = [*prompt, *output.token_ids]
+            best = whole(torch.tensor([text]), use_cache=False).logits[0].argmax(-1).tolist()
+            assert best[len(prompt) - 1 : -1] == list(output.token_ids)
+            for round_ in output.drafts:
+                before, drafts = text[: len(prompt) + round_.start], list(round_.token_ids)
+                assert drafts == step_drafts(whole.model.language_model, own, before, len(drafts))
+                rounds += len(drafts) == 3
+    assert rounds > 20 and not runner.summary()["failed_proposals"]
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -71,12 +71,11 @@ def speculator(kind: str, **changes: Any) -> Any:
     about = pytest.importorskip("speculators.config")
     found = pytest.importorskip(f"speculators.models.{kind}")
     proposal = pytest.importorskip("speculators.proposals.greedy").GreedyTokenProposalConfig
+    verifier = about.VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"])
     described = about.SpeculatorsConfig(
-        algorithm=kind,
-        proposal_methods=[proposal(speculative_tokens=BLOCK - 1)],
-        default_proposal_method="greedy",
-        verifier=about.VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
-    )
+        algorithm=kind, proposal_methods=[proposal(speculative_tokens=BLOCK - 1)], default_proposal_method="greedy",
+        verifier=verifier,
+    )  # fmt: skip
     prefixes = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash2",
                 "xpress": "XPress"}  # fmt: skip
     prefix, vocabulary = prefixes.get(kind, kind.upper()), {} if kind == "mtp" else {"draft_vocab_size": 66}
@@ -107,12 +106,8 @@ def test_eagle3(target: Path, tmp_path: Path, kind: str, options: dict[str, Any]
 
     changes = WINDOWS if window else {}
     taps = (1, 3, 6)
-    theirs = speculator(
-        "eagle3",
-        transformer_layer_config=layers(kind, **changes),
-        eagle_aux_hidden_state_layer_ids=list(taps),
-        **options,
-    )
+    tapped = {"eagle_aux_hidden_state_layer_ids": list(taps), **options}
+    theirs = speculator("eagle3", transformer_layer_config=layers(kind, **changes), **tapped)
     write(theirs, target, tmp_path)
     given = random_features(taps)
     rows = torch.as_tensor(np.concatenate([given[tap] for tap in taps], -1))[None, :-1]
@@ -215,13 +210,8 @@ def test_blocks(target: Path, tmp_path: Path, kind: str, window: bool | None, fr
 
 def test_peagle(target: Path, tmp_path: Path) -> None:
     """A parallel head of theirs is read with all of its weights; its pass is compared in test_eagle3.py."""
-    theirs = speculator(
-        "peagle",
-        transformer_layer_config=layers("llama"),
-        eagle_aux_hidden_state_layer_ids=[1, 3, 6],
-        mask_token_id=MASK,
-    )
-    write(theirs, target, tmp_path)
+    tapped = {"eagle_aux_hidden_state_layer_ids": [1, 3, 6], "mask_token_id": MASK}
+    write(speculator("peagle", transformer_layer_config=layers("llama"), **tapped), target, tmp_path)
     config = read_eagle3(tmp_path, target_of(load_model(target, "transformers"), "eagle3"))
     weights = read_drafter_weights(tmp_path, eagle3_shapes(config), config)
     assert config.parallel and config.mask_token_id == MASK and weights.draft_ids is not None

@@ -268,10 +268,14 @@ def decoded(case: Case, runner: Any) -> list[list[int]]:
         ("GPT2", "it has no plan for tensor parallelism (base_model_tp_plan);"),
         ("GptOss", "its plan is expert parallelism (base_model_ep_plan)"),
         ("Llama", "its plan for ranks has 'sequence_parallel' for model.layers.0.mlp.down_proj"),
+        ("Gemma4", "its layers differ in their numbers of heads"),
     ],
 )
 def test_plans_that_are_refused(kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_model(tmp_path, kind)
+    if kind == "Gemma4":
+        folder = write_model(tmp_path, "Gemma4Text", attention_k_eq_v=True, num_global_key_value_heads=1)
+    else:
+        folder = write_model(tmp_path, kind)
     if kind == "Llama":
         plan = {"layers.*.mlp.down_proj": "sequence_parallel"}
         monkeypatch.setattr("transformers.LlamaConfig.base_model_tp_plan", plan)

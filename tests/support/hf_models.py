@@ -93,6 +93,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "GraniteMoeHybrid attention": {**_SIZES, "layer_types": ["attention"] * 2, "num_local_experts": 0,
                          "shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_head": 16},
+    "Laguna": {**_MIXTURE, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": WINDOW,
+               "mlp_layer_types": ["dense", "dense"]},  # rotates heads in part, and whole
     "HunYuanMoEV1": {**_SIZES, "num_experts": 4, "moe_topk": 2},
     "Bloom": {"hidden_size": 36, "n_layer": 2, "n_head": 3},
     "Mpt": {"d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": POSITIONS},

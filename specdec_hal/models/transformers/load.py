@@ -37,6 +37,7 @@ from specdec_hal.models.transformers import (
 )
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
+from specdec_hal.models.transformers.step import Step3p5ForCausalLM
 from specdec_hal.models.transformers.survey import NO_INTERFACE, base_of, check_class, survey
 from specdec_hal.models.transformers.tensor_parallel import Division
 from specdec_hal.models.weights import some_names
@@ -441,6 +442,8 @@ def _decoder_class(config: Any) -> tuple[Any, Any]:
     """
     known = transformers.AutoModelForCausalLM._model_mapping
     text = config.get_text_config(decoder=True)
+    if type(text) is Step3p5ForCausalLM.config_class and (text is config or not quantisation_of(config)):
+        return Step3p5ForCausalLM, text
     for found in (text, config):
         if (architecture := known.get(type(found), None)) is not None:  # its keys() would import every configuration
             architecture = architecture[0] if isinstance(architecture, tuple) else architecture

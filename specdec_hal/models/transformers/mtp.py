@@ -20,6 +20,7 @@ from specdec_hal.models.mtp import (
     Family,
     HostMTP,
     ModuleFiles,
+    ModuleWeights,
     OverStates,
     divided,
     one_layer,
@@ -30,7 +31,7 @@ from specdec_hal.models.survey import check_finite
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME, loading
 from specdec_hal.models.transformers.replace import is_experts
-from specdec_hal.models.transformers.survey import text_batch
+from specdec_hal.models.transformers.survey import base_of, text_batch
 from specdec_hal.models.transformers.tensor_parallel import divide
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelConfig
 from specdec_hal.tensors.group import Group
@@ -46,7 +47,7 @@ class ModuleDecoder(OverStates, Decoder):
         weights, self._family, self._target = divided(files.read(_read), files.family), files.family, target
         first = next(target.model.parameters())
         norm = target.base.norm.weight.detach().cpu() if weights.final_norm is None else weights.final_norm
-        model = _one_layer(target, weights.layer, norm.to(target.dtype), files.family)
+        model = _one_layer(target, weights, norm.to(target.dtype), files.family)
         if group is not None:
             divide(model, group)
         epsilon = target.model.config.get_text_config().rms_norm_eps
@@ -54,9 +55,10 @@ class ModuleDecoder(OverStates, Decoder):
         first_norms = (_norm(weight.to(target.dtype) + files.family.offset, epsilon) for weight in given)
         own = *first_norms, _linear(weights.projection.to(target.dtype))
         model.mtp = torch.nn.ModuleDict(dict(zip(("embedding_norm", "hidden_norm", "projection"), own, strict=True)))
-        size = ModelConfig(
-            vocab_size=VOCABULARY, hidden_size=len(norm), max_position_embeddings=target.config.max_position_embeddings
-        )
+        vocabulary, positions = VOCABULARY, target.config.max_position_embeddings
+        if files.family.head is not None:
+            vocabulary, self.state_layer = target.config.vocab_size, len(target.survey.blocks) - 1
+        size = ModelConfig(vocab_size=vocabulary, hidden_size=len(norm), max_position_embeddings=positions)
         super().__init__(model.to(first.device), size)
         self.config = target.config
         self._try()
@@ -121,7 +123,7 @@ class TransformersMTP(HostMTP):
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceMTPModule.compute_logits_device."""
-        self._model.compute_logits_device(hidden, out, num_rows)
+        self._headed.compute_logits_device(hidden, out, num_rows)
 
 
 def _read(file: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -146,14 +148,17 @@ def _linear(weight: Any) -> Any:
     return made
 
 
-def _one_layer(target: Decoder, layer: dict[str, Any], norm: Any, family: Family) -> Any:
-    """A model of the target's class with only this layer, on the CPU."""
-    config = copy.deepcopy(target.model.config)
-    for name, value in one_layer(config, family).items():
+def _one_layer(target: Decoder, weights: ModuleWeights, norm: Any, family: Family) -> Any:
+    """A model of the target's class with only this layer, on the CPU; its head, if it has one, is over its norm."""
+    config, changes = copy.deepcopy(target.model.config), one_layer(target.model.config, family)
+    if getattr(config, "is_heterogeneous", False):  # else its one layer would be as the target's first
+        config = config.per_layer_config[config.layer_types.index(changes["layer_types"][0])]
+    unused = torch.randn((VOCABULARY, len(norm)), generator=torch.Generator().manual_seed(0))
+    table = (unused if weights.head is None else weights.head).to(norm.dtype)
+    for name, value in {**changes, "vocab_size": len(table)}.items():
         setattr(config, name, value)
-    table = torch.randn((VOCABULARY, len(norm)), generator=torch.Generator().manual_seed(0)).to(norm.dtype)
     ends = {"model.norm.weight": norm, "model.embed_tokens.weight": table, "lm_head.weight": table}
-    state = {f"model.layers.0.{name}": weight for name, weight in layer.items()}
+    state = {f"model.layers.0.{name}": weight for name, weight in weights.layer.items()}
     with loading:
         model = type(target.model).from_pretrained(
             None, config=config, state_dict={**state, **ends}, dtype=target.dtype, attn_implementation=NAME
@@ -161,4 +166,8 @@ def _one_layer(target: Decoder, layer: dict[str, Any], norm: Any, family: Family
     for module in model.modules():
         if is_experts(module):
             module.config._experts_implementation = "batched_mm"
+    if weights.head is not None:
+        base = base_of(model)
+        model.set_output_embeddings(torch.nn.Sequential(base.norm, model.get_output_embeddings()))
+        base.norm = torch.nn.Identity()
     return model.eval()

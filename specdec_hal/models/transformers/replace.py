@@ -381,8 +381,7 @@ class _Rotary:
         self._original, self._operators, self._seen = original, operators, seen
         self._settled = False
         self._ours = self.late = True
-        self.some = False
-        """Whether heads are wider than the angles, so that only the first dimensions are rotated."""
+        self._some = False
         self._norms: list[_Norm] = []
         self._before: list[Any] = []
 
@@ -391,8 +390,8 @@ class _Rotary:
             self._ours = self._ours and self._settled
             return self._original(*args, **kwargs)
         q, k, cos, sin = args
-        if not self._settled:
-            self.some = self._operators.gates is not None and cos.shape[-1] < q.shape[-1] and not self._fills(*args)
+        if not self._settled and self._operators.gates is not None and cos.shape[-1] < q.shape[-1]:
+            self._some = not self._fills(*args)  # of whole heads, layers of another kind say nothing
         rotation = self._rotation(q, k, cos, sin)
         if self._settled and self.late:
             self._operators.pending = rotation
@@ -411,8 +410,13 @@ class _Rotary:
             first, second = self._norms
             norms = (first.weight, second.weight, first.epsilon)
             self._norms.clear()
-        dims = cos.shape[-1] if self.some else 0
+        dims = self.dims(q, cos)
         return Rotation(q[0].transpose(0, 1), k[0].transpose(0, 1), cos, sin, norms, dims=dims)
+
+    def dims(self, q: Any, cos: Any) -> int:
+        """How many of the first dimensions of heads are rotated, where heads are wider than the angles; else 0."""
+        width: int = cos.shape[-1]
+        return width if self._some and width < q.shape[-1] else 0
 
     def _fills(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
         """Whether the angles are half as wide as what they rotate: the original changes the last dimensions."""
@@ -622,8 +626,8 @@ def _attention(attention: Any, operators: Operators) -> tuple[Any, Any, Norms | 
             )
         )
         cos, sin, *positions = angles
-        dims = cos.shape[-1] if rotary.some else 0
-        operators.pending = Rotation(q, k, cos, sin, before, positions[0] if positions else None, dims)
+        at = positions[0] if positions else None
+        operators.pending = Rotation(q, k, cos, sin, before, at, rotary.dims(q, cos))
         return state[STORE].attend(layer, q, k, v, None).flatten(1)[None]
 
     return forward, whole, before

@@ -121,6 +121,9 @@ class Division:
             if getattr(config, "base_model_ep_plan", None):
                 raise refused(model, "its plan is expert parallelism (base_model_ep_plan), which is not supported")
             raise refused(model, "it has no plan for tensor parallelism (base_model_tp_plan)")
+        layers = getattr(config, "per_layer_config", ())
+        if len({(one.num_attention_heads, getattr(one, "num_key_value_heads", None)) for one in layers}) > 1:
+            raise refused(model, "its layers differ in their numbers of heads, which ranks do not support")
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         if group.size % kv_heads and kv_heads % group.size:
             raise indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, group.size)
