@@ -201,7 +201,6 @@ def test_counts_decay_and_are_kept_by_kind() -> None:
     np.testing.assert_allclose(lengths._pooled, pooled)
 
 
-
 def test_costs_between_and_beyond_what_was_measured() -> None:
     cost = Cost()
     assert cost(3) == 0
