@@ -115,14 +115,13 @@ def gpu_methods() -> Figure:
     """What the default chooses beside methods by name."""
     rows = read("h200-methods")["figures"]
     kinds = sorted({(row["temperature"], row["requests"]) for row in rows})
-    runs = list(dict.fromkeys(row["run"] for row in rows))
-    names = {"plain": "without drafts", "default": "the default", "ngram": "n-gram", "fixed": "n-gram, fixed K"}
+    names = {"plain": "without drafts", "ngram": "n-gram", "eagle3": "EAGLE-3", "default": "the default"}
     by = {(row["temperature"], row["requests"], row["run"]): row["tokens_per_s"] for row in rows}
     figure, (axes,) = panels(1, 3)
-    colors = (FLOOR, OURS, DRAFTED, OTHER)
+    colors = (FLOOR, DRAFTED, OTHER, OURS)
     bars = {
-        names.get(run, run): (color, [by.get((*kind, run)) for kind in kinds])
-        for run, color in zip(runs, colors, strict=False)
+        name: (color, [by.get((*kind, run)) for kind in kinds])
+        for (run, name), color in zip(names.items(), colors, strict=True)
     }
     groups = [f"T {temperature:g}, {n} request{'s' * (n > 1)}" for temperature, n in kinds]
     grouped(axes, groups, bars, "tokens/s")

@@ -224,6 +224,10 @@ class Proposer(Protocol):
     of its cache, laid out by these blocks, depends. It is 1 if a row belongs to the next token (MTP, EAGLE), 0 if it
     belongs to its own or no rows are kept. Requests then share prefixes in both caches: the first chunk of a request
     may begin after position 0. None (the default): rows are elsewhere, so requests with drafts share no prefix.
+
+    `modes`, for a proposer on the device: names of its methods, "propose" first. Under `speculative.adaptive` a step
+    calls the one that the runner has written to `mode`, "feed" where no slot may draft. It does a part of what
+    "propose" would.
     """
 
     runs_on: RunsOn
@@ -231,6 +235,8 @@ class Proposer(Protocol):
     gives_draft_probs: bool
     draft_positions: int = 0
     cache_lookahead: int | None = None
+    modes: tuple[str, ...] = ("propose",)
+    mode: str = "propose"
 
     @abstractmethod
     def reset(self, slots: list[int]) -> None:

@@ -14,7 +14,7 @@ from specdec_hal.models.dflash import DFlashConfig, dflash_shapes, read_dflash
 from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
 from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext, Settings, StepBounds
-from specdec_hal.proposers.draft_chain import Call
+from specdec_hal.proposers.draft_chain import Call, Substep
 from specdec_hal.proposers.trained_chain import TapLayers, TrainedChain, load_drafter, read_drafter
 from specdec_hal.tensors.device import Device
 from specdec_hal.tensors.views import download
@@ -78,7 +78,7 @@ class DFlashProposer(TrainedChain):
         super().__init__(context, block, drafts)
         self.draft_positions = drafts + (not drafter.sample_from_anchor)
 
-    def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> list[Call]:
+    def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> Substep:
         """With a path, all drafts are drawn after the pass; then each substep takes its own."""
         if self._path is None:
             return super()._substep(number, bounds, hidden)
@@ -87,12 +87,15 @@ class DFlashProposer(TrainedChain):
         ranked, tokens = self._ranked[:slots], self._sampler.tokens[:slots]
         drawn, draw = self._walk(slots)
         own = drawn[:, number]
-        return [
-            *([*self._read(0, bounds, sizes, hidden), *self._where_drafted(draw)] if number == 0 else []),
-            lambda stream: self._device.assign(tokens, own),
-            self._pack(sizes, ranked),
-            self._bind("draft_model_update", sizes, ranked, substep=number),
-        ]
+        return Substep(
+            self._read(0, bounds, sizes, hidden) if number == 0 else [],
+            [
+                *(draw if number == 0 else []),
+                lambda stream: self._device.assign(tokens, own),
+                self._pack(sizes, ranked),
+            ],
+            [self._bind("draft_model_update", sizes, ranked, substep=number)],
+        )
 
     def _walk(self, slots: int) -> tuple[Any, list[Call]]:
         """The tokens [slots, K] that these calls draw from the pass's path."""

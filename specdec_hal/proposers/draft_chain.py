@@ -19,7 +19,7 @@ import numpy as np
 
 from specdec_hal.ops import TokenOrder
 from specdec_hal.plugin.model import DeviceBatch
-from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepBounds
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepBounds, StepView
 from specdec_hal.proposers.draft_sampler import DraftSampler
 
 Call = Callable[[int], None]
@@ -51,11 +51,20 @@ _OWN = (
 
 
 @dataclass(frozen=True)
+class Substep:
+    """The calls of a substep: those that feed the model, those that draw a draft, and those that take it."""
+
+    read: list[Call]
+    draw: list[Call]
+    take: list[Call]
+
+
+@dataclass(frozen=True)
 class ChainPlan:
     """The calls of a step: first ones, substeps, last ones."""
 
     head: list[Call]
-    substeps: list[list[Call]]
+    substeps: list[Substep]
     tail: list[Call]
 
 
@@ -63,6 +72,7 @@ class DraftChain(Proposer):
     """`drafts`: substeps. `width`, `dtype`: of the rows that the model gives. `certain`: see :class:`DraftSampler`."""
 
     runs_on: RunsOn = "device"
+    modes = ("propose", "feed")
 
     def __init__(self, context: ProposerContext, drafts: int, *, width: int, dtype: str, certain: bool = False) -> None:
         state = context.state
@@ -88,6 +98,18 @@ class DraftChain(Proposer):
         for slot in slots:
             own, text = (tensors["token_ids_all"][slot] for tensors in (self._tensors, self._state))
             self._device.assign(own[:-1], text[1:])
+
+    def propose(self, step: StepView) -> Any:
+        """Feed the model the accepted tokens, then its drafts."""
+        return self._launch(self._plan_of(step), step.stream, draws=self._any_drafts())
+
+    def feed(self, step: StepView) -> Any:
+        """The same where no slot may draft: only the accepted tokens."""
+        return self._launch(self._plan_of(step), step.stream, draws=False)
+
+    @abstractmethod
+    def _plan_of(self, step: StepView) -> ChainPlan:
+        """The plan for such a step."""
 
     # ---- the model
 
@@ -116,13 +138,13 @@ class DraftChain(Proposer):
         args = self._state.args("draft_model_postprocess", {"B": bounds.slots})
         return [self._backend.bind("draft_model_postprocess", **args)]
 
-    def _launch(self, plan: ChainPlan, stream: int) -> Any:
+    def _launch(self, plan: ChainPlan, stream: int, draws: bool) -> Any:
         for call in plan.head:
             call(stream)
-        for calls in plan.substeps:
+        for substep in plan.substeps if draws else plan.substeps[:1]:
             if not self._goes_on():
                 break
-            for call in calls:
+            for call in (*substep.read, *(substep.draw if draws else ()), *substep.take):
                 call(stream)
         for call in plan.tail:
             call(stream)
@@ -132,27 +154,25 @@ class DraftChain(Proposer):
         """Whether any slot continues drafting; True if the host does not know."""
         return True
 
-    def _where_drafted(self, calls: list[Call]) -> list[Call]:
-        """These calls, which a step without drafts can do without."""
-        return calls
+    def _any_drafts(self) -> bool:
+        """Whether any slot may draft; True if the host does not know."""
+        return True
 
-    def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> list[Call]:
+    def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> Substep:
         slots, tokens = bounds.slots, bounds.tokens if number == 0 else bounds.slots
         sizes = {"B": slots, "T_cap": tokens, "R_cap": slots}
         last, ranked = self._last[:slots], self._ranked[:slots]
         scattered = {"is_speculative": False, "token_order": TokenOrder.SLOT}
-        return [
-            *self._read(number, bounds, sizes, hidden),
-            *self._where_drafted(
-                [
-                    self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
-                    *self._logits(number, last),
-                    lambda stream: self._sampler.draw(number, slots, stream),
-                    self._pack(sizes, ranked),
-                ]
-            ),
-            self._bind("draft_model_update", sizes, ranked, substep=number),
-        ]
+        return Substep(
+            self._read(number, bounds, sizes, hidden),
+            [
+                self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
+                *self._logits(number, last),
+                lambda stream: self._sampler.draw(number, slots, stream),
+                self._pack(sizes, ranked),
+            ],
+            [self._bind("draft_model_update", sizes, ranked, substep=number)],
+        )
 
     def _pack(self, sizes: dict[str, int], ranked: Any) -> Call:
         """The tokens of active slots, by their rank."""

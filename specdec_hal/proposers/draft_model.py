@@ -28,7 +28,7 @@ from specdec_hal.plugin.model import (
     TargetModel,
 )
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, Settings, SlotView, StepBounds, StepView
-from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
+from specdec_hal.proposers.draft_chain import SLOTS, Call, ChainPlan, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
 from specdec_hal.proposers.vocabulary import Vocabulary, intersection, padded, same_tokens
 from specdec_hal.tensors.memory import require
@@ -106,16 +106,15 @@ class ChainedDraftModel(DraftChain):
         shared = {name: tensor for name, tensor in self._own.items() if name != "token_ids_all"}
         self._first = state.of_draft_model({**shared, **first})
 
-    def propose(self, step: StepView) -> Any:
-        """Feed the model what the step accepted, then its own drafts."""
+    def _plan_of(self, step: StepView) -> ChainPlan:
         plan = self._plans.get(step.bounds)
         if plan is None:
             self._plans[step.bounds] = plan = self._plan(step.bounds, None)
-        return self._launch(plan, step.stream)
+        return plan
 
     def _head(self, bounds: StepBounds) -> list[Call]:
         sizes, symbols = {"B": bounds.slots}, self._state.symbols
-        only_decodes = bounds.query == symbols["S"] < symbols["I_cap"]
+        only_decodes = bounds.query <= symbols["S"] < symbols["I_cap"]
         preprocess = self._bind("draft_model_preprocess", sizes, draft_token_num=self._every_request)
         return [
             self._bind("schedule_slots", sizes),

@@ -28,6 +28,7 @@ class HybridProposer(Proposer):
     hidden_layers = MTPProposer.hidden_layers
     gives_draft_probs = False
     cache_lookahead = MTPProposer.cache_lookahead
+    modes = MTPProposer.modes
 
     def __init__(self, context: ProposerContext) -> None:
         # Looked-up drafts have no distribution, so REJECTION treats all as certain.
@@ -43,4 +44,9 @@ class HybridProposer(Proposer):
     def propose(self, step: StepView) -> None:
         """Draft, then look up."""
         self._mtp.propose(step)
+        self._ngram.propose(step)
+
+    def feed(self, step: StepView) -> None:
+        """For a step in which no slot may draft."""
+        self._mtp.feed(step)
         self._ngram.propose(step)

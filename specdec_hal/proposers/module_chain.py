@@ -18,7 +18,7 @@ import numpy as np
 from specdec_hal.ops import TokenOrder
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, Segment
 from specdec_hal.plugin.proposer import ProposerContext, StepBounds, StepView
-from specdec_hal.proposers.draft_chain import Call, DraftChain
+from specdec_hal.proposers.draft_chain import Call, ChainPlan, DraftChain
 from specdec_hal.proposers.vocabulary import target_to_draft
 from specdec_hal.tensors.views import download
 
@@ -80,8 +80,7 @@ class ModuleChain(DraftChain):
         In the same memory every time where the target has `device_lengths`.
         """
 
-    def propose(self, step: StepView) -> Any:
-        """Feed the module the accepted tokens, then its drafts."""
+    def _plan_of(self, step: StepView) -> ChainPlan:
         hidden = self._states(step.input_hidden_states)
         if self._static:
             plan = self._plans.get(step.bounds)
@@ -90,7 +89,7 @@ class ModuleChain(DraftChain):
         else:
             plan = self._plans[self._every]
             self._device.assign(self._raw[: len(hidden)], hidden)
-        return self._launch(plan, step.stream)
+        return plan
 
     # ---- the calls
 
@@ -179,16 +178,8 @@ class ModuleChain(DraftChain):
     def _goes_on(self) -> bool:
         return self._static or bool(self._values("has_running")[0])
 
-    def _where_drafted(self, calls: list[Call]) -> list[Call]:
-        if self._static:
-            return calls
-
-        def call(stream: int) -> None:
-            if (self._values("draft_token_num") > 0).any():
-                for one in calls:
-                    one(stream)
-
-        return [call]
+    def _any_drafts(self) -> bool:
+        return self._static or bool((self._values("draft_token_num") > 0).any())
 
     def _values(self, name: str) -> Any:
         return self._device.download(self._tensors[name])

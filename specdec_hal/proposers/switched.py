@@ -1,8 +1,7 @@
 """Drafts of one of two methods, as the runner chooses while decoding: a first one, or look-up by n-grams.
 
 A limit per slot says what the first may draft, and the look-up continues its drafts up to the request's own limit.
-Another flag says whether a module is fed a slot's tokens where it drafts nothing, so that it can be tried again; a step
-without a fed slot leaves it out.
+Another flag says whether a module is fed a slot's tokens where it drafts nothing, so that it can be tried again.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ class SwitchedProposer(Proposer):
 
     runs_on: RunsOn = "device"
     gives_draft_probs = False
+    modes = ("propose", "feed", "look_up")
 
     def __init__(self, context: ProposerContext, build: Callable[[ProposerContext], Proposer]) -> None:
         state = context.state
         self.inputs = state.device.inputs(dict.fromkeys((LIMIT, FED), state.field(LIMIT)))
         """Written by the runner: by slot, the most drafts of the first proposer, and whether it is fed."""
-        self.feeds = True
-        """Whether any slot is fed; set by the runner."""
         tensors = self.inputs.tensors
         own = state.replacing({LIMIT: tensors[LIMIT]})
         self._first = build(replace(context, state=own, fed=tensors[FED]))
+        self._feed_first = getattr(self._first, "feed", self._first.propose)
         settings = getattr(context.config.speculative, "ngram", None)
         self._continue, self._look_up = (
             NgramProposer(replace(context, settings=settings), op) for op in ("hybrid_mtp_ngram", "ngram_match")
@@ -59,6 +58,11 @@ class SwitchedProposer(Proposer):
         self._first.propose(step)
         self._continue.propose(step)
 
+    def feed(self, step: StepView) -> None:
+        """For a step in which the first drafts nothing."""
+        self._feed_first(step)
+        self._continue.propose(step)
+
     def look_up(self, step: StepView) -> None:
-        """For a step without a fed slot."""
+        """The same without a fed slot."""
         self._look_up.propose(step)

@@ -56,6 +56,10 @@ FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
 """Steps without drafts before a retry, and its number of drafts. An unsuccessful retry doubles the next pause, a
 successful one halves it.
 """
+RETRY_STEPS, RETRY_SHARE, LONGEST_IDLE = 2, 0.015, 128
+"""Steps with rows for drafts that a retry takes where no request drafts, what they may add to the time, and the most
+steps between two.
+"""
 FIRST_PLAIN, LONGEST_PLAIN, PLAIN_GROWTH = 4, 256, 4
 """Steps with drafts before one without is taken to measure it, and by what that number grows each time."""
 PLAIN_WAIT, PLAIN_SETTLING = 4, 3
@@ -127,6 +131,8 @@ class DraftLengths:
         """Counts of all requests, in steps of either kind."""
         self._rest, self._next_rest = 0, FIRST_REST
         """Steps left without a choice, and the most of the next rest."""
+        self._idle, self._retrying = 0, False
+        """Steps since a request might draft; whether the lengths are those of a retry, which no step has shown yet."""
         self._refresh()
 
     def begin(self, requests: Iterable[Any]) -> Ints:
@@ -156,18 +162,22 @@ class DraftLengths:
         self._asks = True
         self._proposals.add(longest, seconds)
 
-    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> bool:
+    def stepped(
+        self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float | None, *, narrow: bool | None = None
+    ) -> bool:
         """Record a decode step's time, without a host proposer's, and choose again. Returns whether it has chosen.
 
-        `rows`, `drafted`, `accepted`: decoding requests, and their drafts.
+        `rows`, `drafted`, `accepted`: decoding requests, and their drafts. `seconds` None: they say nothing of drafts.
+        `narrow`: whether the step had no room for drafts; None if every step has the rows that it needs.
         """
         if self._rest:
             self._rest -= 1
             return False
         if len(rows):
             began_s = time.perf_counter()
-            self._choose(rows, drafted, accepted, seconds)
-            self._count_choice(time.perf_counter() - began_s, seconds)
+            self._choose(rows, drafted, accepted, seconds, narrow)
+            if seconds is not None:
+                self._count_choice(time.perf_counter() - began_s, seconds)
         return bool(len(rows))
 
     def _count_choice(self, choosing_s: float, step_s: float) -> None:
@@ -175,7 +185,7 @@ class DraftLengths:
         self._burst += 1
         self._choosing_s += choosing_s
         self._burst_s += step_s
-        if self._burst < BURST or self._plain or self._settling:
+        if self._burst < BURST or self._plain or self._settling or self._retrying:
             return
         due = self._burst * (self._choosing_s / (CHOOSING_SHARE * max(self._burst_s, 1e-9)) - 1)
         if due >= 1:
@@ -183,45 +193,61 @@ class DraftLengths:
             self._next_rest = min(2 * self._next_rest, LONGEST_REST)
         self._burst, self._choosing_s, self._burst_s = 0, 0.0, 0.0
 
-    def _choose(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> None:
+    def _choose(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float | None, narrow: bool | None) -> None:
         total, changed = int(drafted.sum()), len(rows) != self._slots
-        if self._is_plain(total, len(rows), seconds):
+        plain = not total and narrow is not False
+        if seconds is not None:
+            if self._is_plain(plain, len(rows), seconds):
+                return
+            (self._plain_steps if plain else self._steps).add(total, seconds, len(rows))
+        elif not self._steps and not self._plain_steps:
             return
         self._slots = len(rows)
-        (self._steps if total else self._plain_steps).add(total, seconds, len(rows))
         known = self._requests
         asked = known["limit"][rows] > 0
+        self._idle = 0 if asked.any() else self._idle + 1
         if not asked.all():
             paused = rows[~asked]
             known["pause"][paused] -= 1
-            known["limit"][paused[known["pause"][paused] <= 0]] = min(PROBE, self._k)
+            due = paused[known["pause"][paused] <= 0]
+            if len(due) and (not self._idle or self._idle >= self._retry_after()):
+                known["limit"][due], self._retrying = min(PROBE, self._k), True
             rows, drafted, accepted = rows[asked], drafted[asked], accepted[asked]
             if not len(rows):
                 return
+        if narrow:  # it was launched before they might draft
+            return
         before, kind = known["kind"][rows], (drafted > 0) & (drafted == accepted)
         self._count(rows, before, self._of_step[drafted, accepted])
         known["kind"][rows] = kind
         if not total and not changed and (kind == before).all():  # it would choose the same
             return
         self._refresh()
+        self._retrying = False
         best = known["limit"][rows] = self._best(self._seen[2 * rows + kind], kind.astype(np.int64))
         stopped, tried, pause = best == 0, drafted > 0, known["next_pause"][rows]
         known["pause"][rows[stopped]] = pause[stopped]
         waits = np.minimum(np.maximum(np.where(stopped, pause * 2, pause // 2), FIRST_PAUSE), LONGEST_PAUSE)
         known["next_pause"][rows[tried]] = waits[tried]
 
-    def _is_plain(self, total: int, slots: int, seconds: float) -> bool:
+    def _retry_after(self) -> float:
+        """Steps until one of requests that all draft nothing may draft again: all pay for the rows of its drafts."""
+        plain, start = self._plain_steps(0, self._slots), self._steps.line(self._slots).start
+        return min(RETRY_STEPS * (start / plain - 1) / RETRY_SHARE, LONGEST_IDLE) if plain else 0
+
+    def _is_plain(self, plain: bool, slots: int, seconds: float) -> bool:
         """Whether the step belongs to the measurement of one without drafts; begins that where it is due."""
+        if plain and (self._plain or self._settling):
+            self._plain_steps.add(0, seconds, slots)
         if self._plain:
             self._plain -= 1
-            if not total:
-                self._plain_steps.add(0, seconds, slots)
+            if plain:
                 self._plain, self._settling = 0, PLAIN_SETTLING
             return True
         if self._settling:
-            self._settling = 0 if total else self._settling - 1
-            return not total
-        self._until_plain = self._until_plain - 1 if total else self._interval
+            self._settling = self._settling - 1 if plain else 0
+            return plain
+        self._until_plain = self._interval if plain else self._until_plain - 1
         if self._until_plain <= 0:
             self._interval = min(self._interval * PLAIN_GROWTH, LONGEST_PLAIN)
             self._until_plain, self._plain = self._interval, PLAIN_WAIT

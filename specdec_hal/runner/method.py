@@ -7,9 +7,8 @@ drafts, by tokens per second measured while decoding.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +26,8 @@ from specdec_hal.runner.step_cost import Rate
 
 SETTLING = 2
 """Steps after a change that are not measured: their drafts, or their calls, may be those of the method before."""
-TRIAL = 8
-"""Steps of a trial."""
+TRIAL, KNOWN_PAUSE = 8, 64
+"""Steps of a trial; and before the first trial with a number of requests, if such requests were measured in others."""
 HOPELESS, LEAST_TRIAL = 0.5, 3
 """A trial ends where its method is this much slower than the other, after some steps."""
 TRIAL_SHARE = 0.03
@@ -84,14 +83,15 @@ def methods_of(config: Config, backend: Backend, model: TargetModel, registry: R
     return [settled.speculative.method, *(["ngram"] if automatic else [])]
 
 
-class _Rates(NamedTuple):
+class _Rates:
     """Tokens per second at one load, for one kind of requests: of the first method, and of the look-up while the first
-    is fed and while it is not.
+    is fed and while it is not. `pause`: steps of this kind until the next trial. `failures`: trials in a row whose
+    method was slower.
     """
 
-    first: Rate
-    fed: Rate
-    look_up: Rate
+    def __init__(self, pause: int) -> None:
+        self.first, self.fed, self.look_up = Rate(), Rate(), Rate()
+        self.pause, self.failures = pause, 0
 
     @property
     def speeds(self) -> tuple[float, float]:
@@ -109,9 +109,9 @@ class DraftMethods:
     tokens per second measured while decoding; and draft lengths, as :class:`DraftLengths` does.
 
     At first each drafts for :data:`TRIAL` steps, look-up before the first method. Then the faster one drafts, with
-    trials of the other after pauses that double as long as it is slower. Measurements are by number of requests, in
-    powers of two, and by whether any samples. While look-up is faster, the first method is not fed, and a later trial
-    waits for requests that begin after it is fed again.
+    trials of the other after pauses that double as long as it is slower. Measurements and pauses are by number of
+    requests, in powers of two, and by whether any samples. While look-up is faster, the first method is not fed, and a
+    later trial waits for requests that begin after it is fed again.
 
     `names`: of its first method and of the look-up. `proposer`: its inputs are written. `samples`: whether a request
     does.
@@ -124,13 +124,16 @@ class DraftMethods:
         self._lengths = [DraftLengths(k) for _ in names]
         self._rows = np.zeros(0, [("cold", np.bool_), ("samples", np.bool_)])
         """By row: requests that the first method has not been fed, and those that sample."""
-        self._rates: defaultdict[tuple[bool, int], _Rates] = defaultdict(lambda: _Rates(Rate(), Rate(), Rate()))
+        self._rates: dict[tuple[bool, int], _Rates] = {}
         """By whether a request samples, and the logarithm of their number."""
         self._of: tuple[bool, int] | None = None
         """Those of the last step."""
-        self._at, self._settling, self._failures = 1, 0, 0
-        self._trying, self._left, self._patience = False, TRIAL, 0
-        """Whether the method in use is on trial; steps until the next decision; steps that it waits for requests."""
+        self._kinds: tuple[int, bool, bool, bool] | None = None
+        """Of the last step: how many requests, whether any samples, whether any is cold, and whether all are; None if
+        these may have changed."""
+        self._at, self._settling = 1, 0
+        self._trying, self._left, self._patience = False, 0, 0
+        """Whether the method in use is on trial; its steps left; steps that the next one waits for requests."""
         self.feeds = True
         """Whether the first method is fed requests that begin."""
 
@@ -150,6 +153,7 @@ class DraftMethods:
         rows, _ = (one.begin(requests) for one in self._lengths)
         if len(rows) and (more := int(rows.max()) + 1 - len(self._rows)) > 0:
             self._rows = np.append(self._rows, np.zeros(more, self._rows.dtype))
+        self._kinds = None
         self._rows["cold"][rows] = not self.feeds
         self._rows["samples"][rows] = [self._samples(one) for one in requests]
         return rows
@@ -166,13 +170,13 @@ class DraftMethods:
         """Send the proposer every slot's part for the first method: by row and most drafts [M]."""
         own = limits if self._at == 0 else np.zeros_like(limits)
         fed = ~self._rows["cold"][rows] if len(self._rows) else np.ones(len(rows), np.bool_)
-        self._proposer.feeds = bool(fed.any())
+        self._proposer.mode = "look_up" if not fed.any() else "propose" if own.any() else "feed"
         inputs = self._proposer.inputs
         if (inputs.host[LIMIT] != own).any() or (inputs.host[FED] != fed).any():
             inputs.host[LIMIT][:], inputs.host[FED][:] = own, fed
             inputs.upload()
 
-    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float) -> bool:
+    def stepped(self, rows: Ints, drafted: Ints, accepted: Ints, seconds: float, *, narrow: bool | None = None) -> bool:
         """As :meth:`DraftLengths.stepped`."""
         if not len(rows):
             return False
@@ -180,23 +184,33 @@ class DraftMethods:
             self._settling -= 1
             return False
         before = self._at, self.feeds
-        chosen = self._lengths[self._at].stepped(rows, drafted, accepted, seconds)
-        of, cold = (bool(self._rows["samples"][rows].any()), len(rows).bit_length()), self._rows["cold"][rows]
-        rates = self._rates[of]
+        if self._kinds is None or self._kinds[0] != len(rows):
+            cold = self._rows["cold"][rows]
+            self._kinds = len(rows), bool(self._rows["samples"][rows].any()), bool(cold.any()), bool(cold.all())
+        count, samples, some_cold, all_cold = self._kinds
+        of = samples, count.bit_length()
+        if (rates := self._rates.get(of)) is None:
+            alike = any(other[0] == samples and one.speeds[0] for other, one in self._rates.items())
+            rates = self._rates[of] = _Rates(KNOWN_PAUSE if alike else TRIAL)
+        # Feeding the first method takes time that is not that of look-ups.
+        mixed = self._at == 1 and not all_cold and float(rates.look_up) > 0
+        chosen = self._lengths[self._at].stepped(rows, drafted, accepted, None if mixed else seconds, narrow=narrow)
         if self._at == 0:
-            rates.first.add(len(rows) + int(accepted.sum()), seconds)
-        elif cold.all() or not cold.any():
-            (rates.look_up if cold.all() else rates.fed).add(len(rows) + int(accepted.sum()), seconds)
-        self._left -= 1
-        if of != self._of and not self._trying and rates.best(self._at) != self._at:
-            self._left = 0  # it is known to be slower for these requests
-        elif self._trying and self._left <= TRIAL - LEAST_TRIAL:
+            rates.first.add(count + int(accepted.sum()), seconds)
+        elif all_cold or not some_cold:
+            (rates.look_up if all_cold else rates.fed).add(count + int(accepted.sum()), seconds)
+        if self._trying:
+            self._left -= 1
             speeds = rates.speeds
-            if speeds[self._at] < HOPELESS * speeds[1 - self._at]:
-                self._left = 0
+            hopeless = speeds[self._at] < HOPELESS * speeds[1 - self._at]
+            due = self._left <= (TRIAL - LEAST_TRIAL if hopeless else 0)
+        else:
+            rates.pause -= 1
+            known = of != self._of and rates.best(self._at) != self._at  # to be slower for these requests
+            due = known or rates.pause <= 0 or self._patience > 0
         self._of = of
-        if self._left <= 0:
-            self._decide(rates, bool(cold.any()))
+        if due:
+            self._decide(rates, some_cold)
         return chosen or before != (self._at, self.feeds)
 
     def _decide(self, rates: _Rates, cold: bool) -> None:
@@ -204,13 +218,13 @@ class DraftMethods:
         other = 1 - self._at
         if self._trying:
             better, self._trying = rates.best(other), False
-            self._failures = 0 if better == self._at else self._failures + 1
+            rates.failures = 0 if better == self._at else rates.failures + 1
             self._use(better, rates)
         elif self._at == 1 and not self.feeds:
-            self.feeds, self._left, self._patience = True, 1, LONGEST_PAUSE
+            self.feeds, self._patience = True, LONGEST_PAUSE
         elif self._at == 1 and cold:
-            self._left, self._patience = 1, self._patience - 1
-            if not self._patience:
+            self._patience -= 1
+            if self._patience <= 0:
                 self._use(1, rates)
         elif rates.best(self._at) == other:
             self._use(other, rates)
@@ -224,10 +238,14 @@ class DraftMethods:
         first, look_up = rates.speeds
         slower = min(first, look_up) / max(first, look_up, 1e-9)
         pause = TRIAL * (1 - slower) / TRIAL_SHARE
-        self._left = int(np.clip(pause * 2**self._failures, TRIAL, LONGEST_PAUSE))
+        rates.pause = int(np.clip(pause * 2**rates.failures, TRIAL, LONGEST_PAUSE))
+        for (samples, _), one in self._rates.items():  # none has its trial right after this one
+            if self._of is not None and samples == self._of[0]:
+                one.pause = max(one.pause, min(rates.pause, KNOWN_PAUSE))
+        self._patience = 0
         if method == 1:
-            self.feeds, self._rows["cold"] = False, True
-        level = logging.DEBUG if self._failures else logging.INFO  # else it is said once a trial
+            self.feeds, self._rows["cold"], self._kinds = False, True, None
+        level = logging.DEBUG if rates.failures else logging.INFO  # else it is said once a trial
         speeds = f"{self._names[0]} {first:.0f} tokens/s, {self._names[1]} {look_up:.0f}"
         _log.log(level, "speculative.method auto: %s drafts now: %s", self._names[method], speeds)
         if method != self._at:

@@ -28,7 +28,6 @@ from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.plugin.proposer import Proposer, StepBounds, StepView
-from specdec_hal.proposers.switched import SwitchedProposer
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
@@ -91,7 +90,7 @@ class Features(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Capacities for a step: slots, packed tokens, output rows, tokens per slot, and context."""
+    """Capacities for a step: slots, packed tokens, output rows, tokens per slot (1: no slot has drafts), context."""
 
     slots: int
     tokens: int
@@ -198,7 +197,7 @@ def run_calls(calls: Iterable[tuple[str, Call]], stream: int, record: TimedStep)
 
 @dataclass
 class LaunchedStep:
-    """A running step and its pending results. `forced`: slots with drafts from a grammar."""
+    """A running step and its pending results. `forced`: slots with drafts from a grammar. `narrow`: no slot has any."""
 
     schedule: Schedule
     record: TimedStep
@@ -206,6 +205,7 @@ class LaunchedStep:
     report: Fetched
     prompts: ScoredPrompts | None
     forced: Collection[int] = ()
+    narrow: bool = False
 
 
 @dataclass
@@ -292,12 +292,16 @@ class StepCompiler:
         found = Features.of(sequences, self.model.config.vocab_size, masked)
         return found if not self.static or found in self._whole else found._replace(stops=True)
 
-    def bucket(self, slots: int, tokens: int, context: int, chunked: bool, features: Features) -> Bucket:
-        """The smallest bucket for a step; sizes are powers of two, for few buckets."""
+    def bucket(
+        self, slots: int, tokens: int, context: int, chunked: bool, features: Features, drafts: bool = True
+    ) -> Bucket:
+        """The smallest bucket for a step; sizes are powers of two, for few buckets. `drafts`: a slot may have some."""
         size, s = self.state.symbols, self.state.symbols["S"]
         if not self.static:  # exact: every size that the model sees is computed
             return Bucket(size["M"], size["T_cap"], 0, size["I_cap"], size["L"], features)
         slots = _round_up(slots, 1, size["M"])
+        if self.settings.adaptive and not (drafts or chunked) and features in self._whole:
+            s = 1
         packed = _round_up(tokens, 128, size["T_cap"]) if chunked else slots * s
         query = max(s, size["I_cap"]) if chunked else s
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), features)
@@ -324,9 +328,10 @@ class StepCompiler:
         more = dict.fromkeys(one._replace(stops=True) for one in (*features, *others))
         shared = [one for one in more if one not in self._whole]
         own = [bucket for wanted in features for bucket in self._buckets(wanted)]
-        # Others share all parts but what samples, which depends on the number of slots alone.
-        sizes = dict.fromkeys(bucket._replace(features=Features()) for bucket in own if not self._chunked(bucket))
-        smallest = {bucket.slots: bucket for bucket in own}.values()
+        # Others have rows for drafts, and share all parts but what samples, which depends on the number of slots alone.
+        wide = [bucket for bucket in own if bucket.query >= self.state.symbols["S"]]
+        sizes = dict.fromkeys(bucket._replace(features=Features()) for bucket in wide if not self._chunked(bucket))
+        smallest = {bucket.slots: bucket for bucket in wide}.values()
         needed = [(one, smallest if at else sizes) for at, one in enumerate(shared)]
         buckets = [*own, *(bucket._replace(features=one) for one, some in needed for bucket in some)]
         self._warming = True
@@ -361,12 +366,13 @@ class StepCompiler:
                 for least, tokens in reversed(list(pairwise(before))):
                     if least < slots * width:
                         found[self.bucket(slots, tokens, context, True, features)] = None
-                found[self.bucket(slots, 0, context, False, features)] = None
+                for drafts in (True, False):
+                    found[self.bucket(slots, 0, context, False, features, drafts)] = None
         return list(found)
 
     def _chunked(self, bucket: Bucket) -> bool:
         """Whether steps may have chunks of prompts: they take long enough for a launch or two more."""
-        return (bucket.tokens, bucket.query) != (bucket.rows, self.state.symbols["S"])
+        return bucket.tokens != bucket.rows or bucket.query > self.state.symbols["S"]
 
     def _bound(self, bucket: Bucket) -> CompiledStep:
         plan = self.plans.get(bucket)
@@ -378,6 +384,11 @@ class StepCompiler:
     def late(self) -> dict[str, int]:
         """Counts of plans captured, of these or their parts bound, and of kernels compiled, while requests waited."""
         return {**self._late, "compile": self._compilations() - self._compiled}
+
+    @property
+    def prepared(self) -> int:
+        """How many plans were bound or captured while requests waited."""
+        return self._late["bind"] + self._late["capture"]
 
     def _compilations(self) -> int:
         return int(getattr(self.model, "compilations", 0))  # optional for models
@@ -465,7 +476,7 @@ class StepCompiler:
     def _shared_plan(self, bucket: Bucket) -> CompiledStep:
         """A plan of parts that other plans have too: to sample depends on the number of slots, not on other sizes."""
         first = self._part(bucket, self._first, "first", *bucket[:-1])
-        sample = self._part(bucket, self._sample, "sample", bucket.slots, bucket.features)
+        sample = self._part(bucket, self._sample, "sample", bucket.rows, bucket.slots, bucket.features)
         last = self._part(bucket, self._last, "last", *bucket[:-1])
         parts = [part for some in (first, sample, last) for part in some.parts if part.calls]
         plan = CompiledStep(parts, sample.report, sample.logprobs)
@@ -518,7 +529,7 @@ class StepCompiler:
             block_tables=state["block_tables"],
             max_seq_len=bucket.context,
             max_query_len=bucket.query,
-            decode_len=state.symbols["S"],
+            decode_len=min(bucket.query, state.symbols["S"]),
         )
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in self._buffers.hidden.items()}
         step.call("forward", lambda stream: model.forward_device(batch, hidden))
@@ -568,24 +579,26 @@ class StepCompiler:
         picked = {layer: tensor[: bucket.rows] for layer, tensor in buffers.picked.items()}
         bounds = StepBounds(bucket.slots, bucket.tokens, bucket.query, bucket.context)
         plan.view = partial(self._view, hidden, picked, bounds)
-        if isinstance(self.proposer, SwitchedProposer):
-            switched = self.proposer
-            plan.begin(step, wanted=lambda: switched.feeds)
-            step.call("propose", lambda stream: self._propose(switched.propose, plan.view(stream)))
-            plan.begin(step, wanted=lambda: not switched.feeds)
-            step.call("propose", lambda stream: self._propose(switched.look_up, plan.view(stream)))
-        elif self.proposer.runs_on == "device":
-            step.call("propose", lambda stream: self._propose(self.proposer.propose, plan.view(stream)))
+        if self.proposer.runs_on == "device":
+            modes = self.proposer.modes if self.settings.adaptive else ("propose",)
+            for mode in modes:
+                if len(modes) > 1:
+                    plan.begin(step, wanted=partial(self._in_mode, mode))
+                step.call("propose", partial(self._propose, mode, plan))
+
+    def _in_mode(self, mode: str) -> bool:
+        return self.proposer.mode == mode
 
     def _view(self, hidden: dict[int, Any], picked: dict[int, Any], bounds: StepBounds, stream: int) -> StepView:
         layers = self.proposer.hidden_layers
         inputs = {layer: hidden[layer] if self.static else hidden[layer][: self._fed] for layer in layers}
         return StepView(self.state, stream, bounds, {layer: picked[layer] for layer in layers}, inputs)
 
-    def _propose(self, propose: Callable[[StepView], Any], view: StepView) -> None:
+    def _propose(self, mode: str, plan: CompiledStep, stream: int) -> None:
         """Let a device proposer draft; after an error the next step has no drafts."""
+        view = plan.view(stream)
         try:
-            self._drafted(propose(view))
+            self._drafted(getattr(self.proposer, mode)(view))
         except PluginError:
             raise
         except Exception:

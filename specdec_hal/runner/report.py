@@ -25,12 +25,13 @@ class StepReport:
     """The values of :data:`specdec_hal.runner.state.REPORT` after one step, and its log-probabilities if it made any.
 
     Those come from `token_logprobs` and `gather_accepted` or, by output row, from `sample_target`. All is valid until
-    the next step is read, and tokens, drafts and counts longer. `slots` (B): those of the step.
+    the next step is read, and tokens, drafts and counts longer. `slots` (B): those of the step; `most`: the most tokens
+    that one emits.
     """
 
-    def __init__(self, values: Arrays, slots: int) -> None:
+    def __init__(self, values: Arrays, slots: int, most: int | None = None) -> None:
         self._values, self._offsets = values, values["cu_seqlens_q"][: slots + 1]
-        self.emitted, self.counts = values["accept_tokens"][:slots].copy(), values["accept_num"][:slots].copy()
+        self.emitted, self.counts = values["accept_tokens"][:slots, :most].copy(), values["accept_num"][:slots].copy()
         """int64 [B, S] and int32 [B]."""
         self.fed = self._offsets[1:] - self._offsets[:-1]
         """[B]: tokens of each slot fed to the model."""
@@ -99,9 +100,9 @@ class StepReport:
 
         A row's places after its tokens hold anything.
         """
-        at = table.places[slots] + table.length[slots, None]
+        at = table.places[slots, : self.emitted.shape[1]] + table.length[slots, None]
         table.tokens.reshape(-1)[at] = self.emitted[slots]
-        if at.shape[1] > 1:
+        if table.places.shape[1] > 1:
             table.from_draft.reshape(-1)[at] = self.matches[slots]
         table.length[slots] += self.counts[slots]  # after both: another thread may read as far
         table.counts[0, decoding] += 1

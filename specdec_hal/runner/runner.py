@@ -90,6 +90,10 @@ class ModelRunner:
         self._ordinary[[token for token in self.end_tokens if token < self._vocab_size]] = False
         self._undrafted = set[int]()
         """Slots whose request the proposer refused."""
+        self._drafting = self._drafted = True
+        """Whether a request may draft in the next step, and whether one might in the last."""
+        self._prepared = 0
+        """The compiler's, when the last step was read."""
         self._most_drafts, self._length_rows = np.zeros((2, parts.state.symbols["M"]), np.int64)
         """By slot: the most drafts of its last request without adaptation, and its row in :attr:`lengths`."""
         self._launched: deque[LaunchedStep] = deque()
@@ -428,7 +432,10 @@ class ModelRunner:
         if features is None or not schedule.steady or self._masked:
             features = self.compiler.features([work.sequence for work in schedule.work.values()], masked is not None)
             self._features = features
-        bucket = self.compiler.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, features)
+        bucket = self.compiler.bucket(
+            schedule.slots, schedule.tokens, schedule.context, schedule.chunked, features, self._drafted
+        )
+        self._drafted = self._drafting
         record.bucket = bucket.slots, bucket.tokens, bucket.context
         chunks, before = chunks_of(schedule) if schedule.chunked else [], self.compiler.failed_proposals
         fill = None if masked is None else partial(self._fill_masks, masked)
@@ -437,7 +444,8 @@ class ModelRunner:
             for work in schedule.work.values():
                 work.sequence.draft_rows = False
         prompts = self.compiler.score_prompts(chunks, record) if chunks else None
-        return LaunchedStep(schedule, record, plan, report, prompts, () if masked is None else masked.forced)
+        forced, narrow = () if masked is None else masked.forced, self.compiler.static and bucket.query == 1
+        return LaunchedStep(schedule, record, plan, report, prompts, forced, narrow)
 
     def _plan_masks(self, schedule: Schedule) -> MaskedStep | None:
         """Write masks of bad words, and return the grammars' part; None without masks."""
@@ -481,13 +489,14 @@ class ModelRunner:
         with record.stage("host"):
             if step.prompts is not None:
                 step.prompts.read(self.sink.scored)
-            report = StepReport(values, schedule.slots)
+            report = StepReport(values, schedule.slots, 1 if step.narrow else None)
             self._hook.took(self.metrics.steps, schedule.work, report)
             self._take(step, report)
         self._read_at = clock() if self.scheduler.running else None
         if self.proposer.runs_on == "host":
             with record.stage("propose"):
                 longest = self._draft(step.plan, report, record)
+            self._drafted = longest > 0
             if isinstance(self.lengths, DraftLengths):
                 self.lengths.proposed(longest, record.seconds["propose"])
         self.metrics.add(record)
@@ -615,10 +624,13 @@ class ModelRunner:
             drafted = np.append(drafted, [one.drafted or 0 for one in lost])
             accepted = np.append(accepted, [sum(one.flags) for one in lost])
         record.count_drafts(drafted, accepted)
-        if self.lengths is not None and not schedule.chunked:  # after a pure decode step
+        prepared, self._prepared = self._prepared, self.compiler.prepared
+        # After a pure decode step, whose time is not that of preparing another.
+        if self.lengths is not None and not schedule.chunked and prepared == self._prepared:
             own = verified if not step.forced else np.setdiff1d(verified, list(step.forced))
             rows, seconds = self._length_rows[own], self._seconds_of(record)
-            if self.lengths.stepped(rows, report.drafted[own], report.accepted[own], seconds):
+            narrow = step.narrow if self.compiler.static else None
+            if self.lengths.stepped(rows, report.drafted[own], report.accepted[own], seconds, narrow=narrow):
                 self._set_limits()
 
     def _seconds_of(self, record: TimedStep) -> float:
@@ -668,10 +680,13 @@ class ModelRunner:
         """Send a device proposer the most drafts of every slot."""
         limits, wanted = self._most_drafts, self.state.request.host["draft_token_num"]
         if self.lengths is not None:
-            limits = np.minimum(limits, self.lengths.limits(self._length_rows))
+            limits = np.minimum(limits, self.lengths.limits(self._length_rows)) * self.scheduler.table.used
+            self._drafting = bool(limits.any())
         if self.methods is not None:
             self.methods.send(self._length_rows, limits)
             self.scheduler.feed(self.methods.feeds)
+        elif self.lengths is not None:
+            self.proposer.mode = "propose" if self._drafting else self.proposer.modes[-1]
         if (wanted != limits).any():
             wanted[:] = limits
             self.state.request.upload()

@@ -1,11 +1,11 @@
 """Seconds of a step by its size, measured while decoding: the cost of one more draft. And tokens per second.
 
 With weights that decay by COST_DECAY a step, a group of steps with as many requests has a mean size and mean seconds.
-All groups share one slope, by least squares with a prior:
+The slope of a group is by least squares over all groups, with a prior:
 
     slope = (sum of sizes' offsets * seconds' offsets + PRIOR_SLOPE * share * s) / (sum of sizes' offsets^2 + s)
 
-where `share` is one request's share of a step, and `s` the strength of the prior.
+where `share` is one request's share of a step of the group, and `s` the strength of the prior.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Line(NamedTuple):
 
 
 class Cost:
-    """Seconds by size: along a line for each group of measurements, all lines parallel.
+    """Seconds by size: along a line for each group of measurements.
 
     Steps are grouped by batch size, which costs more than the number of tokens. Recent measurements count most, so the
     lines follow the curve near the sizes in use. `spread`: weight of :data:`PRIOR_SLOPE`. `of_steps`: size 0 takes time
@@ -91,22 +91,6 @@ class Cost:
     def __bool__(self) -> bool:
         """Whether anything was measured."""
         return bool(self._groups)
-
-    @property
-    def least(self) -> float:
-        """Seconds that one more costs at least."""
-        weight = share = 0.0
-        for number, one in self._groups.items():
-            weight += one.weight
-            share += one.seconds / number
-        return LEAST_SLOPE * share / (weight or 1.0)
-
-    @property
-    def slope(self) -> float:
-        """Seconds that one more costs."""
-        least = self.least
-        prior = PRIOR_SLOPE / LEAST_SLOPE * least
-        return max((self._together + prior * self._prior) / (self._spread + self._prior), least)
 
     def add(self, size: int, seconds: float, group: int = 1) -> None:
         """Count a measurement."""
@@ -147,5 +131,7 @@ class Cost:
         known = self._groups[nearest]
         mean, seconds = known.size / known.weight, known.seconds / known.weight
         own = nearest if self._of_steps else 0  # a request's own token costs as much as a draft, at least
-        slope = min(self.slope, seconds / (mean + own or 1.0))
+        share = seconds / nearest
+        slope = (self._together + PRIOR_SLOPE * share * self._prior) / (self._spread + self._prior)
+        slope = min(max(slope, LEAST_SLOPE * share), seconds / (mean + own or 1.0))
         return Line(seconds - slope * mean, slope)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner
+from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.step_cost import Cost, Line
 from tests.support import dflash, drafters
 from tests.support.eagle3 import PROMPTS, finish, load
@@ -114,6 +116,48 @@ def test_requests_that_want_fewer_drafts(
     assert outputs[0].drafted == 0 and all(output.drafted == output.accepted > 0 for output in outputs[1:])
     longest = [max((len(round_.token_ids) for round_ in output.drafts), default=0) for output in outputs]
     assert longest == [0, 1, 3, DRAFTS]
+
+
+def test_steps_without_drafts_only_feed_a_drafter(
+    make: Make, drafter: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other few steps no request may draft; afterwards all drafts are right again."""
+    runner, asked, drawn = make(adaptive=True), 0, 0
+
+    def limits(rows: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return np.full(len(rows), DRAFTS if asked // 4 % 2 else 0)
+
+    assert runner.lengths is not None
+    monkeypatch.setattr(runner.lengths, "limits", limits)
+    monkeypatch.setattr(runner.lengths, "stepped", lambda *_, **__: True)
+    sampler: Any = runner.proposer._sampler  # type: ignore[attr-defined]
+    draw = sampler.draw
+
+    def drawing(*args: Any) -> Any:
+        nonlocal drawn
+        drawn += 1
+        return draw(*args)
+
+    monkeypatch.setattr(sampler, "draw", drawing)
+    outputs = decode(runner, temperature=temperature, tokens=40)
+    assert all(output.drafted == output.accepted > 10 for output in outputs)
+    summary = runner.summary()
+    assert summary["failed_steps"] == summary["failed_proposals"] == 0
+    assert drafter == "dflash2" or DRAFTS <= drawn < 0.8 * DRAFTS * summary["steps"]
+    if runner.compiler.static:
+        rows = {tokens // slots for slots, tokens, _ in runner.metrics.buckets if tokens in (slots, 5 * slots)}
+        assert rows == {1, 1 + DRAFTS}
+
+
+@pytest.mark.parametrize("make", ["device"], indirect=True)
+def test_kernels_are_compiled_with_fewer_layers_than_are_tapped(make: Make, temperature: float) -> None:
+    runner = make()
+    (plan,) = runner.compiler.plans.values()
+    with runner.model.compiling():  # type: ignore[attr-defined]
+        plan.run(0, TimedStep())
+    assert all(output.drafted == output.accepted > 10 for output in decode(runner, temperature=temperature))
 
 
 def test_a_restart_changes_no_acceptance(make: Make, temperature: float) -> None:

@@ -111,7 +111,7 @@ def test_adaptive_lengths_learn_what_the_model_accepted() -> None:
         def limits(self, rows: Any) -> Any:
             return rows + 4
 
-        def stepped(self, rows: Any, drafted: Any, accepted: Any, seconds: float) -> None:
+        def stepped(self, rows: Any, drafted: Any, accepted: Any, seconds: float, narrow: bool) -> None:
             told.extend(zip(drafted.tolist(), accepted.tolist(), strict=True))
 
     runner.lengths = Lengths()  # type: ignore[assignment]

@@ -12,25 +12,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runner.draft_length import (
-    FIRST_PAUSE,
-    FIRST_PLAIN,
-    FIRST_PRIOR,
-    LATER_PRIOR,
-    LONGEST_PAUSE,
-    LONGEST_PLAIN,
-    PLAIN_GROWTH,
-    PLAIN_SETTLING,
-    PLAIN_WAIT,
-    POOLED_DECAY,
-    POOLED_STRENGTH,
-    PROBE,
-    PROPOSAL_SPREAD,
-    REQUEST_DECAY,
-    SHARED_STRENGTH,
-    DraftLengths,
-    Prior,
-)
+from specdec_hal.runner.draft_length import POOLED_DECAY, PROBE, REQUEST_DECAY, DraftLengths, _Counts
 from specdec_hal.runner.step_cost import Cost
 from tests.runner.conftest import make_runner
 
@@ -42,8 +24,11 @@ class Drafting:
     """A request."""
 
 
-def stepped(lengths: DraftLengths, requests: list[Drafting], drafted: Any, accepted: Any, seconds: float) -> None:
-    lengths.stepped(lengths.rows(requests), np.asarray(drafted), np.asarray(accepted), seconds)
+def stepped(
+    lengths: DraftLengths, requests: list[Drafting], drafted: Any, accepted: Any, seconds: float | None,
+    narrow: bool | None = None,
+) -> None:  # fmt: skip
+    lengths.stepped(lengths.rows(requests), np.asarray(drafted), np.asarray(accepted), seconds, narrow=narrow)
 
 
 def limits_of(lengths: DraftLengths, requests: list[Drafting]) -> list[int]:
@@ -113,6 +98,18 @@ def test_a_module_that_costs_the_same_for_any_number_of_drafts(module: float, ra
     assert decode(**given) >= 0.9 * best
 
 
+def test_requests_retry_together_where_rows_for_drafts_cost_much() -> None:
+    """One that retries alone makes the step as long for all; now and then one ends and another begins."""
+    lengths, requests, drafting = DraftLengths(K), [Drafting() for _ in range(32)], 0
+    for step in range(1200):
+        if step % 8 == 0:
+            requests = [*requests[1:], Drafting()]
+        drafted = np.array(limits_of(lengths, requests))
+        stepped(lengths, requests, drafted, np.zeros_like(drafted), 1 + 0.6 * any(drafted) + 0.001 * sum(drafted))
+        drafting += step >= 200 and any(drafted)
+    assert 0 < drafting <= 0.06 * 1000
+
+
 def test_it_begins_again_where_drafts_begin_to_be_accepted() -> None:
     def rate(step: int) -> float:
         return 0.95 if step >= TOKENS // 2 else 0.0
@@ -158,171 +155,50 @@ def test_an_ended_request_leaves_its_row_to_a_new_one() -> None:
     assert len(set(rows[1::2])) < 5
 
 
-def add(counts: dict[str, list[float]], keep: float, results: list[dict[str, list[float]]]) -> None:
-    """Count some results, of which the last weighs 1."""
-    weights = (keep ** np.arange(len(results), -1, -1)).tolist()
-    for name, values in counts.items():
-        for at, value in enumerate(values):
-            new = sum(weight * one[name][at] for weight, one in zip(weights[1:], results, strict=True))
-            values[at] = weights[0] * value + new
-
-
-class Rule:
-    """The rule of :mod:`specdec_hal.runner.draft_length`, request by request and draft by draft."""
-
-    def __init__(self, k: int) -> None:
-        self.k, self.steps, self.plain_steps, self.asking = k, Cost(), Cost(), Cost(PROPOSAL_SPREAD, of_steps=False)
-        self.asks, self.slots = False, 1
-        self.plain = self.settling = 0
-        self.until_plain = self.interval = FIRST_PLAIN
-        self.pooled = [self.counts(), self.counts()]
-        self.requests: dict[Drafting, dict[str, Any]] = {}
-        self.refresh()
-
-    def counts(self) -> dict[str, list[float]]:
-        return {name: [0.0] * len(values) for name, values in self.result(0, 0).items()}
-
-    def result(self, drafted: int, accepted: int) -> dict[str, list[float]]:
-        verified = [float(i < accepted or i == accepted < drafted) for i in range(self.k)]
-        taken = [float(i < accepted) for i in range(self.k)]
-        later = [sum(verified[1:])], [sum(taken[1:])]
-        return {
-            "asked": [1.0], "found": [float(drafted > 0)], "verified": verified, "accepted": taken,
-            "verified_later": later[0], "accepted_later": later[1],
-        }  # fmt: skip
-
-    def refresh(self) -> None:
-        self.usual, self.every = [0.0, 0.0], [[0.0] * self.k, [0.0] * self.k]
-        for kind, (first, later) in enumerate(zip(FIRST_PRIOR.acceptance, LATER_PRIOR.acceptance, strict=True)):
-            pooled = self.pooled[kind]
-            verified, accepted = pooled["verified"], pooled["accepted"]
-            usual = Prior(later, LATER_PRIOR.strength).estimate(
-                pooled["accepted_later"][0], pooled["verified_later"][0]
-            )
-            every = [Prior(usual, SHARED_STRENGTH).estimate(*one) for one in zip(accepted, verified, strict=True)]
-            every[0] = Prior(first, FIRST_PRIOR.strength).estimate(accepted[0], verified[0])
-            self.usual[kind], self.every[kind] = usual, every
-
-    def known(self, request: Drafting) -> dict[str, Any]:
-        if request not in self.requests:
-            one = {"seen": [self.counts(), self.counts()], "kind": 0, "pause": 0, "next_pause": FIRST_PAUSE}
-            known = self.steps or self.plain_steps
-            first = self.best([one] * self.slots)[0] if known else min(PROBE, self.k)
-            self.requests[request] = {**one, "limit": first}
-        return self.requests[request]
-
-    def gains(self, one: dict[str, Any]) -> tuple[float, list[float]]:
-        seen, usual, every = one["seen"][one["kind"]], self.usual[one["kind"]], self.every[one["kind"]]
-        verified, accepted = seen["verified"], seen["accepted"]
-        here = Prior(usual, POOLED_STRENGTH).estimate(seen["accepted_later"][0], seen["verified_later"][0])
-        found = Prior(1.0, POOLED_STRENGTH).estimate(seen["found"][0], seen["asked"][0])
-        chance = found * Prior(every[0], POOLED_STRENGTH).estimate(accepted[0], verified[0])
-        gains = [chance]
-        for i in range(1, self.k):
-            chance *= Prior((every[i] + here) / 2, SHARED_STRENGTH).estimate(accepted[i], verified[i])
-            gains.append(chance)
-        return found, gains
-
-    def best(self, requests: list[dict[str, Any]]) -> list[int]:
-        drafts = list[tuple[float, float, int]]()
-        for at, one in enumerate(requests):
-            found, gains = self.gains(one)
-            drafts += [(gain, found, at) for gain in gains]
-        drafts.sort(key=lambda draft: -draft[0])
-        line, asking = (self.steps or self.plain_steps).line(self.slots), self.asking.line(1)
-        limits, longest = [0] * len(requests), 0
-        gained = waited = 0.0
-        plain = self.plain_steps(0, self.slots) if self.plain_steps else line.start
-        speed, best = self.slots / plain, list(limits)
-        for gain, found, at in drafts:
-            limits[at] += 1
-            longest = max(longest, limits[at])
-            gained, waited = gained + gain, waited + found
-            taken = line.start + line.slope * waited + (asking(longest) if self.asks else 0.0)
-            if (self.slots + gained) / taken > speed:
-                speed, best = (self.slots + gained) / taken, list(limits)
-        return best
-
-    def limit(self, request: Drafting) -> int:
-        limit: int = self.known(request)["limit"]
-        return 0 if self.plain else limit
-
-    def measures(self, total: int, slots: int, seconds: float) -> bool:
-        """A step without drafts, now and then: nothing else is learned until there are drafts again."""
-        if self.plain:
-            self.plain -= 1
-            if total == 0:
-                self.plain_steps.add(0, seconds, slots)
-                self.plain, self.settling = 0, PLAIN_SETTLING
-            return True
-        if self.settling:
-            self.settling = 0 if total else self.settling - 1
-            return total == 0
-        self.until_plain = self.until_plain - 1 if total else self.interval
-        if self.until_plain <= 0:
-            self.interval = min(PLAIN_GROWTH * self.interval, LONGEST_PLAIN)
-            self.until_plain, self.plain = self.interval, PLAIN_WAIT
-        return False
-
-    def stepped(self, requests: list[Drafting], drafted: list[int], accepted: list[int], seconds: float) -> None:
-        if self.measures(sum(drafted), len(requests), seconds):
-            return
-        known = [self.known(one) for one in requests]
-        changed, self.slots = len(requests) != self.slots, len(requests)
-        (self.steps if sum(drafted) else self.plain_steps).add(sum(drafted), seconds, self.slots)
-        asked, results = list[tuple[dict[str, Any], int]](), ([], [])  # type: ignore[var-annotated]
-        for one, d, a in zip(known, drafted, accepted, strict=True):
-            if one["limit"] == 0:
-                one["pause"] -= 1
-                one["limit"] = min(PROBE, self.k) if one["pause"] <= 0 else 0
-                continue
-            asked.append((one, d))
-            results[one["kind"]].append(self.result(d, a))
-            add(one["seen"][one["kind"]], REQUEST_DECAY, [self.result(d, a)])
-            changed |= one["kind"] != (0 < d == a)
-            one["kind"] = int(0 < d == a)
-        for pooled, new in zip(self.pooled, results, strict=True):
-            add(pooled, POOLED_DECAY, new)
-        if not asked or not (sum(drafted) or changed):
-            return
-        self.refresh()
-        for (one, d), limit in zip(asked, self.best([one for one, _ in asked]), strict=True):
-            one["limit"] = limit
-            one["pause"] = one["pause"] if limit else one["next_pause"]
-            if d:
-                pause = one["next_pause"] // 2 if limit else one["next_pause"] * 2
-                one["next_pause"] = min(max(pause, FIRST_PAUSE), LONGEST_PAUSE)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_arrays_decide_as_the_rule_does(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_lengths_are_those_with_the_most_tokens_per_second(seed: int) -> None:
+    """Of all that requests of different acceptance may have, by what was measured."""
     rng = np.random.default_rng(seed)
-    k, slots, slope = int(rng.integers(2, 9)), (1, 3, 17, 64)[seed % 4], (0.1, 0.3, 0.9)[seed % 3]
-    lengths, rule = DraftLengths(k), Rule(k)
-    everyone, rates = [Drafting() for _ in range(slots)], rng.random(slots)
-    changes = 0
-    for step in range(60):
-        if rng.random() < 0.1:
-            everyone[rng.integers(slots)] = Drafting()
-        if step == 30:
-            lengths.forget()
-            rule.pooled = [rule.counts(), rule.counts()]
-            rule.refresh()
-        at = [i for i in range(slots) if step % 5 or rng.random() < 0.8] or [0]
-        requests = [everyone[i] for i in at]
-        wanted = [rule.limit(one) for one in requests]
-        assert limits_of(lengths, requests) == wanted, step
-        drafted = [most if rng.random() < 0.8 else int(rng.integers(most + 1)) for most in wanted]
-        accepted = [min(int(rng.geometric(1 - 0.99 * rates[i])) - 1, d) for i, d in zip(at, drafted, strict=True)]
-        seconds = (1 + slope * sum(drafted) / slots) * (1 + 0.2 * rng.random())
-        stepped(lengths, requests, drafted, accepted, seconds)
-        rule.stepped(requests, drafted, accepted, seconds)
-        if seed % 3 == 0:
-            rule.asks = True
-            for one in (lengths.proposed, rule.asking.add):
-                one(max(wanted), 0.01 + 0.01 * max(wanted))
-        changes += len(set(wanted)) > 1
-    assert slots == 1 or changes > 10
+    k, rates, slope = 3, np.array([0.4, 0.7, 0.95]), (0.02, 0.06, 0.1)[seed % 3]
+    lengths, requests = DraftLengths(k), [Drafting() for _ in rates]
+    choices = 0
+    for _ in range(60):
+        before = limits_of(lengths, requests)
+        drafted = [most if rng.random() < 0.8 else 0 for most in before]
+        accepted = [min(int(rng.geometric(1 - rate)) - 1, d) for rate, d in zip(rates, drafted, strict=True)]
+        narrow = not any(before) if seed % 2 else None
+        stepped(lengths, requests, drafted, accepted, 1 + slope * sum(drafted) + 0.2 * (narrow is False), narrow)
+        after = limits_of(lengths, requests)
+        if not all(before) or not any(drafted) or not all(after):
+            continue
+        rows, choices = lengths.rows(requests), choices + 1
+        kinds = lengths._requests["kind"][rows]
+        found, gains = lengths._expect(_Counts(lengths._seen[2 * rows + kinds]), kinds)
+        line = lengths._steps.line(3)
+
+        def speed(limits: Any, found: Any = found, gains: Any = gains, line: Any = line) -> float:
+            drafts = sum(gains[at, :most].sum() for at, most in enumerate(limits))
+            return float((3 + drafts) / (line.start + line.slope * (found * limits).sum()))
+
+        assert speed(after) >= 0.99 * max(map(speed, itertools.product(range(k + 1), repeat=3)))
+    assert choices > 3
+
+
+def test_counts_decay_and_are_kept_by_kind() -> None:
+    """Of a request, and of all: after a fully accepted step, and after another."""
+    lengths, one = DraftLengths(2), Drafting()
+    results, kinds = [(2, 2), (2, 1), (1, 1), (2, 0)], [0, 1, 0, 1]
+    (row,) = lengths.rows([one])
+    seen, pooled = np.zeros((2, 8)), np.zeros((2, 8))
+    for (drafted, accepted), kind in zip(results, kinds, strict=True):
+        lengths._requests["limit"][row] = 2
+        stepped(lengths, [one], [drafted], [accepted], 1.0)
+        first, second = float(accepted > 0), float(accepted > 1)
+        verified = float(accepted > 0 and drafted > 1)
+        result = np.array([1, 1, verified, second, 1, verified, first, second])
+        seen[kind], pooled[kind] = seen[kind] * REQUEST_DECAY + result, pooled[kind] * POOLED_DECAY + result
+    np.testing.assert_allclose(lengths._seen[2 * row : 2 * row + 2], seen)
+    np.testing.assert_allclose(lengths._pooled, pooled)
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
@@ -339,7 +215,7 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     # With another number of requests, steps take otherwise, and a draft costs as much.
     cost.add(0, 7.0, 4)
     assert cost(0, 4) == cost(0, 3) == 7
-    assert cost(2, 4) - cost(0, 4) == pytest.approx(2 * cost.slope)
+    assert cost(2, 4) - cost(0, 4) == pytest.approx(2 * cost.line(4).slope)
     for _ in range(99):
         cost.add(9, 1.5)  # shorter than steps of fewer tokens: that is noise
     assert 0 < cost(1) < cost(9)
@@ -351,6 +227,16 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     for seconds in (9.0, 0.2, 0.2):  # the first one took part in compiling
         fresh.add(1, seconds)
     assert fresh(1) == pytest.approx(0.2)
+
+
+def test_a_draft_of_many_requests_costs_less_than_one_of_a_single_request() -> None:
+    """Which reads the weights for itself alone."""
+    cost = Cost()
+    for size in (2, 5) * 40:
+        cost.add(size, 1.0, 1)
+    for size in (280, 320) * 20:
+        cost.add(size, 1.5, 64)
+    assert cost(320, 64) == pytest.approx(1.5, rel=0.02) and cost(0, 64) > 1.3
 
 
 def test_what_disturbs_steps_counts_little_and_not_for_long() -> None:
@@ -424,22 +310,41 @@ def test_padded_drafts_have_no_length_to_choose() -> None:
     assert parse({"speculative": speculative}).speculative.adaptive
 
 
+class Choices:
+    """A clock on which a choice takes so long."""
+
+    def __init__(self, choosing_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.choosing_s, self.count = 0.0, choosing_s, 0
+        monkeypatch.setattr("specdec_hal.runner.draft_length.time", SimpleNamespace(perf_counter=self.perf_counter))
+
+    def perf_counter(self) -> float:
+        self.now, self.count = self.now + self.choosing_s, self.count + 1
+        return self.now
+
+
+def test_a_retry_ends_where_choices_cost_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rest keeps the lengths of a retry before its drafts are verified."""
+    Choices(0.5, monkeypatch)
+    lengths, requests, drafted = DraftLengths(4), [Drafting() for _ in range(3)], ""
+    for step in range(3000):
+        if step % 50 == 0:
+            requests = [*requests[1:], Drafting()]
+        rows = lengths.rows(requests)
+        drafts = lengths.limits(rows)
+        lengths.stepped(rows, drafts, np.zeros_like(drafts), 1.0 + 0.5 * int(drafts.sum()))
+        drafted += "d" if drafts.any() else " "
+    assert drafted[400:].count("d") > 2 and max(map(len, drafted[400:].split())) <= 5
+
+
 @pytest.mark.parametrize(("choosing_s", "share"), [(1e-9, 1.0), (0.5, 0.25)])
 def test_choices_that_cost_much_are_rare(monkeypatch: pytest.MonkeyPatch, choosing_s: float, share: float) -> None:
     """Choosing takes half the time of a step: in the long run a quarter of the steps choose at most."""
-    now, choices = 0.0, 0
-
-    def perf_counter() -> float:
-        nonlocal now, choices
-        now, choices = now + choosing_s, choices + 1
-        return now
-
-    monkeypatch.setattr("specdec_hal.runner.draft_length.time", SimpleNamespace(perf_counter=perf_counter))
+    clock = Choices(choosing_s, monkeypatch)
     lengths, request = DraftLengths(4), Drafting()
     steps = 2000
     for _ in range(steps):
         rows = lengths.rows([request])
         drafts = lengths.limits(rows)
         lengths.stepped(rows, drafts, drafts, 1.0 + 0.01 * int(drafts[0]))
-    assert choices / 2 == steps if share == 1 else choices / 2 < share * steps
+    assert clock.count / 2 == steps if share == 1 else clock.count / 2 < share * steps
     assert lengths.limits(lengths.rows([request])).tolist() in ([4], [0])  # 0: a step that measures plain decoding

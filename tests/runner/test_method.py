@@ -261,7 +261,7 @@ class Loop:
     def step(self, first: float, fed: float, look_up: float) -> float:
         """Seconds of a step in which every request gains a token."""
         self.methods.send(self.rows, self.methods.limits(self.rows))
-        seconds = look_up if not self.proposer.feeds else (fed if self.methods.in_use == "ngram" else first)
+        seconds = look_up if self.proposer.mode == "look_up" else (fed if self.methods.in_use == "ngram" else first)
         none = np.zeros(len(self.rows), np.int64)
         self.methods.stepped(self.rows, none, none, seconds)
         self.steps += 1
@@ -269,6 +269,27 @@ class Loop:
             self.requests = [*self.requests[1:], Decoding(self.requests[0].temperature)]
             self.rows = np.append(self.rows[1:], self.methods.begin(self.requests[-1:]))
         return seconds
+
+
+def test_a_kind_of_requests_that_was_not_measured_is_tried_soon() -> None:
+    """However long the pause between trials has become for another kind."""
+    loop = Loop(4)
+    for _ in range(2 * LONGEST_PAUSE):
+        loop.step(1.0, 5.0, 5.0)
+    loop.requests = [Decoding(0.8) for _ in range(4)]
+    loop.rows = loop.methods.begin(loop.requests)
+    assert np.mean([loop.step(5.0, 1.1, 1.0) for _ in range(80)][40:]) == 1.0
+
+
+def test_look_ups_are_timed_without_what_feeding_takes() -> None:
+    """Else the first steps after a trial would draft too little, or too much."""
+    loop = Loop(4)
+    for _ in range(200):
+        loop.step(5.0, 1.0, 1.0)
+    (lengths,), added = [loop.methods._lengths[1]], list[float | None]()
+    lengths.stepped = lambda *given, **_: bool(added.append(given[3]))  # type: ignore[method-assign]
+    seen = {loop.step(5.0, 1.7, 1.0): loop.proposer.mode for _ in range(600)}
+    assert seen[1.7] == "feed" and {1.0, None} == set(added)
 
 
 class Decoding:
@@ -280,7 +301,7 @@ class FakeProposer:
     """What is written for a proposer of four slots."""
 
     def __init__(self) -> None:
-        self.feeds = True
+        self.mode = "propose"
         self.inputs = self
         self.host = {LIMIT: np.zeros(4, np.int32), FED: np.zeros(4, np.int32)}
 
@@ -327,4 +348,4 @@ def test_kinds_of_requests_are_measured_apart() -> None:
     assert np.mean([loop.step(3.0, 2.1, 2.0) for _ in range(1500)][300:]) <= 2.1
     loop.requests = [Decoding(0.0) for _ in range(4)]
     loop.rows = loop.methods.begin(loop.requests)
-    assert np.mean([loop.step(1.0, 2.1, 2.0) for _ in range(300)][100:]) <= 1.05
+    assert np.mean([loop.step(1.0, 2.1, 2.0) for _ in range(600)][100:]) <= 1.05

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.plugin.proposer import StepBounds, StepView
 from specdec_hal.proposers.switched import SwitchedProposer
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.step_cost import Rate
 from specdec_hal.serve.service import Service
 from specdec_hal.tensors.graph_capture import current_capture
@@ -138,6 +140,35 @@ def test_no_request_waits(method: str, strategy: str) -> None:
     assert runner.counts().late == late
 
 
+@pytest.mark.parametrize("method", ["ngram", "mtp", "imitation", "suffix"])
+def test_steps_in_which_no_request_may_draft(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a row a slot, and a drafter is only fed; both kinds are ready, in any order."""
+    asked = 0
+
+    def limits(self: Any, rows: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return np.full(len(rows), 3 * (asked // 4 % 2))
+
+    monkeypatch.setattr(DraftLengths, "limits", limits)
+    monkeypatch.setattr(DraftLengths, "stepped", lambda *_, **__: True)
+    speculative = {"method": method, "adaptive": True, "num_speculative_tokens": 3, method: settings_of(method)}
+    config, registry = settings(method, speculative=speculative)
+    runner = build_runner(config, LaunchingBackend(), CompilingModel(), registry=registry)  # type: ignore[arg-type]
+    runner.warm_up()
+    captured = runner.summary()["graphs"]
+    for _ in range(3):
+        decode(runner)
+    summary = runner.summary()
+    assert (summary["late"], summary["graphs"], summary["failed_steps"]) == (WAITS, captured, 0)
+    assert summary["failed_proposals"] == 0 < summary["drafted_tokens"]
+    rows = Counter[int]()
+    for (slots, tokens, _), count in runner.metrics.buckets.items():
+        rows[tokens // slots] += count
+    assert min(rows[1], rows[4]) > 5
+    assert ("feed" in runner.proposer.modes) is (method in ("mtp", "imitation"))
+
+
 def test_what_steps_share_is_prepared_once() -> None:
     """By sizes what computes logits, by number of slots what samples; launched before its capture if nothing was."""
     launched = list[Any]()
@@ -152,13 +183,14 @@ def test_what_steps_share_is_prepared_once() -> None:
     model.config = replace(model.config, max_position_embeddings=1024)
     runner = make(model=model)
     runner.warm_up(lambda done, all: steps.append(all))
-    slots, alone, chunked = 4, 8, 8  # 1, 2, 4 and 5 slots; sizes for contexts of 512 and 1024, without prompts and with
+    # 1, 2, 4 and 5 slots; sizes for contexts of 512 and 1024, without prompts and with, and without rows for drafts
+    slots, alone, chunked, narrow = 4, 8, 8, 8
     features = 16 if runner.grammars.names else 8
-    assert steps[0] == chunked + 2 * alone + (features - 1) * slots
-    assert len(launched) == chunked + alone + slots
+    assert steps[0] == chunked + 2 * alone + narrow + (features - 1) * slots
+    assert len(launched) == chunked + alone + narrow + slots
     parts = {id(part): part for plan in runner.compiler.plans.values() for part in plan.parts}.values()
     assert all(part.replay is not None for part in parts)
-    assert sum("forward" in dict(part.calls) for part in parts) == chunked + 2 * alone
+    assert sum("forward" in dict(part.calls) for part in parts) == chunked + 2 * alone + narrow
 
 
 def test_without_a_warm_up_requests_wait() -> None:

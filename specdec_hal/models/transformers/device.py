@@ -223,7 +223,7 @@ class DeviceTransformers(WithStates, WithModules, FromHost):
             raise no_cache(self.framework, "forward_device", "allocate_blocks")
         if self._decoder.survey.recurrences and self._states is None:
             raise no_cache(self.framework, "forward_device", "allocate_states")
-        here = on_torch(batch)
+        here, wanted = on_torch(batch), {} if self._recording else out  # not all layers are there while recording
         with torch.inference_mode(), self._mode:
             ids, positions = self._store.begin(here, self.config.vocab_size)
             if self._decoder.rope_switch is not None:
@@ -231,10 +231,10 @@ class DeviceTransformers(WithStates, WithModules, FromHost):
             if self._states is not None:
                 self._states.begin(here.cu_seqlens_q, here.seq_lens_decoder)
             with self._using(len(ids), here.cu_seqlens_q[-1:]):
-                hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
+                hidden = self._decoder.hidden(ids, positions, wanted.keys() - {FINAL_NORM})
             if self._states is not None:
                 self._states.end(len(ids))
-            for layer, tensor in () if self._recording else out.items():  # else not all layers are there
+            for layer, tensor in wanted.items():
                 torch.as_tensor(tensor).copy_(hidden[layer])
 
     @contextmanager
