@@ -106,9 +106,9 @@ def test_the_status_after_a_part_of_a_text(text: list[int]) -> None:
             )  # fmt: skip
             return int(token[0, 0]), int(phase[0])
 
-        for step in range(12):
-            token, sequence.limit_status = limited(step, sequence.limit_status)
+        for size in range(1, 13):
+            token, sequence.limit_status = limited(size - 1, sequence.limit_status)
             sequence.extend([token], [False])
-        again = [limited(step, sequence.limit_status_at(2 + step, text))[0] for step in range(12)]
-        assert again == sequence.token_ids
-        assert sequence.limit_status_at(14, text) == sequence.limit_status
+            again = [limited(step, sequence.limit_status_at(2 + step, text))[0] for step in range(size)]
+            assert again == sequence.token_ids
+            assert sequence.limit_status_at(2 + size, text) == sequence.limit_status
