@@ -119,9 +119,9 @@ class MarkedThought:
 class GrammarState:
     """A request's matcher, and the number of tokens that it has consumed.
 
-    `ends`: the model's end tokens. `end_allowed(position, text)`: whether one may follow `position` tokens, the
-    last `span` of which are the end of `text`. `words`: of a mask. `direct`: another matcher, for an output without a thought, where the output decides. `backend`: the name of
-    the grammar's backend.
+    `ends`: the model's end tokens. `end_allowed(position, text)`: whether one may follow `position` tokens, the last
+    `span` of which are the end of `text`. `words`: of a mask. `direct`: another matcher, for an output without a
+    thought, where the output decides. `backend`: the name of the grammar's backend.
     """
 
     def __init__(

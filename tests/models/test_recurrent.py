@@ -21,9 +21,11 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.ops import Storage, TokenOrder
+from specdec_hal.parallel.runner import RankHook
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.plugin.proposer import SlotView
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from tests.parallel.ranks import Threads
 from tests.support.byte_level import byte_level_library
 from tests.support.drafters import Head
 from tests.support.guess import Guess, with_proposer
@@ -108,7 +110,7 @@ class Models:
         self.tokens = self.run(runner)
 
     def runner(
-        self, method: str, model: Any, *, backend: Any = None, adaptive: bool = False, **runner: Any
+        self, method: str, model: Any, *, backend: Any = None, adaptive: bool = False, group: Any = None, **runner: Any
     ) -> ModelRunner:
         def planned(context: Any) -> Planned:
             made = Planned(context)
@@ -123,8 +125,11 @@ class Models:
             speculative["guess"] = {"guess": 4}
         settings = {"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 96, **runner}
         sections = {"speculative": speculative, "runner": settings, "model": {"path": str(self.case.folder)}}
+        if group is not None:
+            sections["engine"] = {"tensor_parallel": group.size}
         config = parse(sections, registry=registry)
-        return build_runner(config, backend or sd.get_backend("cpu"), model, registry=registry)
+        hook = None if group is None else RankHook(config, group)
+        return build_runner(config, backend or sd.get_backend("cpu"), model, registry=registry, hook=hook)
 
     def add(self, runner: ModelRunner) -> None:
         params = SamplingParams(max_new_tokens=LENGTH)
@@ -144,10 +149,10 @@ class Models:
         outputs = runner.run()
         return [list(outputs[str(number)].token_ids) for number in range(len(self.prompts))]
 
-    def recording(self) -> Recording:
-        """One that starts with the bits of plain decoding."""
-        made = Recording(self.model)
-        made.rows, made.logits = dict(self.plain.rows), dict(self.plain.logits)
+    def recording(self, plain: Recording | None = None, model: Any = None) -> Recording:
+        """One that starts with the bits of plain decoding, by default those of the whole model."""
+        made, plain = Recording(model or self.model), plain or self.plain
+        made.rows, made.logits = dict(plain.rows), dict(plain.logits)
         return made
 
 
@@ -239,6 +244,30 @@ def test_an_mtp_module(delta: Models) -> None:
     assert delta.run(runner) == delta.tokens
     counted = runner.summary()
     assert counted["drafted_tokens"] > counted["accepted_tokens"] and not counted["failed_proposals"]
+
+
+def test_two_ranks(models: Models) -> None:
+    """Of a model that is divided among them, drafted decoding has the logits of plain decoding on each rank."""
+    folder = models.case.folder
+    if not any("layers." in name for name in models.case.reference.config.base_model_tp_plan or ()):
+        with pytest.raises(UnsupportedError, match="it has no plan for tensor parallelism"):
+            load_model(folder, "transformers", group=Threads(2).rank(0))
+        return
+
+    def work(group: Any) -> Any:
+        model = load_model(folder, "transformers", group=group)
+        plain = Recording(model)
+        texts = [models.run(models.runner("naive", plain, group=group))]
+        for method, storage in (("ngram", "states"), ("guess", "states"), ("guess", "replay")):
+            recording = models.recording(plain, model)
+            runner = models.runner(method, recording, group=group, recurrent_storage=storage)
+            texts.append(models.run(runner))
+        assert len(recording.rows) > len(plain.rows) and len(recording.logits) > len(plain.logits)
+        return texts, plain.rows
+
+    (texts, rows), (others, more) = Threads(2).run(work)
+    assert texts == others == [models.tokens] * 4
+    assert rows == more
 
 
 def test_adaptive_lengths(delta: Models) -> None:
