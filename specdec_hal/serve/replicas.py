@@ -126,7 +126,8 @@ def _drain(serve: Any, timeout_s: float) -> None:
     until = time.monotonic() + timeout_s
     while True:
         try:
-            return serve.delete(NAME)  # waits for the replicas, at most 60 s
+            serve.delete(NAME)  # waits for the replicas, at most 60 s
+            return
         except TimeoutError:
             if time.monotonic() > until:
                 return
