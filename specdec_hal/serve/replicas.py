@@ -123,11 +123,10 @@ def run(config: Config, replicas: Replicas, api_key: str | None, started: Callab
 
 def _drain(serve: Any, timeout_s: float) -> None:
     """Let running requests end, up to `timeout_s`; Ray Serve's shutdown alone cuts their connections."""
-    until = time.monotonic() + timeout_s
-    while True:
+    until, ended = time.monotonic() + timeout_s, False
+    while not ended:
         try:
             serve.delete(NAME)  # waits for the replicas, at most 60 s
-            return
+            ended = True
         except TimeoutError:
-            if time.monotonic() > until:
-                return
+            ended = time.monotonic() > until

@@ -90,8 +90,7 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
     generator = torch.Generator().manual_seed(0)
     states = torch.randn((len(_TRIED), decoder.config.hidden_size), generator=generator).to(device, decoder.dtype)
 
-    shapes: list[tuple[int, ...]] = []
-    narrow: dict[tuple[int, int], int] = {}
+    shapes, narrow = list[tuple[int, ...]](), dict[tuple[int, int], int]()
 
     def hidden(rows: int) -> bytes | None:
         at = torch.zeros(rows, dtype=torch.int64, device=device)

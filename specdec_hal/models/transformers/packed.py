@@ -54,10 +54,7 @@ class Packed:
     def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
         """See Operators. A few outputs lie in wider rows, so that PyTorch computes operators of them row by row."""
         out = multiply(x, weight, bias, residual)
-        if outputs >= _WIDTH:
-            return out
-        wide = F.pad(out, (0, _WIDTH - outputs))
-        return wide[..., :outputs]
+        return out if outputs >= _WIDTH else F.pad(out, (0, _WIDTH - outputs))[..., :outputs]
 
     def norm(self, x: Any, weight: Any, epsilon: float) -> Any:
         """See Operators."""
@@ -126,7 +123,7 @@ class Packed:
 class Products(TorchFunctionMode):  # type: ignore[misc]
     """Context in which `operators` compute products of modules that are no linear layers, such as routers of experts.
 
-    The first pass in it finds such modules of a model, and `settle` lets each enter it by itself.
+    A pass in it finds such modules of a model; `settle` lets each enter it by itself.
     """
 
     def __init__(self, model: Any, operators: Packed) -> None:
@@ -135,8 +132,7 @@ class Products(TorchFunctionMode):  # type: ignore[misc]
         self._owners = {id(weight): module for module in model.modules() for weight in module.parameters(recurse=False)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        ours = self._product if func is F.linear else func
-        return ours(*args, **(kwargs or {}))
+        return (self._product if func is F.linear else func)(*args, **(kwargs or {}))
 
     def _product(self, x: Any, weight: Any, bias: Any = None) -> Any:
         if (owner := self._owners.get(id(weight))) is None or weight.ndim != 2 or x.dtype is not torch.float32:
