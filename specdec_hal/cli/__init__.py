@@ -104,7 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = sys.argv if argv is None else [PROGRAM, *argv]
     prepare_process()
     secrets.learn(command)
-    announce_imports()
     try:
         stdout = Guarded(sys.stdout)
         status = _run(argv, stdout)
@@ -138,6 +137,8 @@ def _run(argv: Sequence[str] | None, stdout: Guarded) -> int:
             args.command_line = [PROGRAM, *given]
         except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
             return int(finished.code or 0)
+    if getattr(args, "part", None) is None:  # the server's first process has named them
+        announce_imports()
     # Other output (a framework's banner) must not get into the JSON document.
     with redirect_stdout(sys.stderr if args.json else stdout), own_logs():
         status: int = args.run_command(args, Output(stdout, json=args.json))

@@ -205,6 +205,13 @@ class Sequence:
 
     # ---- its tokens
 
+    def limit_status_at(self, end: int, text: list[int]) -> int:
+        """What `limit_status` was after `end` tokens of prompt and output. `text`: what ends thinking at its limit."""
+        status, size = self.limit_status - (self.length - end), max(1, len(text))  # each token adds one after thinking
+        start = end - self.prompt_len + 1 - status
+        known = self.token_ids[start : start + size] if start >= 0 else [-1]
+        return status if status > size or (status > 1 and known == text[: len(known)]) else 0
+
     def until_end(self, token_ids: list[int], end_tokens: AbstractSet[int]) -> int:
         """How many of a step's tokens it takes, and its end if it ends with them; with `ignore_eos` no token of
         `end_tokens` ends it.

@@ -79,14 +79,14 @@ class SlotWriter:
         for slot, blocks in step.grown.items():
             host["block_tables"][slot, : len(blocks)] = blocks
         for slot, sequence in step.filled.items():
-            self._install(slot, sequence)
+            self._install(slot, sequence, step.work[slot].end)
         changed = bool(step.filled)
         for slot in step.chunks:
             sequence, count, _, end = step.work[slot]
             self.fill_chunk(slot, end - count, count, max(0, end - sequence.prompt_len))
             if slot not in step.filled and sequence.generated:
                 # A token drawn after the previous chunk is already counted, and may have ended the request there.
-                self._write_generated(slot, sequence)
+                self._write_generated(slot, sequence, end)
                 self.state.request.host["max_dec_len"][slot] = sequence.stay
                 changed = True
         if step.changes:
@@ -94,17 +94,18 @@ class SlotWriter:
         if changed:
             self.upload_requests()
 
-    def _install(self, slot: int, owner: running.Sequence) -> None:
+    def _install(self, slot: int, owner: running.Sequence, end: int) -> None:
         """Set the device's state for a request with a new slot: context and limits of thinking."""
         self.fill_request(slot, owner.prompt_len, owner.request.params, owner.stay)
         self.state.write("token_ids_all", (slot, slice(owner.prompt_len)), owner.prompt)
-        self._write_generated(slot, owner)
+        self._write_generated(slot, owner, end)
         if self.state.symbols["H"]:  # else no answer is constrained: two launches less
             self.start_reasoning(slot, owner.request.params)
 
-    def _write_generated(self, slot: int, owner: running.Sequence) -> None:
+    def _write_generated(self, slot: int, owner: running.Sequence, end: int) -> None:
+        """`end`: of the chunk, after which the known next token is drawn again, if there is one."""
         if owner.wants.thinking:
-            self.state.write("limit_status", slot, owner.limit_status)
+            self.state.write("limit_status", slot, owner.limit_status_at(end, self.state.think_end_text))
         if owner.token_ids:
             where = slot, slice(owner.prompt_len, owner.length)
             self.state.write("token_ids_all", where, np.array(owner.token_ids, np.int64))

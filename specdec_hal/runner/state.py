@@ -180,6 +180,7 @@ class DecodeState(OpTensors):
         super().__init__(own | {name: tensor for group in groups for name, tensor in group.tensors.items()})
         if ends:
             self.write("end_tokens", slice(None), ends)
+        self.think_end_text = list(think_end_text)
         if think_end_text:
             self.write("inject_token_ids", slice(None), list(think_end_text))
         if answer_start_ids:

@@ -115,6 +115,7 @@ class StructuredRequests:
             ends &= set(params.allowed_token_ids)
         banned = params.ignore_eos or not ends
         least = params.min_new_tokens
+        between = [one for one in params.bad_sequences if len(one) > 1 and one[-1] in ends]
         if thought is None and not _may_begin(begins, params, self._ends, at_end=banned or bool(least)):
             raise RequestError(f"{name}: {_nothing_left(params)}")
         return GrammarState(
@@ -122,9 +123,12 @@ class StructuredRequests:
             thought,
             len(first),
             self._ends,
-            lambda position: not banned and position >= least,
+            lambda position, text: (
+                not banned and position >= least and not ends.issubset(bad_words.forbidden_next(text, between))
+            ),
             grammar.matcher() if isinstance(thought, MarkedThought) and wanted.think_start else None,
             grammar.backend,
+            max(map(len, between), default=0),
         )
 
     def _thought_between(self, start: str, end: str, skip_special_tokens: bool) -> MarkedThought:

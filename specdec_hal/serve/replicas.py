@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -114,6 +115,18 @@ def run(config: Config, replicas: Replicas, api_key: str | None, started: Callab
             signal.signal(number, lambda *_: ended.set())
         started(f"http://{host}:{port}")
         ended.wait()
+        _drain(serve, config.serve.drain_timeout_s)
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def _drain(serve: Any, timeout_s: float) -> None:
+    """Let running requests end, up to `timeout_s`; Ray Serve's shutdown alone cuts their connections."""
+    until, ended = time.monotonic() + timeout_s, False
+    while not ended:
+        try:
+            serve.delete(NAME)  # waits for the replicas, at most 60 s
+            ended = True
+        except TimeoutError:
+            ended = time.monotonic() > until

@@ -119,9 +119,9 @@ class MarkedThought:
 class GrammarState:
     """A request's matcher, and the number of tokens that it has consumed.
 
-    `ends`: the model's end tokens. `end_allowed(position)`: whether one may follow `position` tokens. `words`: of a
-    mask. `direct`: another matcher, for an output without a thought, where the output decides. `backend`: the name of
-    the grammar's backend.
+    `ends`: the model's end tokens. `end_allowed(position, text)`: whether one may follow `position` tokens, the last
+    `span` of which are the end of `text`. `words`: of a mask. `direct`: another matcher, for an output without a
+    thought, where the output decides. `backend`: the name of the grammar's backend.
     """
 
     def __init__(
@@ -130,14 +130,16 @@ class GrammarState:
         thought: Thought | MarkedThought | None,
         words: int,
         ends: frozenset[int],
-        end_allowed: Callable[[int], bool],
+        end_allowed: Callable[[int, list[int]], bool],
         direct: Matcher | None = None,
         backend: str = "",
+        span: int = 0,
     ) -> None:
         self.backend = backend
         self._matcher, self._thought, self._ends, self._end_allowed = matcher, thought, ends, end_allowed
         self._direct = direct
         self._scratch = np.empty(words, np.int32)
+        self._span, self._text = span, list[int]()
         self._start: int | None = 0 if thought is None else None
         """The index of the answer's first token; None before it."""
         self._seen = 0
@@ -150,6 +152,7 @@ class GrammarState:
         grammar refuses one despite its mask.
         """
         self._find_start(tokens, limit_status)
+        self._text = list(tokens[max(0, len(tokens) - self._span) :])
         if self._start is None:
             self._seen = len(tokens)
             return True
@@ -157,7 +160,7 @@ class GrammarState:
             if not self._matcher.advance(tokens[at]):
                 raise TokenRefusedError(f"its grammar refuses token {tokens[at]} after {at} others")
         self._seen = len(tokens)
-        return not self._stuck(len(tokens), self._matcher)
+        return not self._stuck(len(tokens), self._text, self._matcher)
 
     def _find_start(self, tokens: Sequence[int], limit_status: int) -> None:
         thought = self._thought
@@ -192,16 +195,16 @@ class GrammarState:
                 self._start = at + 1
                 return
 
-    def _stuck(self, position: int, matcher: Matcher) -> bool:
+    def _stuck(self, position: int, text: list[int], matcher: Matcher) -> bool:
         """Whether the text is complete but an end token, its only continuation, is not allowed."""
-        if matcher.finished or not matcher.complete or self._end_allowed(position):
+        if matcher.finished or not matcher.complete or self._end_allowed(position, text):
             return False
-        return not self._mask(position, matcher).any()
+        return not self._mask(position, text, matcher).any()
 
-    def _mask(self, position: int, matcher: Matcher) -> Row:
+    def _mask(self, position: int, text: list[int], matcher: Matcher) -> Row:
         """The matcher's mask, without end tokens where none is allowed."""
         matcher.mask(self._scratch)
-        if not self._end_allowed(position):
+        if not self._end_allowed(position, text):
             words = self._scratch.view(np.uint32)
             for token in self._ends:
                 words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
@@ -238,7 +241,7 @@ class GrammarState:
 
     def end_always_allowed(self, position: int) -> bool:
         """Whether an end token may be generated from `position` on, so that drafts cannot block the text."""
-        return self._end_allowed(position)
+        return not self._span and self._end_allowed(position, self._text)
 
     def fill(self, drafts: Sequence[int], row: Callable[[int], Row]) -> None:
         """Restrict the masks of a step's rows; `row(i)`, called only if restricted, is that of the row after i drafts.
@@ -255,7 +258,7 @@ class _Steps:
     """Advance by drafts, and undo them at the end."""
 
     def __init__(self, state: GrammarState, position: int) -> None:
-        self._state, self._position = state, position
+        self._state, self._position, self._text = state, position, state._text.copy()
         self._status: int | None = state._status
         self._answers, self._taken = state._start is not None, 0
         self.matcher, self._direct, self._taken_direct = state._matcher, state._direct, 0
@@ -278,10 +281,10 @@ class _Steps:
         thought = self._state._thought
         if self.answers:
             mask = row()
-            mask &= self._state._mask(self._position, self.matcher)
+            mask &= self._state._mask(self._position, self._text, self.matcher)
         elif not self._answers and isinstance(thought, MarkedThought):
             assert self._status is not None
-            answer = None if self._direct is None else self._state._mask(self._position, self._direct)
+            answer = None if self._direct is None else self._state._mask(self._position, self._text, self._direct)
             allowed = thought.mask(self._status, answer)
             if allowed is not None:
                 mask = row()
@@ -290,6 +293,7 @@ class _Steps:
     def take(self, token: int) -> bool:
         """False if this draft ends the step."""
         state, thought = self._state, self._state._thought
+        self._text.append(token)
         if not self._answers:
             assert thought is not None and self._status is not None
             self._status = thought.after(self._status, self._position, token)
@@ -300,7 +304,7 @@ class _Steps:
             return False
         else:
             self._taken += 1
-            if state._stuck(self._position + 1, self.matcher):
+            if state._stuck(self._position + 1, self._text, self.matcher):
                 return False
         self._position += 1
         return True

@@ -59,6 +59,20 @@ def test_tokens(case: Models) -> None:
     assert accepted > 0 or case.kind in RECURRENT  # test_recurrent gives these drafts that are accepted
 
 
+def test_bits(case: Models) -> None:
+    """A row's depend on no other row, also through experts, each of which gets another number of rows in each step."""
+    model, generator, known = case.host, np.random.default_rng(0), dict[int, bytes]()
+    if model.capabilities.stable_row_counts == ():
+        assert case.kind in SPARSE
+        return
+    model.allocate(13, 8)
+    for count in (1, 2, 13, 3, 7, 1, 12, 4, 2, 13, 9, 13, 1, 13):
+        ids = generator.integers(3, 40, count)
+        rows = model.forward(ForwardBatch(ids, [Segment(slot, slot, 1, 0) for slot in range(count)], ()))[FINAL_NORM]
+        for token, row in zip(ids.tolist(), rows, strict=True):
+            assert known.setdefault(token, row.numpy().tobytes()) == row.numpy().tobytes(), (count, token)
+
+
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 def test_layers_like_llamas_run_without_the_library(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a step takes longer on a CPU, and nothing else would show it."""

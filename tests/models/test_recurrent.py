@@ -6,7 +6,8 @@ Tokens alone are a weak test: a state that is slightly wrong changes few of them
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +22,11 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.ops import Storage, TokenOrder
+from specdec_hal.parallel.runner import RankHook
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.plugin.proposer import SlotView
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
+from tests.parallel.ranks import Threads
 from tests.support.byte_level import byte_level_library
 from tests.support.drafters import Head
 from tests.support.guess import Guess, with_proposer
@@ -73,7 +76,7 @@ class Recording:
         return out
 
     def _note(self, known: dict[Any, bytes], key: Any, row: Any) -> None:
-        bits = row.numpy().tobytes()
+        bits = np.asarray(row).tobytes()
         if known.setdefault(key, bits) != bits:
             self.wrong.append(key)
 
@@ -108,7 +111,7 @@ class Models:
         self.tokens = self.run(runner)
 
     def runner(
-        self, method: str, model: Any, *, backend: Any = None, adaptive: bool = False, **runner: Any
+        self, method: str, model: Any, *, backend: Any = None, adaptive: bool = False, group: Any = None, **runner: Any
     ) -> ModelRunner:
         def planned(context: Any) -> Planned:
             made = Planned(context)
@@ -123,8 +126,11 @@ class Models:
             speculative["guess"] = {"guess": 4}
         settings = {"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 96, **runner}
         sections = {"speculative": speculative, "runner": settings, "model": {"path": str(self.case.folder)}}
+        if group is not None:
+            sections["engine"] = {"tensor_parallel": group.size}
         config = parse(sections, registry=registry)
-        return build_runner(config, backend or sd.get_backend("cpu"), model, registry=registry)
+        hook = None if group is None else RankHook(config, group)
+        return build_runner(config, backend or sd.get_backend("cpu"), model, registry=registry, hook=hook)
 
     def add(self, runner: ModelRunner) -> None:
         params = SamplingParams(max_new_tokens=LENGTH)
@@ -144,15 +150,14 @@ class Models:
         outputs = runner.run()
         return [list(outputs[str(number)].token_ids) for number in range(len(self.prompts))]
 
-    def recording(self) -> Recording:
-        """One that starts with the bits of plain decoding."""
-        made = Recording(self.model)
-        made.rows, made.logits = dict(self.plain.rows), dict(self.plain.logits)
+    def recording(self, plain: Recording | None = None, model: Any = None) -> Recording:
+        """One that starts with the bits of plain decoding, by default those of the whole model."""
+        made, plain = Recording(model or self.model), plain or self.plain
+        made.rows, made.logits = dict(plain.rows), dict(plain.logits)
         return made
 
 
-# Not Lfm2Moe: a row of its experts' products has other last bits in a step with more rows.
-OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in RECURRENT if kind not in (*KINDS, "Lfm2Moe")]
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in RECURRENT if kind not in KINDS]
 
 
 @pytest.fixture(scope="module", params=[*KINDS, *OTHERS])
@@ -240,6 +245,30 @@ def test_an_mtp_module(delta: Models) -> None:
     assert delta.run(runner) == delta.tokens
     counted = runner.summary()
     assert counted["drafted_tokens"] > counted["accepted_tokens"] and not counted["failed_proposals"]
+
+
+def test_two_ranks(models: Models) -> None:
+    """Of a model that is divided among them, drafted decoding has the logits of plain decoding on each rank."""
+    folder = models.case.folder
+    if not any("layers." in name for name in models.case.reference.config.base_model_tp_plan or ()):
+        with pytest.raises(UnsupportedError, match=r"no plan for tensor parallel|plan is expert parallel"):
+            load_model(folder, "transformers", group=Threads(2).rank(0))
+        return
+
+    def work(group: Any) -> Any:
+        model = load_model(folder, "transformers", group=group)
+        plain = Recording(model)
+        texts = [models.run(models.runner("naive", plain, group=group))]
+        for method, storage in (("ngram", "states"), ("guess", "states"), ("guess", "replay")):
+            recording = models.recording(plain, model)
+            runner = models.runner(method, recording, group=group, recurrent_storage=storage)
+            texts.append(models.run(runner))
+        assert len(recording.rows) > len(plain.rows) and len(recording.logits) > len(plain.logits)
+        return texts, plain.rows
+
+    (texts, rows), (others, more) = Threads(2).run(work)
+    assert texts == others == [models.tokens] * 4
+    assert rows == more
 
 
 def test_adaptive_lengths(delta: Models) -> None:
@@ -340,8 +369,8 @@ def test_bytes_of_replayed_updates() -> None:
         assert layer.nbytes(3, 2, Storage.STATES) > 4.9 * layer.prefix_nbytes(2)
 
 
-def steps_of(model: Any, storage: Storage) -> Any:
-    """step(position, length): states after tokens of one text, of which the model keeps those of one draft."""
+def steps(model: Any, storage: Storage) -> Callable[[int, int], Any]:
+    """A function of a position and a number of tokens, in a slot of a model that keeps room for one draft."""
     model.allocate(2, 64)
     model.allocate_states(2, 1, storage=storage)
 
@@ -354,7 +383,8 @@ def steps_of(model: Any, storage: Storage) -> Any:
 
 def test_replayed_updates_that_are_gone(delta: Models) -> None:
     """A step of a prompt moves the checkpoint to its end: nothing of it can be taken back."""
-    step = steps_of(delta.model, Storage.REPLAY)
+    step = steps(delta.model, Storage.REPLAY)
+
     step(0, 7)
     with pytest.raises(ArgumentError, match=r"position of slot 1.*expected 0, or one of 7\.\.7, .*got 6"):
         step(6, 1)
@@ -365,7 +395,8 @@ def test_replayed_updates_that_are_gone(delta: Models) -> None:
 
 def test_states_that_are_gone(delta: Models) -> None:
     """Fewer are kept than a caller would take back: an error by name, and the next step works."""
-    step = steps_of(delta.model, Storage.STATES)
+    step = steps(delta.model, Storage.STATES)
+
     whole = step(0, 12)
     with pytest.raises(ArgumentError, match=r"position of slot 1.*expected 0, or one of 10\.\.12, .*got 9"):
         step(9, 2)
@@ -387,22 +418,14 @@ def test_memory(delta: Models, caplog: pytest.LogCaptureFixture) -> None:
     logs.started(runner.config, runner, 1.0)
     assert caplog.records[-1].fields["states_mib"] == round(runner.state_bytes / 2**20, 1)  # type: ignore[attr-defined]
     assert footprint(runner.config, delta.model, 96, 96)["recurrent states"] == runner.state_bytes
-    assert "recurrent states" not in footprint(runner.config, Recording(_Without(delta.model)), 96, 96)
+    assert "recurrent states" not in footprint(runner.config, _Without(delta.model), 96, 96)
 
 
-class _Without:
+class _Without(Recording):
     """The model, as if it had attention only."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
     @property
     def capabilities(self) -> Any:
-        from dataclasses import replace
-
         return replace(self._model.capabilities, recurrent=False)
 
 
@@ -467,19 +490,13 @@ def test_a_backend_without_the_ops(delta: Models) -> None:
         delta.runner("naive", delta.model, backend=backend)
 
 
-class RecordingDevice:
+class RecordingDevice(Recording):
     """The same for a model over device tensors."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._texts: dict[int, list[int]] = {}
+        super().__init__(model)
         self._kept: dict[int, list[int]] = {}
-        self.rows: dict[tuple[int, ...], bytes] = {}
-        self.wrong: list[Any] = []
         self.resumed = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
     def keep_prefix(self, slot: int, position: int, entry: int) -> None:
         self._model.keep_prefix(slot, position, entry)
@@ -498,9 +515,7 @@ class RecordingDevice:
             text = self._texts.get(slot, [])[: positions[slot]]
             for row in range(start, end):
                 text.append(int(ids[row]))
-                bits = hidden[row].tobytes()
-                if self.rows.setdefault(tuple(text), bits) != bits:
-                    self.wrong.append(tuple(text))
+                self._note(self.rows, tuple(text), hidden[row])
             self._texts[slot] = text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,16 @@ NAMED = "specdec-hal: importing plug-in 'acme' (acme 1.2: acme_plugin)\n"
 def test_a_plug_in_is_named_before_it_is_imported(tmp_path: Path) -> None:
     done = command(tmp_path, "backends", code="os._exit(9)")
     assert (done.returncode, done.stdout, done.stderr) == (9, "", NAMED)
+
+
+def test_a_server_of_several_processes_names_it_once(tmp_path: Path) -> None:
+    """One that does not start, as its checkpoint has no weights: each process reads the configuration before."""
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(ROOT / "models/tiny-py-lm/config.json", folder)
+    done = command(tmp_path, "serve", "--port", "0", "--model", str(folder))
+    assert done.returncode == 2 and done.stderr.count(NAMED) == 1, done.stderr
 
 
 def test_a_probe_that_would_end_the_process(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         stop_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=2)),
         stop=draw(st.lists(st.text("bcdefgh", min_size=1, max_size=3), max_size=2)),
         bad_token_ids=draw(st.lists(tokens, max_size=3)),
-        bad_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=6)),
+        bad_sequences=draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=3), max_size=6)),
         allowed_token_ids=draw(
             st.none() | st.none() | st.lists(st.integers(0, VOCABULARY - 1), min_size=6, max_size=12, unique=True)
         ),

@@ -106,6 +106,25 @@ def test_what_leaves_nothing_inside_a_text_is_named() -> None:
     assert list(outputs["fine"].token_ids)[:3] == [1, 2, 3] and outputs["fine"].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("method", ["naive", "ngram"])
+def test_a_complete_text_that_may_not_end_ends(method: str) -> None:
+    """As with a forbidden end token: also where a sequence forbids it after this text, and only there."""
+    speculative = {"method": method, "num_speculative_tokens": 0 if method == "naive" else 3}
+    runner = make_runner(speculative=speculative)
+    for name, keys in {
+        "token": {"bad_token_ids": [END]},
+        "sequence": {"bad_sequences": [[3, END]]},
+        "longer": {"bad_sequences": [[1, 2, 3, END]]},
+        "another": {"bad_sequences": [[2, END], [2, 2, 3, END]]},
+    }.items():
+        asked = params(structured={"choice": ["bcd"]}, **keys)
+        runner.add_request(Request(name, [1, 2, 3, 1, 2, 3, 1, 2], asked))
+    outputs = runner.run()
+    for name, output in outputs.items():
+        wanted = [1, 2, 3, END] if name == "another" else [1, 2, 3]
+        assert (output.finish_reason, list(output.token_ids), output.error) == ("stop", wanted, ""), name
+
+
 @pytest.mark.parametrize("stuck", ["mask", "advance", "forced"])
 def test_a_matcher_that_does_not_return_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch, stuck: str) -> None:
     gate = stuck_matchers(monkeypatch, stuck)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+import specdec_hal as sd
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner.sequence import Sequence
 from tests.runner.conftest import make_runner
 from tests.support.decoding import THINK_END, THINKS_WITH, outputs_of, plain_decoding
 from tests.support.history_model import END, HistoryModel
@@ -83,3 +86,29 @@ def test_an_answer_at_its_limit_ends_where_no_token_is_allowed(
     assert (list(output.token_ids[-len(answer) :]), output.finish_reason) == (answer, reason)
     expected = plain_decoding([3, 4, 5] * 4, wanted)
     assert (list(output.token_ids), output.finish_reason) == (expected.tokens, expected.finish_reason)
+
+
+@pytest.mark.parametrize("text", [[], [8, 9], [4, 9, 4]])
+def test_the_status_after_a_part_of_a_text(text: list[int]) -> None:
+    """With it the same token follows, whether thinking ended by itself, at its limit, or instead of the request."""
+    backend, rng = sd.get_backend("reference"), np.random.default_rng(0)
+    for _ in range(150):
+        limit, drawn = int(rng.integers(0, 9)), rng.integers(4, 10, 12)
+        sequence = Sequence(Request("a", [1, 2], SamplingParams(thinking={"max_tokens": limit})), 20)
+
+        def limited(step: int, status: int, limit: int = limit, drawn: Any = drawn) -> tuple[int, int]:
+            token, phase = drawn[step : step + 1, None].copy(), np.array([status], np.int32)
+            backend.limit_thinking(
+                step_idx=np.array([step]), max_think_lens=np.array([limit], np.int32),
+                max_reply_lens=np.array([-1], np.int32), stop_flags=np.zeros(1, bool), end_tokens=np.array([5]),
+                inject_token_ids=np.array(text, np.int64), accept_tokens=token, accept_num=np.ones(1, np.int32),
+                limit_status=phase, think_end_id=9,
+            )  # fmt: skip
+            return int(token[0, 0]), int(phase[0])
+
+        for size in range(1, 13):
+            token, sequence.limit_status = limited(size - 1, sequence.limit_status)
+            sequence.extend([token], [False])
+            again = [limited(step, sequence.limit_status_at(2 + step, text))[0] for step in range(size)]
+            assert again == sequence.token_ids
+            assert sequence.limit_status_at(2 + size, text) == sequence.limit_status

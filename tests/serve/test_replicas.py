@@ -41,7 +41,13 @@ def test_a_replica_that_is_killed_is_replaced() -> None:
             assert time.monotonic() < until, "no replica came in place of the dead one"
             time.sleep(0.5)
         assert {text(url) for _ in range(6)} == {expected}
-        server.send_signal(signal.SIGTERM)
+        body = {"prompt": "def add(a, b):", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            lines = filter(None, answer.iter_lines())
+            first = next(lines)
+            server.send_signal(signal.SIGTERM)
+            *_, last = lines
+        assert (first[:6], last) == ("data: ", "data: [DONE]"), "a running request ends"
         server.communicate(timeout=60)
         assert server.returncode == 0
 

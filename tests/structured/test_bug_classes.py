@@ -39,7 +39,7 @@ def state_of(backend: GrammarBackend, text: str, **wanted: Any) -> GrammarState:
     """After a text."""
     wanted = wanted or {"json_schema": PERSON}
     matcher, words = backend.compile(StructuredOutput(**wanted)).matcher(), -(-BYTES.size // 32)
-    state = GrammarState(matcher, None, words, frozenset(BYTES.end_ids), lambda position: True)
+    state = GrammarState(matcher, None, words, frozenset(BYTES.end_ids), lambda position, text: True)
     assert state.commit(list(text.encode()))
     return state
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_hal.models.attention import Layer
 from specdec_hal.models.rows import RowSizes, agreeing
@@ -16,15 +18,13 @@ from specdec_hal.models.transformers.survey import kind_of, only
 from specdec_hal.plugin.model import FINAL_NORM
 
 _TRIED = (11, 7)  # ids
-_GATES = 128  # values of a layer's gates: PyTorch computes the last few of a tensor without vectors, with other bits
+_VALUES = 128  # of an operator: PyTorch computes the last few of a tensor without vectors, mostly with the same bits
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default)
 _POSITION = 37  # not 0, where rotary embeddings change nothing
 
 
 class Silent:
-    """A store whose attention and recurrences return a value independent of other rows, and keep their `gates`."""
-
-    def __init__(self) -> None:
-        self.gates: list[Any] = []
+    """A store whose attention and recurrences return a value independent of other rows."""
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None, bias: Any | None = None) -> Any:
         """See Store.attend."""
@@ -48,13 +48,36 @@ class Silent:
 
     def delta_rule(self, layer: Recurrence, query: Any, key: Any, value: Any, decay: Any, beta: Any) -> Any:
         """See States."""
-        self.gates += decay, beta
         return value.contiguous()
 
     def mamba2(self, layer: Recurrence, x: Any, decay: Any, dt: Any, b: Any, c: Any, skip: Any) -> Any:
         """See States."""
-        self.gates += decay, dt
         return x.contiguous()
+
+
+class _Narrow(TorchDispatchMode):  # type: ignore[misc]
+    """Context that also computes operators of few values per row with other values, again the same in all rows.
+
+    `narrow`: the dimension of rows in such an operator's input, by the number of its call and the input's dimensions.
+    `shapes`: of inputs.
+    """
+
+    def __init__(self, narrow: Mapping[tuple[int, int], int]) -> None:
+        super().__init__()
+        self._narrow, self.shapes, self.results = narrow, list[tuple[int, ...]](), list[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x, kwargs = next((x for x in args if isinstance(x, torch.Tensor)), None), kwargs or {}
+        if x is not None and x.is_floating_point() and (torch.Tag.pointwise in func.tags or func in _PRODUCTS):
+            if (dim := self._narrow.get((len(self.shapes), x.ndim))) is not None and 0 not in x.stride():
+                at = next(i for i, value in enumerate(args) if value is x)
+                for turn in range(1, 1 + _VALUES * x.shape[dim] // x.numel()):
+                    other = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+                    torch.mul(x, 1 + turn / 8, out=other)
+                    made = func(*args[:at], other, *args[at + 1 :], **kwargs)
+                    self.results.append(made.clone().movedim(dim, 0))
+            self.shapes.append(tuple(x.shape))
+        return func(*args, **kwargs)
 
 
 def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
@@ -67,22 +90,30 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
     generator = torch.Generator().manual_seed(0)
     states = torch.randn((len(_TRIED), decoder.config.hidden_size), generator=generator).to(device, decoder.dtype)
 
-    heads = min((one.state[0] for one in decoder.survey.recurrences if one.state), default=_GATES)
-    tried = (*_TRIED, *range(13, 13 + _GATES // heads - len(_TRIED)))
+    shapes, narrow = list[tuple[int, ...]](), dict[tuple[int, int], int]()
 
     def hidden(rows: int) -> bytes | None:
         at = torch.zeros(rows, dtype=torch.int64, device=device)
         results = []
-        for token in tried:
-            silent.gates.clear()
-            ids = at + token % decoder.survey.vocab_size
-            results += [decoder.hidden(ids, at + position)[FINAL_NORM], *silent.gates]
+        for token in _TRIED:
+            with _Narrow(narrow) as seen:
+                ids = at + token % decoder.survey.vocab_size
+                results += [decoder.hidden(ids, at + position)[FINAL_NORM]]
+            results += seen.results
+            shapes[:] = seen.shapes
         return _common(results)
 
     def logits(rows: int) -> bytes | None:
         return _common([decoder.logits(x.repeat(rows, 1)) for x in states])
 
     with torch.inference_mode(), only(decoder.model, decoder.survey.blocks, of_each_kind(decoder)):
+        hidden(3)
+        before = shapes.copy()
+        hidden(5)
+        for call, (few, many) in enumerate(zip(before, shapes, strict=False)):
+            dims = [dim for dim, sizes in enumerate(zip(few, many, strict=False)) if sizes == (3, 5)]
+            if len(dims) == 1 and math.prod(few) < 3 * _VALUES:
+                narrow[call, len(few)] = dims[0]
         return agreeing(hidden, sizes), agreeing(logits, head_sizes)
 
 

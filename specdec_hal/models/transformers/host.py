@@ -21,7 +21,7 @@ from specdec_hal.models.mtp import ModuleFiles
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder, WithStates
 from specdec_hal.models.transformers.mtp import ModuleDecoder, TransformersMTP, WithModules
-from specdec_hal.models.transformers.packed import Packed, fuse, rotary_table
+from specdec_hal.models.transformers.packed import Packed, Products, fuse, rotary_table
 from specdec_hal.models.transformers.replace import holds_experts, install, is_experts
 from specdec_hal.models.transformers.sparse import SlotStore
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
@@ -70,6 +70,9 @@ class HostTransformers(WithStates, WithModules, HostModel):
 
         decoder.serve(silent := Silent(), 8, silent)
         parts = decoder.modify(lambda model: install(decoder, self._operators, run))
+        with Products(decoder.model, self._operators) as products:
+            run()
+        products.settle()
         undo = fuse(decoder, parts)
         if undo is None:
             return

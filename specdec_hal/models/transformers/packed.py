@@ -4,12 +4,15 @@ replace the model's own; the rest is PyTorch's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec_hal.models import linear
@@ -21,6 +24,8 @@ from specdec_hal.models.transformers.replace import Linear, Parts, angles, by_po
 
 EXPERTS = "specdec_hal"
 """The name of our experts function."""
+_WIDTH = 32  # values that PyTorch computes at once
+_SPLIT = 32768  # values, up to which it computes on one thread
 
 
 class _Weight(Weight):
@@ -47,8 +52,9 @@ class Packed:
         return _Weight(*self._weights.pack(weight.detach().numpy()))
 
     def linear(self, x: Any, weight: Any, outputs: int, bias: Any | None, residual: Any | None, dtype: Any) -> Any:
-        """See Operators."""
-        return multiply(x, weight, bias, residual)
+        """See Operators. A few outputs lie in wider rows, so that PyTorch computes operators of them row by row."""
+        out = multiply(x, weight, bias, residual)
+        return out if outputs >= _WIDTH else F.pad(out, (0, _WIDTH - outputs))[..., :outputs]
 
     def norm(self, x: Any, weight: Any, epsilon: float) -> Any:
         """See Operators."""
@@ -112,6 +118,37 @@ class Packed:
     def take_experts(self, module: Any) -> None:
         """See Operators."""
         module.__dict__["_specdec_weights"] = _pack_experts(module, self.weight)
+
+
+class Products(TorchFunctionMode):  # type: ignore[misc]
+    """Context in which `operators` compute products of modules that are no linear layers, such as routers of experts.
+
+    A pass in it finds such modules of a model; `settle` lets each enter it by itself.
+    """
+
+    def __init__(self, model: Any, operators: Packed) -> None:
+        super().__init__()
+        self._operators, self._found = operators, dict[int, tuple[Any, Any, Weight]]()
+        self._owners = {id(weight): module for module in model.modules() for weight in module.parameters(recurse=False)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (self._product if func is F.linear else func)(*args, **(kwargs or {}))
+
+    def _product(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        if (owner := self._owners.get(id(weight))) is None or weight.ndim != 2 or x.dtype is not torch.float32:
+            return F.linear(x, weight, bias)
+        if id(weight) not in self._found:
+            self._found[id(weight)] = owner, weight, self._operators.weight(weight)
+        return self._operators.linear(x, self._found[id(weight)][2], len(weight), bias, None, x.dtype)
+
+    def settle(self) -> None:
+        """End the trial."""
+        for module in {module for module, *_ in self._found.values()}:
+            module.forward = partial(self._within, module.forward)
+
+    def _within(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return forward(*args, **kwargs)
 
 
 def fuse(decoder: Any, parts: list[Parts | None]) -> Callable[[], None] | None:
@@ -248,13 +285,24 @@ def _experts(module: Any, hidden: Any, top_k_index: Any, top_k_weights: Any) -> 
             continue
         rows = (chosen == expert).nonzero()[:, 0]
         up, up_bias, down, down_bias = experts[expert]
-        middle = act(multiply(hidden[rows // count], up, up_bias))
+        middle = _by_rows(act, multiply(hidden[rows // count], up, up_bias))
         out[rows] = multiply(middle, down, down_bias)
     out = out * top_k_weights.flatten()[:, None].to(out.dtype)
     total, *others = out.view(-1, count, hidden.shape[-1]).unbind(1)
     for other in others:
         total = total + other
     return total
+
+
+def _by_rows(act: Callable[[Any], Any], x: Any) -> Any:
+    """act(x [R, W]), whose rows have the same bits for every R: PyTorch computes the last few values of a tensor, or of
+    a thread's part of it, without vectors.
+    """
+    rows = _WIDTH // math.gcd(_WIDTH, x.shape[1] // 2)  # whole vectors
+    if missing := -len(x) % rows:
+        x = F.pad(x, (0, 0, 0, missing))
+    middle = [act(part) for part in x.split(max(1, _SPLIT // x.shape[1] // rows) * rows)]
+    return torch.cat(middle)[: len(x) - missing]
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
