@@ -2,9 +2,9 @@
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
-Parts, all with random weights: models (Llamas of three sizes), decoders (several families), shares (those and Qwen3 with
-one request, and with 8 requests of 5 drafts). In bfloat16 and FP8: fp8 (the Llama of 8 B parameters), experts (8 layers
-of Qwen3-30B-A3B).
+Parts, all with random weights: models (Llamas of three sizes), decoders (several families), shares (those and Qwen3
+with one request, and with 8 requests of 5 drafts). In bfloat16 and FP8: fp8 (the Llama of 8 B parameters), experts
+(8 layers of Qwen3-30B-A3B).
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
