@@ -247,7 +247,7 @@ def _side_by_side(*parts: Any) -> Any | None:
 
 def multiply(x: Any, weight: Weight, bias: Any | None = None, residual: Any | None = None) -> Any:
     """x [.., K] weight^T + `bias` + `residual`."""
-    out = x.new_empty((*x.shape[:-1], weight.outputs))
+    out, residual = x.new_empty((*x.shape[:-1], weight.outputs)), None if residual is None else residual.contiguous()
     return linear.multiply(x.contiguous(), weight, bias, residual, torch.get_num_threads(), out)
 
 
