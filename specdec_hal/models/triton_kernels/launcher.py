@@ -181,12 +181,12 @@ class Launcher:
         (rows, width), taps = x.shape, base.shape[1]
         groups = len(projection) // (2 * taps)
         own = self.arena.take("kernels", (rows, taps, groups), torch.float32)
-        each, tile, wide = 4, _ONE_TILE, self.dtype != torch.float32
-        norm_convolve[(1 + max(0, -(-(rows - tile) // (tile - taps + 1))), -(-groups // each))](
+        tile = self.tiles.around
+        norm_convolve[(max(1, -(-(rows - taps + 1) // (tile.m - taps + 1))), -(-groups // tile.n))](
             x, norm, projection, base, owners, starts, out, own, rows, epsilon, TAPS=taps, GROUP=width // groups,
-            D=width, BLOCK_M=tile, BLOCK_T=power_of_2(max(2 * taps, 4)), BLOCK_G=each,
-            BLOCK_C=power_of_2(width // groups), BLOCK_K=256 if wide else 64, STAGES=5 if wide else 3,
-            PRECISION=self.tiles.precision, num_warps=4, **self._options(rows),
+            D=width, BLOCK_M=tile.m, BLOCK_T=power_of_2(max(2 * taps, 4)), BLOCK_G=tile.n,
+            BLOCK_C=power_of_2(width // groups), BLOCK_K=tile.k, STAGES=tile.stages,
+            PRECISION=self.tiles.precision, num_warps=tile.warps, **self._options(rows),
         )  # fmt: skip
         return Convolution(base[1], own, owners, starts)
 
