@@ -12,39 +12,12 @@ from specdec_hal.models.triton_kernels.second import convolved
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def linear(
-    x,
-    x_low,
-    weight,
-    scales,
-    x_scales,
-    bias,
-    residual,
-    out,
-    count,
-    partials,
-    counters,
-    own,
-    base,
-    owners,
-    starts,
-    capacity,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    COUNTED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SWAP: tl.constexpr,
-    TAPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    x, x_low, weight, scales, x_scales, bias, residual, out, count, partials, counters, own, base, owners, starts,
+    capacity, N: tl.constexpr, K: tl.constexpr, PART: tl.constexpr, COUNTED: tl.constexpr, SPLIT: tl.constexpr,
+    GROUP: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, SWAP: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     """`x` [capacity, K], `weight` [N, K], `bias` [N] or None, `out` [capacity, N]; rows from `count` on are left alone.
 
     `residual` [capacity, N], or None, may be `out`; the sum is rounded once. `x_low`, and float32 `scales` and

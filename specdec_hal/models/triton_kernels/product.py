@@ -19,25 +19,10 @@ import triton.language as tl
 
 @triton.jit
 def product(
-    x,
-    x_low,
-    weight,
-    scales,
-    rows,
-    columns,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SWAP: tl.constexpr,
-    OVERLAP: tl.constexpr = 0,
-):
+    x, x_low, weight, scales, rows, columns, K: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr,
+    GROUP: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, SWAP: tl.constexpr, OVERLAP: tl.constexpr = 0,
+):  # fmt: skip
     """The program's tile of x weight^T, or of (x + x_low / 16) weight^T, float32 [BLOCK_M, BLOCK_N].
 
     If `SPLIT` its part of it, for :func:`join`. `x` and `x_low` [rows, K] and `weight` [columns, K] are pointers to
@@ -80,25 +65,10 @@ def product(
 
 @triton.jit
 def part_sum(
-    x,
-    x_low,
-    weight,
-    scales,
-    row,
-    column,
-    columns,
-    part,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SWAP: tl.constexpr,
-):
+    x, x_low, weight, scales, row, column, columns, part, K: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr,
+    STAGES: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
     """The sum over one part of K. `x`, `x_low` and `weight`: descriptors, or pointers to the tile's first BLOCK_K
     columns; `scales`: pointers to those of the first group."""
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)

@@ -16,29 +16,10 @@ _MOST = tl.constexpr(2**31 - 1)
 
 @triton.jit(do_not_specialize=["columns", "tokens", "line", "count"])
 def candidates(
-    logits,
-    hidden,
-    ids,
-    starts,
-    owners,
-    path_logits,
-    path_ids,
-    path_hidden,
-    anchor_tokens,
-    maxima,
-    counters,
-    columns,
-    tokens,
-    line,
-    count,
-    DRAFTS: tl.constexpr,
-    KEPT: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    RANK: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    logits, hidden, ids, starts, owners, path_logits, path_ids, path_hidden, anchor_tokens, maxima, counters, columns,
+    tokens, line, count, DRAFTS: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """What a path keeps of `logits` [slots * DRAFTS, columns], by the slots' rows `owners`, which have `line` drafts.
 
     The `count` largest logits of a row, equal ones by their ids; its `hidden` [.., RANK]; and the id of each block's
@@ -125,28 +106,10 @@ def _largest(value, index, KEPT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_convolve(
-    x,
-    norm,
-    projection,
-    base,
-    owners,
-    starts,
-    out,
-    own,
-    rows,
-    epsilon,
-    TAPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, norm, projection, base, owners, starts, out, own, rows, epsilon, TAPS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """`out` [rows, D] = the convolution before a sublayer, of the RMSNorm n of `x`; `own`: kernels for that after it.
 
     n times `projection` [2, TAPS, D / GROUP, D], whose columns were multiplied by `norm` [D], are a row's own kernels
