@@ -520,7 +520,7 @@ class BlockPass(DraftPass):
             owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
             drafts = self._look_ahead(x, starts, owner)
             if self.path is not None:
-                self._keep_path(drafts, ids, starts, owner)
+                self._keep(self.path, drafts, ids, starts, owner)
                 return
             anchor = starts[:-1].clamp(max=len(ids) - 1)
             if self.config.xpress_rank:
@@ -584,9 +584,9 @@ class BlockPass(DraftPass):
             self.confidence[owner, number] = self._product("confidence_head.proj", *read)[:, 0].float().sigmoid()
         return added
 
-    def _keep_path(self, rows: Any, ids: Any, starts: Any, owner: Any) -> None:
-        """Keep what `select_draft_path` reads, of the head's `rows` [slots, K, D] and the blocks' `ids`."""
-        path, logits = self.path, self._adjusted(self._ahead[: len(rows)] if self._on_device else self._ahead[owner])
+    def _keep(self, path: DraftPath, rows: Any, ids: Any, starts: Any, owner: Any) -> None:
+        """Write a path, of the head's `rows` [slots, K, D] and the blocks' `ids`."""
+        logits = self._adjusted(self._ahead[: len(rows)] if self._on_device else self._ahead[owner])
         rows, weight = rows.flatten(0, 1), self._tensors["candidate_selector.hidden_projection.weight"]
         if (launch := self._launcher) is not None:
             hidden = rows.new_empty((len(rows), len(weight)))

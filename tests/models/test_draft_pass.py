@@ -29,5 +29,5 @@ def test_a_convolution_stays_in_its_block() -> None:
     own = torch.zeros(4, 2, 2, 1)  # rows, before and after, taps, groups
     own[1, 0, 1], own[2, 0, 0] = 0.5, 0.25
     before, after = (convolved(x, base[side], own[:, side], begins)[:3].numpy() for side in (0, 1))
-    np.testing.assert_allclose(before, [[1, 4], [3 + 10.5 * 1, 8 + 20.5 * 2], [1.25 * 5, 2.25 * 6]])
+    np.testing.assert_allclose(before, [[1.0, 4.0], [3 + 10.5 * 1, 8 + 20.5 * 2], [1.25 * 5, 2.25 * 6]])
     np.testing.assert_allclose(after, [[0, 0], [1, 2], [0, 0]])
