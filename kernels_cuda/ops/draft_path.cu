@@ -16,7 +16,7 @@ constexpr int64_t kClearCells = 16;  // of a thread
 constexpr int kPathEntries = served::kC_draft;
 constexpr unsigned kPathThreads = kPathEntries * kDotParts;
 constexpr int kPathAhead = 32;  // elements loaded at once
-constexpr int kPathRows = 16;   // rows prepared at once
+constexpr int kPathRows = 16;  // rows prepared at once
 constexpr int64_t kPrefetched = 128;  // bytes
 static_assert(kPathEntries == kWarp, "a lane for each candidate");
 
