@@ -1,6 +1,6 @@
-// select_draft_path: a block a slot, whose rows follow one another. All that does not depend on the previous token is read
-// ahead for many rows. Then eight lanes have the partial sums of a candidate's score, and a lane of the first warp has a
-// candidate. An earlier launch clears the outputs.
+// select_draft_path: a block a slot, whose rows follow one another. All that does not depend on the previous token is
+// read ahead for many rows. Then eight lanes have the partial sums of a candidate's score, and a lane of the first warp
+// has a candidate. An earlier launch clears the outputs.
 #include "specdec/draft_path.h"
 
 #include "launch.cuh"

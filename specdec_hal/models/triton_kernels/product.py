@@ -29,10 +29,10 @@ def product(
     contiguous tensors, or with `DESCRIBED` tensor descriptors, whose tiles the tensor memory accelerator fetches
     (compute capability 9.0 and newer); `PART` is then a multiple of `BLOCK_K`. With `SWAP` the tensor cores compute
     weight x^T, so that `columns` take their 64 rows and `rows` may be few. A tile of rows begins with the last
-    `OVERLAP` rows of the previous one. What a tile has beyond `rows` and `columns` is undefined. With `GROUP`, a multiple
-    of `BLOCK_K` and divisor of `PART`, `scales` are float32 [K / GROUP, columns], and multiply sums of so many elements
-    of K; `STAGES` are those of the pipeline, then, else None. Grid: (row tiles, column tiles, parts of K if `SPLIT`,
-    else 1).
+    `OVERLAP` rows of the previous one. What a tile has beyond `rows` and `columns` is undefined. With `GROUP`, a
+    multiple of `BLOCK_K` and divisor of `PART`, `scales` are float32 [K / GROUP, columns], and multiply sums of so many
+    elements of K; `STAGES` are those of the pipeline, then, else None. Grid: (row tiles, column tiles, parts of K if
+    `SPLIT`, else 1).
     """
     row, column, part = tl.program_id(0) * (BLOCK_M - OVERLAP), tl.program_id(1) * BLOCK_N, tl.program_id(2)
     scales_at = scales
