@@ -140,6 +140,38 @@ def drawn(backend: Any, block: BlockPass, slots: int, drafts: int, vocabulary: i
     return run
 
 
+VARIANTS = ((4, 256, 4, 5), (4, 256, 2, 5), (4, 256, 1, 5), (8, 256, 4, 5), (4, 512, 4, 3))
+
+
+def sweep(block: Any, run: Any, slots: int, own: Any) -> None:
+    """Of a day: passes with other tiles, and the kernels that choose candidates."""
+    from dataclasses import replace
+
+    from specdec_hal.models.triton_kernels import launcher as launches
+
+    if block.path is None or block._launcher is None:
+        return
+    launch, logits = block._launcher, block._ahead[:slots]
+    kept, line = launch.tiles, []
+    for n, k, warps, stages in VARIANTS:
+        launch.tiles = replace(kept, around=replace(kept.around, n=n, k=k, warps=warps, stages=stages))
+        line.append(f"{n},{k},{warps},{stages}: {timed(run):.1f}")
+    launch.tiles = kept
+    tokens, hidden = torch.zeros(8, dtype=torch.int64, device=DEVICE), tensor((slots * own.drafts, own.selector_rank))
+    starts, owner = torch.zeros(9, dtype=torch.int32, device=DEVICE), torch.arange(slots, device=DEVICE)
+
+    def ten() -> None:
+        for _ in range(10):
+            launch.candidates(logits, hidden, tokens, starts, owner, block.path)
+
+    was = launches.CANDIDATE_WARPS
+    for warps in (2, 4, 8):
+        launches.CANDIDATE_WARPS = warps
+        line.append(f"candidates with {warps}: {timed(ten) / 10:.1f}")
+    launches.CANDIDATE_WARPS = was
+    print("; ".join(line), flush=True)
+
+
 def main() -> None:
     """Both targets, for one request and eight."""
     backend: Any = sd.load(ROOT / f"configs/{'cuda' if GPU else 'cpu'}.yaml").backend
@@ -166,6 +198,7 @@ def main() -> None:
                     run()
                     draw()
 
+                sweep(block, run, slots, own)
                 row: Row = {"target": name, "method": "dflash2" if second else "dflash", "requests": slots}
                 found.append(row | {"pass_us": timed(run), "draft_us": timed(whole)})
                 print(found[-1], flush=True)

@@ -61,7 +61,7 @@ template <typename Bits>
 __device__ __forceinline__ void prepare_rows(const SelectDraftPathArgs& a, int64_t first, int64_t count,
                                              PathRows& rows) {
   const int c = static_cast<int>(lane_id());
-  for (int64_t i = warp_id(); i < count; i += blockDim.x / kWarp) {
+  for (int64_t i = warp_id(); i < count; i += kPathThreads / kWarp) {
     const int64_t r = first + i;
     int64_t* ids = rows.ids[i];
     ids[c] = c < a.C_draft ? a.path_ids[r * a.C_draft + c] : -1;
@@ -92,6 +92,12 @@ __device__ __forceinline__ int64_t draw_path_row(const SelectDraftPathArgs& a, i
   const int32_t top = __reduce_max_sync(kAllLanes, there ? row.keys[c] : -kKeyInf);
   if (rows.positions[i] < 0 || !has_distribution(top)) return -1;
   const SamplingParams params = rows.params[i];
+  if (is_greedy(params)) {
+    const int largest = __ffs(static_cast<int>(__ballot_sync(kAllLanes, there && row.keys[c] == top))) - 1;
+    if (c == largest) a.path_tokens[r] = row.ids[c];
+    if (c == largest && a.probs != nullptr) a.probs[r * a.V + row.ids[c]] = 1.0f;
+    return row.ids[largest];
+  }
   const uint64_t counted = there ? row.mass(c, top, params) : 0;
   masses[c] = counted;
   __syncwarp();
@@ -158,9 +164,8 @@ void select_draft_path(const SelectDraftPathArgs& a, cudaStream_t stream) {
   launch("select_draft_path", stream, {blocks_for(cells, kClearThreads * kClearCells), kClearThreads},
          clear_path_kernel, a);
   if (a.B == 0) return;
-  const unsigned warps = blocks_for(a.C_draft * kDotParts, kWarp);
   with_float_type(a.path_hidden_type, [&](auto type) {
-    launch("select_draft_path", stream, {static_cast<unsigned>(a.B), warps * kWarp},
+    launch("select_draft_path", stream, {static_cast<unsigned>(a.B), kPathThreads},
            select_draft_path_kernel<decltype(type)>, a);
   });
 }

@@ -673,11 +673,11 @@ class BlockPass(DraftPass):
         projection, base = (self._tensors[f"{name}.{key}"] for key in ("kernel_projection.weight", "base_kernel"))
         taps, owners, starts = self.config.conv_kernel_size, block.batch_id_per_token, block.cu_seqlens_q
         if (launch := self._launcher) is not None:
-            by = launch.norm_convolve(x, norm, projection, base, owners, starts, out, self.config.rms_norm_eps)
+            kernels = launch.norm_convolve(x, norm, projection, base, owners, starts, out, self.config.rms_norm_eps)
 
             def after(rows: Any, weight: Any) -> Any:
                 y = torch.empty_like(x)
-                launch.linear(rows, weight, y, None, residual=x, by=by)
+                launch.linear(rows, weight, y, None, residual=x, kernels=kernels)
                 return y
 
             return after

@@ -117,9 +117,9 @@ def test_convolutions_around_a_product(
     launcher, lengths = make_launcher(dtype), [4, 1, 20, 2]
     x, norm, projection, base, owners, starts = convolution(launcher, lengths, (24, 6))
     out, y = torch.full_like(x, float("nan")), torch.full_like(x, float("nan"))
-    by = launcher.norm_convolve(x, norm, projection * norm, base, owners, starts, out, 1e-6)
+    kernels = launcher.norm_convolve(x, norm, projection * norm, base, owners, starts, out, 1e-6)
     given, weight = random(launcher, len(x), 640, seed=7), random(launcher, 24, 640, seed=8) * 640**-0.5
-    launcher.linear(given, weight, y, None, residual=x, by=by)
+    launcher.linear(given, weight, y, None, residual=x, kernels=kernels)
     n = doubles(x) / np.sqrt((doubles(x) ** 2).mean(1, keepdims=True) + 1e-6) * doubles(norm)
     own = (n @ doubles(projection).T).reshape(-1, 2, 3, 6).repeat(4, 3) + doubles(base)
     product, first = doubles(given) @ doubles(weight).T, np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
@@ -142,8 +142,8 @@ def test_convolutions_do_not_depend_on_other_blocks(make_launcher: MakeLauncher,
     for blocks in (1, 9, 20):  # one tile of rows, several, and other tiles of products
         rows = slice(140 - 7 * blocks, None)
         out, y = torch.empty_like(x[rows]), torch.empty_like(x[rows])
-        by = launcher.norm_convolve(x[rows], norm, projection, base, owners[: 7 * blocks], starts, out, 1e-6)
-        launcher.linear(given[rows], weight, y, None, residual=x[rows], by=by)
+        kernels = launcher.norm_convolve(x[rows], norm, projection, base, owners[: 7 * blocks], starts, out, 1e-6)
+        launcher.linear(given[rows], weight, y, None, residual=x[rows], kernels=kernels)
         found.append(torch.stack([out[-7:], y[-7:]]))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 

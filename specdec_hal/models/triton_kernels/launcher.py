@@ -25,7 +25,7 @@ from specdec_hal.models.triton_kernels.norm import gated_norm, rms_norm, row_sum
 from specdec_hal.models.triton_kernels.quantise import quantise_rows
 from specdec_hal.models.triton_kernels.ranks import PROGRAMS, barrier, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
-from specdec_hal.models.triton_kernels.second import FAN, candidates, norm_convolve
+from specdec_hal.models.triton_kernels.second import FAN, MAXIMA, candidates, maxima, norm_convolve
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
     PDL_ROWS,
@@ -40,6 +40,7 @@ from specdec_hal.models.triton_kernels.tiles import (
 )
 from specdec_hal.plugin.model import DeviceBatch
 
+CANDIDATE_WARPS = 4
 _ONE_TILE = 16
 """Rows that every tile of a product holds."""
 
@@ -71,19 +72,6 @@ class RankParts:
     def constants(self) -> dict[str, int]:
         """Of the kernels that read it."""
         return {"RANK": self.rank, "RANKS": self.ranks, "MOST": PROGRAMS}
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """Over rows of blocks, by kernels `base` [T, D] plus those of the rows, float32 `own` [rows, T, groups].
-
-    `owners`, `starts`: int32 each row's block (-1: any), and the first row of each.
-    """
-
-    base: Any
-    own: Any
-    owners: Any
-    starts: Any
 
 
 class Launcher:
@@ -172,23 +160,23 @@ class Launcher:
 
     def norm_convolve(
         self, x: Any, norm: Any, projection: Any, base: Any, owners: Any, starts: Any, out: Any, epsilon: float
-    ) -> Convolution:
-        """`out` [rows, D] = the convolution before a sublayer of RMSNorm(x) times `norm`; returns the one after it.
+    ) -> Any:
+        """`out` [rows, D] = the convolution before a sublayer of RMSNorm(x) times `norm`; returns kernels after it.
 
         `projection` [2 T groups, D]: of the rows' kernels, times `norm`; see :func:`.second.norm_convolve`. The result
         is valid until the next call.
         """
         (rows, width), taps = x.shape, base.shape[1]
         groups = len(projection) // (2 * taps)
-        own = self.arena.take("kernels", (rows, taps, groups), torch.float32)
+        kernels = self.arena.take("kernels", (rows, taps, width), torch.float32)
         tile = self.tiles.around
         norm_convolve[(max(1, -(-(rows - taps + 1) // (tile.m - taps + 1))), -(-groups // tile.n))](
-            x, norm, projection, base, owners, starts, out, own, rows, epsilon, TAPS=taps, GROUP=width // groups,
+            x, norm, projection, base, owners, starts, out, kernels, rows, epsilon, TAPS=taps, GROUP=width // groups,
             D=width, BLOCK_M=tile.m, BLOCK_T=power_of_2(max(2 * taps, 4)), BLOCK_G=tile.n,
             BLOCK_C=power_of_2(width // groups), BLOCK_K=tile.k, STAGES=tile.stages,
             PRECISION=self.tiles.precision, num_warps=tile.warps, **self._options(rows),
         )  # fmt: skip
-        return Convolution(base[1], own, owners, starts)
+        return kernels
 
     def candidates(self, logits: Any, hidden: Any, ids: Any, starts: Any, owners: Any, path: Any) -> None:
         """Write what `path`, a DraftPath, keeps of float32 `logits` [slots, K, V] to its rows `owners` [slots].
@@ -198,12 +186,13 @@ class Launcher:
         """
         (slots, drafts, columns), (_, line, count) = logits.shape, path.path_ids.shape
         rows, kept, parts, rank = slots * drafts, power_of_2(count), -(-columns // FAN**4), hidden.shape[1]
-        candidates[(rows, parts)](
-            logits, hidden, ids, starts, owners, path.path_logits, path.path_ids, path.path_hidden, path.anchor_tokens,
-            self.arena.take("maxima", (rows, parts, FAN**3 + FAN**2 + FAN + 1), torch.int32),
-            self.arena.take("candidates", (rows,), torch.int32), columns, len(ids), line, count, DRAFTS=drafts,
-            KEPT=kept, PARTS=parts, BLOCK_P=max(kept, power_of_2(parts)), RANK=rank, BLOCK_R=power_of_2(rank),
-            num_warps=8, **self._options(rows),
+        eights = self.arena.take("maxima", (rows, parts, MAXIMA), torch.int32)
+        maxima[(rows, parts)](logits, eights, columns, PARTS=parts, num_warps=4, **self._options(rows))
+        candidates[(rows,)](
+            logits, eights, hidden, ids, starts, owners, path.path_logits, path.path_ids, path.path_hidden,
+            path.anchor_tokens, columns, len(ids), line, count, DRAFTS=drafts, KEPT=kept, PARTS=parts,
+            BLOCK_P=max(kept, power_of_2(parts)), RANK=rank, BLOCK_R=power_of_2(rank), num_warps=CANDIDATE_WARPS,
+            **self._options(rows),
         )  # fmt: skip
 
     def row_sum(self, x: Any, out: Any) -> None:
@@ -250,19 +239,19 @@ class Launcher:
 
     def linear(
         self, x: Any, weight: Any, out: Any, count: Any | None, *, bias: Any | None = None,
-        residual: Any | None = None, by: Convolution | None = None,
+        residual: Any | None = None, kernels: Any | None = None,
     ) -> None:  # fmt: skip
         """`out` = x weight^T + `bias` + `residual`, rounded once to its dtype; all rows without `count`.
 
-        `weight`: a tensor or an Fp8Weight. `residual` [rows, N] may be `out`. `by`: the product is convolved.
+        `weight`: a tensor or an Fp8Weight. `residual` [rows, N] may be `out`. `kernels` [rows, T, N]: of
+        `norm_convolve`, for the product.
         """
-        own, base, owners, starts = (None,) * 4 if by is None else (by.own, by.base, by.owners, by.starts)
-        taps, channels = (0, 1) if own is None else (own.shape[1], len(weight) // own.shape[2])
+        taps = 0 if kernels is None else kernels.shape[1]
         operands, scratch, options, grid = self._product(x, weight, count, max(0, taps - 1))
         counted = count is not None
         linear[grid](
-            *operands, bias, residual, out, count if counted else out, *scratch, own, base, owners, starts, len(x),
-            N=len(weight), COUNTED=counted, TAPS=taps, CHANNELS=channels, **options,
+            *operands, bias, residual, out, count if counted else out, *scratch, kernels, len(x), N=len(weight),
+            COUNTED=counted, TAPS=taps, **options,
         )  # fmt: skip
 
     def gate_up(self, x: Any, weight: Any, out: Any, count: Any | None, *, gelu: bool = False) -> None:

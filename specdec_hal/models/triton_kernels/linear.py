@@ -12,17 +12,18 @@ from specdec_hal.models.triton_kernels.second import convolved
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def linear(
-    x, x_low, weight, scales, x_scales, bias, residual, out, count, partials, counters, own, base, owners, starts,
+    x, x_low, weight, scales, x_scales, bias, residual, out, count, partials, counters, kernels,
     capacity, N: tl.constexpr, K: tl.constexpr, PART: tl.constexpr, COUNTED: tl.constexpr, SPLIT: tl.constexpr,
     GROUP: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, SWAP: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, SWAP: tl.constexpr, TAPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """`x` [capacity, K], `weight` [N, K], `bias` [N] or None, `out` [capacity, N]; rows from `count` on are left alone.
 
     `residual` [capacity, N], or None, may be `out`; the sum is rounded once. `x_low`, and float32 `scales` and
-    `x_scales`: of numbers in FP8, see :mod:`.product`, or None. `own`, `base`, `owners`, `starts`, `TAPS` and groups of
-    `CHANNELS`: of :func:`.second.convolved`, which the product then goes through. Grid: as in :func:`.product.product`.
+    `x_scales`: of numbers in FP8, see :mod:`.product`, or None. `kernels` and `TAPS`: of
+    :func:`.second.convolved`, which the product then goes through, or None and 0. Grid: as in
+    :func:`.product.product`.
     """
     rows = row_count(count, capacity, COUNTED)
     wait(PDL)
@@ -50,7 +51,7 @@ def linear(
             return
     total = scaled(total, scales, x_scales, rows, N, GROUP)
     if TAPS:
-        total = convolved(total, row, column, own, base, owners, starts, rows, TAPS, CHANNELS, N)
+        total = convolved(total, kernels, row, column, inside, TAPS, N)
     if bias is not None:
         total += added.to(tl.float32)[None, :]
     if residual is not None:
