@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.draft_passes import BUCKET, CONTEXT, DEVICE, SIZES, batch, config, target, tensor, timed  # noqa: E402
+from benchmarks.draft_passes import BUCKET, CONTEXT, DEVICE, SIZES, batch, config, target, tensor  # noqa: E402
 from benchmarks.gpu_model import captured  # noqa: E402
 from specdec_hal.models.dflash import dflash_shapes  # noqa: E402
 from specdec_hal.models.draft_pass import BlockPass  # noqa: E402
@@ -48,15 +47,4 @@ for name in SIZES:
             print(f"== {name} second={second} slots={slots}")
             for key, times in sorted(sums.items(), key=lambda item: -sum(item[1]))[:14 if second else 8]:
                 print(f"{sum(times) / 10:8.1f} us {len(times) / 10:5.1f} x {key}", flush=True)
-            if second and hasattr(block._launcher.tiles, "around"):
-                kept, line = block._launcher.tiles, []
-                for n, k, warps, stages in ((4, 256, 4, 5), (8, 256, 4, 5), (4, 256, 8, 5), (4, 512, 8, 4), (4, 128, 4, 8),
-                                            (2, 256, 4, 5), (8, 128, 4, 6)):  # fmt: skip
-                    block._launcher.tiles = replace(kept, around=replace(kept.around, n=n, k=k, warps=warps, stages=stages))
-                    try:
-                        line.append(f"{n},{k},{warps},{stages}: {timed(run):.1f}")
-                    except Exception as error:
-                        line.append(f"{n},{k}: {type(error).__name__}")
-                block._launcher.tiles = kept
-                print("tiles", "; ".join(line), flush=True)
         del block
