@@ -63,7 +63,7 @@ def doubles(tensor: Any) -> Doubles:
 # ---- rows by themselves
 
 
-@pytest.mark.parametrize(("columns", "count"), [(40, 5), (9000, 16), (2 * 4096, 32)])
+@pytest.mark.parametrize(("columns", "count"), [(40, 5), (9000, 1), (2 * 4096, 32), (70000, 16)])
 def test_candidates(make_launcher: MakeLauncher, columns: int, count: int) -> None:
     """Of a few values, both zeros and infinities among them: equal ones by their ids, in one part and in several.
 
