@@ -140,7 +140,7 @@ def drawn(backend: Any, block: BlockPass, slots: int, drafts: int, vocabulary: i
     return run
 
 
-VARIANTS = ((4, 256, 4, 5), (4, 256, 2, 5), (4, 256, 1, 5), (8, 256, 4, 5), (4, 512, 4, 3))
+VARIANTS = ((4, 512, 1, 3), (4, 512, 2, 3), (4, 512, 2, 4), (4, 1024, 4, 2), (4, 128, 1, 8), (4, 512, 4, 3), (8, 512, 2, 3))
 
 
 def sweep(block: Any, run: Any, slots: int, own: Any) -> None:
@@ -154,21 +154,9 @@ def sweep(block: Any, run: Any, slots: int, own: Any) -> None:
     launch, logits = block._launcher, block._ahead[:slots]
     kept, line = launch.tiles, []
     for n, k, warps, stages in VARIANTS:
-        launch.tiles = replace(kept, around=replace(kept.around, n=n, k=k, warps=warps, stages=stages))
+        launch.tiles = replace(kept, around=(replace(kept.around[0], n=n, k=k, warps=warps, stages=stages),) * 2)
         line.append(f"{n},{k},{warps},{stages}: {timed(run):.1f}")
     launch.tiles = kept
-    tokens, hidden = torch.zeros(8, dtype=torch.int64, device=DEVICE), tensor((slots * own.drafts, own.selector_rank))
-    starts, owner = torch.zeros(9, dtype=torch.int32, device=DEVICE), torch.arange(slots, device=DEVICE)
-
-    def ten() -> None:
-        for _ in range(10):
-            launch.candidates(logits, hidden, tokens, starts, owner, block.path)
-
-    was = launches.CANDIDATE_WARPS
-    for warps in (2, 4, 8):
-        launches.CANDIDATE_WARPS = warps
-        line.append(f"candidates with {warps}: {timed(ten) / 10:.1f}")
-    launches.CANDIDATE_WARPS = was
     print("; ".join(line), flush=True)
 
 
