@@ -140,7 +140,7 @@ def drawn(backend: Any, block: BlockPass, slots: int, drafts: int, vocabulary: i
     return run
 
 
-VARIANTS = ((4, 512, 1, 3), (4, 512, 2, 3), (4, 512, 2, 4), (4, 1024, 4, 2), (4, 128, 1, 8), (4, 512, 4, 3), (8, 512, 2, 3))
+VARIANTS = ((4, 512, 2, 3), (4, 512, 4, 4), (4, 512, 8, 3), (8, 512, 4, 3), (4, 256, 4, 5), (4, 1024, 8, 2))
 
 
 def sweep(block: Any, run: Any, slots: int, own: Any) -> None:
@@ -154,7 +154,7 @@ def sweep(block: Any, run: Any, slots: int, own: Any) -> None:
     launch, logits = block._launcher, block._ahead[:slots]
     kept, line = launch.tiles, []
     for n, k, warps, stages in VARIANTS:
-        launch.tiles = replace(kept, around=(replace(kept.around[0], n=n, k=k, warps=warps, stages=stages),) * 2)
+        launch.tiles = replace(kept, around=replace(kept.around, n=n, k=k, warps=warps, stages=stages))
         line.append(f"{n},{k},{warps},{stages}: {timed(run):.1f}")
     launch.tiles = kept
     print("; ".join(line), flush=True)
