@@ -173,8 +173,8 @@ class Launcher:
         norm_convolve[(max(1, -(-(rows - taps + 1) // (tile.m - taps + 1))), -(-groups // tile.n))](
             x, norm, projection, base, owners, starts, out, kernels, rows, epsilon, TAPS=taps, GROUP=width // groups,
             D=width, BLOCK_M=tile.m, BLOCK_T=power_of_2(max(2 * taps, 4)), BLOCK_G=tile.n,
-            BLOCK_C=power_of_2(width // groups), BLOCK_K=min(tile.k, max(power_of_2(width), 64)), WARPS=tile.warps,
-            STAGES=tile.stages, PRECISION=self.tiles.precision, num_warps=tile.warps, **self._options(rows),
+            BLOCK_C=power_of_2(width // groups), BLOCK_K=tile.k, STAGES=tile.stages,
+            PRECISION=self.tiles.precision, num_warps=tile.warps, **self._options(rows),
         )  # fmt: skip
         return kernels
 

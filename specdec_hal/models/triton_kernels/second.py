@@ -118,37 +118,35 @@ def _largest(value, index, KEPT: tl.constexpr):
 def norm_convolve(
     x, norm, projection, base, owners, starts, out, kernels, rows, epsilon, TAPS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`out` [rows, D] = the convolution before a sublayer, of the RMSNorm n of `x`; and `kernels` for that after it.
 
     A row has kernels `base` [2, TAPS, D] + its own by groups: n times `projection` [2, TAPS, D / GROUP, D], whose
     columns were multiplied by `norm` [D]. Those after the sublayer go to float32 `kernels` [rows, TAPS, D], 0 for rows
-    before a row's block: block `owners` [rows] (-1: any) begins at `starts`. Tiles of rows overlap by TAPS - 1. Each of
-    WARPS adds up its own of BLOCK_K columns. Grid: (row tiles, tiles of BLOCK_G groups).
+    before a row's block: block `owners` [rows] (-1: any) begins at `starts`. Tiles of rows overlap by TAPS - 1. Grid:
+    (row tiles, tiles of BLOCK_G groups).
     """
     wait(PDL)
     GROUPS: tl.constexpr = D // GROUP
-    m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K // WARPS)[None, None, :]
-    k += tl.arange(0, WARPS)[:, None, None] * (BLOCK_K // WARPS)
+    m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     row = tl.program_id(0) * (BLOCK_M - TAPS + 1) + m
     n, group = tl.arange(0, BLOCK_T * BLOCK_G), tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
     line = n // BLOCK_G * GROUPS + tl.program_id(1) * BLOCK_G + n % BLOCK_G
     there = (n // BLOCK_G < 2 * TAPS) & (tl.program_id(1) * BLOCK_G + n % BLOCK_G < GROUPS)
     first = tl.load(starts + tl.maximum(tl.load(owners + row, mask=row < rows, other=0), 0))
-    x_at, line_at = x + row.to(tl.int64)[None, :, None] * D + k, projection + line[None, :, None] * D + k
-    total = tl.zeros([WARPS, BLOCK_M, BLOCK_T * BLOCK_G], tl.float32)
-    squares = tl.zeros([WARPS, BLOCK_M, BLOCK_M], tl.float32)
+    x_at, line_at = x + row.to(tl.int64)[:, None] * D + k[None, :], projection + line[:, None] * D + k[None, :]
+    total = tl.zeros([BLOCK_M, BLOCK_T * BLOCK_G], tl.float32)
+    squares = tl.zeros([BLOCK_M, BLOCK_M], tl.float32)
     for start in tl.range(0, D, BLOCK_K, num_stages=STAGES):
-        inside = start + k < D
-        a = tl.load(x_at + start, mask=(row < rows)[None, :, None] & inside, other=0.0)
-        b = tl.load(line_at + start, mask=there[None, :, None] & inside, other=0.0)
-        total = tl.dot(a, tl.permute(b, 0, 2, 1), total, input_precision=PRECISION)
-        squares = tl.dot(a, tl.permute(a, 0, 2, 1), squares, input_precision=PRECISION)  # on the diagonals
+        inside = (start + k < D)[None, :]
+        a = tl.load(x_at + start, mask=(row < rows)[:, None] & inside, other=0.0)
+        b = tl.load(line_at + start, mask=there[:, None] & inside, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+        squares = tl.dot(a, tl.trans(a), squares, input_precision=PRECISION)  # on the diagonal
     release(PDL)
-    scale = tl.sum(tl.where(m[:, None] == m[None, :], tl.sum(squares, 0), 0.0), 1)
-    scale = tl.rsqrt(scale / D + epsilon)
-    own = tl.reshape(tl.sum(total, 0) * scale[:, None], [BLOCK_M, BLOCK_T, BLOCK_G])
+    scale = tl.rsqrt(tl.sum(tl.where(m[:, None] == m[None, :], squares, 0.0), 1) / D + epsilon)
+    own = tl.reshape(total * scale[:, None], [BLOCK_M, BLOCK_T, BLOCK_G])
     live = (row < rows) & ((m >= TAPS - 1) | (tl.program_id(0) == 0))
     tap, c = tl.arange(0, BLOCK_T)[None, :, None], tl.arange(0, BLOCK_C)
     channel = (group * GROUP)[None, :, None] + c[None, None, :]
