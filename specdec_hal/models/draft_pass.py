@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -462,7 +461,12 @@ class BlockPass(DraftPass):
         masks = drafts - config.sample_from_anchor
         self.block = {"mask_token_id": config.mask_token_id, "num_masks": masks, "anchor_only": True}
         super().__init__(model, config, weights, blocks, drafts)
-        if rank := config.markov_rank or config.emb_dim or config.selector_rank or config.xpress_rank:
+        if self._launcher is not None and config.conv_kernel_size:  # the kernel multiplies rows that are not normed
+            for i, layer in enumerate(self._layers):
+                for part, norm in (("attention", layer.input_norm), ("mlp", layer.mlp_norm)):
+                    projection = self._tensors[f"layers.{i}.{part}_conv.kernel_projection.weight"]
+                    projection.copy_(projection.float() * norm.float())
+        if rank := config.markov_rank or config.emb_dim or config.xpress_rank:
             self.width = rank
             # Per slot, and a spare one: what its drafts read of their rows, and a recurrent head's state. XPress keeps
             # the refiner's rows of a block, and the text's last token with its position.
@@ -474,6 +478,7 @@ class BlockPass(DraftPass):
             if config.confidence:
                 self.confidence = self._zeros(blocks.slots + 1, drafts, dtype=torch.float32)
         if config.selector_rank:
+            self.width = config.selector_rank
             name, shape = "candidate_selector.", (blocks.slots + 1, max(drafts, columns))
             self.path = DraftPath(
                 path_logits=self._zeros(*shape, config.selector_top_k, dtype=torch.float32),
@@ -496,7 +501,7 @@ class BlockPass(DraftPass):
         raise NotImplementedError(f"{type(self).__name__} computes blocks; call forward_block_device")
 
     def forward_block_device(self, batch: DeviceBatch, hidden: Any, out: Any, block: DeviceBatch, source: Any) -> None:
-        """See DraftPass: rows `hidden` extend the context of their slots."""
+        """See DraftPass: rows `hidden` extend the context of their slots. Nothing goes to `out` with a `path`."""
         with torch.inference_mode():
             batch, block, context = on_torch(batch), on_torch(block), torch.as_tensor(hidden)
             known, place = self._store.place(batch), self._store.place(block)
@@ -506,20 +511,18 @@ class BlockPass(DraftPass):
                 x = x * self.config.input_embedding_scale
             rows, turns = torch.cat([context, x]), self._turns(torch.cat([known.position, place.position]))
             lines = torch.cat([known.line, place.line])
-            run = self._run
-            if self.config.conv_kernel_size:
-                run = partial(self._run_convolved, starts[block.batch_id_per_token.clamp(min=0)], rows.clone())
             for i, layer in enumerate(self._layers):
-                self._norm_to(rows[first:], x, layer.input_norm)
-                x = run(i, x, rows, first, turns, lines, place)
+                if self.config.conv_kernel_size:
+                    x = self._run_convolved(block, i, x, rows, first, turns, lines, place)
+                else:
+                    self._norm_to(rows[first:], x, layer.input_norm)
+                    x = self._run(i, x, rows, first, turns, lines, place)
             owner = torch.where(starts.diff() > 0, self._owners[:slots], len(self._every))
-            drafts, anchor = self._look_ahead(x, starts, owner), starts[:-1].clamp(max=len(ids) - 1)
-            if (path := self.path) is not None:
-                logits = self._adjusted(self._ahead[:slots] if self._on_device else self._ahead[owner])
-                kept = slice(self.drafts)
-                path.path_ids[owner, kept], path.path_logits[owner, kept] = self._best(logits)
-                path.path_hidden[owner, kept] = self._product("candidate_selector.hidden_projection", drafts)
-                path.anchor_tokens[owner] = ids[anchor]
+            drafts = self._look_ahead(x, starts, owner)
+            if self.path is not None:
+                self._keep(self.path, drafts, ids, starts, owner)
+                return
+            anchor = starts[:-1].clamp(max=len(ids) - 1)
             if self.config.xpress_rank:
                 self._begin_refiner(
                     owner, ids[anchor], batch, None if self.config.sample_from_anchor else x[anchor], drafts
@@ -533,6 +536,14 @@ class BlockPass(DraftPass):
                         self._recur(owner, self._embed_before(ids[anchor]), self._head_rows(x[anchor]))
                 given = self._given(0, ids[anchor], owner)
                 torch.as_tensor(out).copy_(given[batch.batch_id_per_token.clamp(min=0)])
+
+    def forward_block(self, batch: ForwardBatch, hidden: Any, block: ForwardBatch, source: Any) -> Any:
+        """See DraftPass.forward_block."""
+        out = super().forward_block(batch, hidden, block, source)
+        if self.path is not None:
+            given = self._given(0, self.path.anchor_tokens[self._owners], self._owners)
+            out.copy_(given.repeat_interleave(torch.tensor([s.length for s in batch.segments], device=self.device), 0))
+        return out
 
     @property
     def _depends(self) -> bool:
@@ -554,6 +565,8 @@ class BlockPass(DraftPass):
 
     def _given(self, number: int, before: Any, owner: Any) -> Any:
         """Rows for draft `number`, after the previous tokens `before`."""
+        if self.path is not None:
+            return self._embed_before(before) * self.path.path_hidden[owner, number]
         kind, rows = self.config.markov_head_type, self._rows_ahead[owner, number]
         if self.config.gru_hidden_dim:
             gates = (self._tensors[f"prefix_gru.weight_{name}_l0"] for name in ("ih", "hh"))
@@ -562,8 +575,6 @@ class BlockPass(DraftPass):
         token = added = self._embed_before(before)
         if self.config.xpress_rank:
             return self._refine(number + (not self.config.sample_from_anchor), owner, rows, token)
-        if self.config.selector_rank:
-            return token * self._product("candidate_selector.hidden_projection", rows)
         if kind == "gated":
             added = token * self._product("markov_head.gate_proj", rows, token).sigmoid()
         elif kind == "rnn":
@@ -573,16 +584,19 @@ class BlockPass(DraftPass):
             self.confidence[owner, number] = self._product("confidence_head.proj", *read)[:, 0].float().sigmoid()
         return added
 
-    def _best(self, logits: Any) -> tuple[Any, Any]:
-        """Ids and logits of the candidates, see :func:`best_candidates`."""
-        count = self.config.selector_top_k
-        if self._launcher is None:
-            ids = best_candidates(logits, count)
-            return ids, logits.gather(-1, ids)
-        shape = (*logits.shape[:-1], count)
-        ids, best = (torch.empty(shape, dtype=dtype, device=self.device) for dtype in (torch.int64, torch.float32))
-        self._launcher.candidates(logits.flatten(0, -2), ids.view(-1, count), best.view(-1, count))
-        return ids, best
+    def _keep(self, path: DraftPath, rows: Any, ids: Any, starts: Any, owner: Any) -> None:
+        """Write a path, of the head's `rows` [slots, K, D] and the blocks' `ids`."""
+        logits = self._adjusted(self._ahead[: len(rows)] if self._on_device else self._ahead[owner])
+        rows, weight = rows.flatten(0, 1), self._tensors["candidate_selector.hidden_projection.weight"]
+        if (launch := self._launcher) is not None:
+            hidden = rows.new_empty((len(rows), len(weight)))
+            launch.linear(rows, weight, hidden, None)
+            launch.candidates(logits, hidden, ids, starts, owner, path)
+            return
+        best, kept = best_candidates(logits, self.config.selector_top_k), slice(self.drafts)
+        path.path_ids[owner, kept], path.path_logits[owner, kept] = best, logits.gather(-1, best)
+        path.path_hidden[owner, kept] = F.linear(rows, weight).unflatten(0, logits.shape[:2])
+        path.anchor_tokens[owner] = ids[starts[:-1].clamp(max=len(ids) - 1)]
 
     def _embed_before(self, before: Any) -> Any:
         name = "markov_head.markov_w1.weight"
@@ -651,48 +665,48 @@ class BlockPass(DraftPass):
 
     # ---- DFlash 2's convolutions
 
-    def convolve(self, name: str, side: int, x: Any, kernels: Any, begins: Any, out: Any, residual: Any = None) -> Any:
-        """To `out` the convolution `name` of rows before (`side` 0) or after a sublayer, plus `residual`.
+    def _around(self, name: str, norm: Any, x: Any, block: DeviceBatch, out: Any) -> Callable[[Any, Any], Any]:
+        """To `out` the convolution before a sublayer of the norm of x; then the residual after it and its product.
 
-        `kernels` [R, 2, T, groups] of the rows; `begins` int32 [R]: the first row of each row's block.
+        That takes the product's rows and weight.
         """
-        base, own = self._tensors[f"{name}.base_kernel"][side], kernels[:, side]
-        if self._launcher is not None:
-            self._launcher.convolve(x, base, own, begins, residual, out)
-            return out
-        x, row = x.unflatten(1, (own.shape[2], -1)), torch.arange(len(x), device=x.device)
-        total: Any = 0 if residual is None else residual.unflatten(1, x.shape[1:])
-        for tap, kernel in enumerate(base.unflatten(1, x.shape[1:])):
-            there = (row - tap >= begins)[:, None, None]
-            total = total + x[(row - tap).clamp(min=0)] * (kernel + own[:, tap, :, None]) * there
-        return out.copy_(total.flatten(1))
+        projection, base = (self._tensors[f"{name}.{key}"] for key in ("kernel_projection.weight", "base_kernel"))
+        taps, owners, starts = self.config.conv_kernel_size, block.batch_id_per_token, block.cu_seqlens_q
+        if (launch := self._launcher) is not None:
+            kernels = launch.norm_convolve(x, norm, projection, base, owners, starts, out, self.config.rms_norm_eps)
 
-    def _linear(self, x: Any, weight: Any) -> Any:
-        if self._launcher is None:
-            return F.linear(x, weight)
-        out = x.new_empty((len(x), len(weight)))
-        self._launcher.linear(x, weight, out, None)
-        return out
+            def after(rows: Any, weight: Any) -> Any:
+                y = torch.empty_like(x)
+                launch.linear(rows, weight, y, None, residual=x, kernels=kernels)
+                return y
+
+            return after
+        begins, n = starts[owners.clamp(min=0)], self._normed(x, norm)
+        own = F.linear(n, projection).unflatten(1, (2, taps, -1))
+        out.copy_(convolved(n, base[0], own[:, 0], begins))
+        return lambda rows, weight: x + convolved(F.linear(rows, weight), base[1], own[:, 1], begins)
 
     def _run_convolved(
-        self, begins: Any, convolved: Any, i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any, place: Placed
+        self, block: DeviceBatch, i: int, x: Any, rows: Any, first: int, turns: Any, lines: Any, place: Placed
     ) -> Any:
-        """As `_run`, with a convolution before and after each sublayer. `convolved`: `rows` for attention."""
-        layer = self._layers[i]
+        """As `_run`, with a convolution before and after each sublayer. The last `rows` are written here."""
+        layer, n = self._layers[i], torch.empty_like(x)
+        after = self._around(f"layers.{i}.attention_conv", layer.input_norm, x, block, rows[first:])
+        x = after(self._attend(i, rows, first, turns, lines, place), layer.out)
+        after = self._around(f"layers.{i}.mlp_conv", layer.mlp_norm, x, block, n)
+        return after(self._gated(i, n), layer.down)
 
-        def around(name: str, n: Any, out: Any) -> Callable[[Any, Any], Any]:
-            named = f"layers.{i}.{name}"
-            kernels = self._linear(n, self._tensors[f"{named}.kernel_projection.weight"])
-            kernels = kernels.unflatten(1, (2, self.config.conv_kernel_size, -1))
-            self.convolve(named, 0, n, kernels, begins, out)
-            return lambda y, x: self.convolve(named, 1, y, kernels, begins, torch.empty_like(x), x)
 
-        after = around("attention_conv", rows[first:], convolved[first:])
-        x = after(self._linear(self._attend(i, convolved, first, turns, lines, place), layer.out), x)
-        normed, n = torch.empty_like(x), torch.empty_like(x)
-        self._norm_to(normed, x, layer.mlp_norm)
-        after = around("mlp_conv", normed, n)
-        return after(self._linear(self._gated(i, n), layer.down), x)
+def convolved(x: Any, base: Any, own: Any, begins: Any) -> Any:
+    """Rows `x` [R, D] convolved over their blocks, by kernels `base` [T, D] plus those of rows, `own` [R, T, groups].
+
+    `begins` int32 [R]: the first row of each row's block.
+    """
+    x, row, total = x.unflatten(1, (own.shape[2], -1)), torch.arange(len(x), device=x.device), torch.zeros_like(x)
+    for tap, kernel in enumerate(base.unflatten(1, x.shape[1:])):
+        there = (row - tap >= begins)[:, None, None]
+        total += (x[(row - tap).clamp(min=0)] * (kernel + own[:, tap, :, None]) * there).flatten(1)
+    return total
 
 
 def best_candidates(logits: Any, count: int) -> Any:

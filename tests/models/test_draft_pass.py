@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -24,19 +21,13 @@ def test_candidates_are_the_largest_and_of_equal_ones_the_first(count: int, ids:
 
 def test_a_convolution_stays_in_its_block() -> None:
     """Blocks of two rows, of none and of one, and a row of the tail: one tap back, by a kernel of each row."""
-    from specdec_hal.models.draft_pass import BlockPass
+    from specdec_hal.models.draft_pass import convolved
 
-    made: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        _launcher=None,
-        _tensors={"conv.base_kernel": torch.tensor([[[1.0, 2.0], [10.0, 20.0]], [[0.0, 0.0], [1.0, 1.0]]])},
-    )
+    base = torch.tensor([[[1.0, 2.0], [10.0, 20.0]], [[0.0, 0.0], [1.0, 1.0]]])
     begins = torch.tensor([0, 0, 2, 0], dtype=torch.int32)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
-    kernels = torch.zeros(4, 2, 2, 1)  # rows, before and after, taps, groups
-    kernels[1, 0, 1], kernels[2, 0, 0] = 0.5, 0.25
-    before, after = (
-        BlockPass.convolve(made, "conv", side, x, kernels, begins, x.clone())[:3].numpy() for side in (0, 1)
-    )
-    np.testing.assert_allclose(before, [[1, 4], [3 + 10.5 * 1, 8 + 20.5 * 2], [1.25 * 5, 2.25 * 6]])
+    own = torch.zeros(4, 2, 2, 1)  # rows, before and after, taps, groups
+    own[1, 0, 1], own[2, 0, 0] = 0.5, 0.25
+    before, after = (convolved(x, base[side], own[:, side], begins)[:3].numpy() for side in (0, 1))
+    np.testing.assert_allclose(before, [[1.0, 4.0], [3 + 10.5 * 1, 8 + 20.5 * 2], [1.25 * 5, 2.25 * 6]])
     np.testing.assert_allclose(after, [[0, 0], [1, 2], [0, 0]])

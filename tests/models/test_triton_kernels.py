@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,39 +63,89 @@ def doubles(tensor: Any) -> Doubles:
 # ---- rows by themselves
 
 
-@pytest.mark.parametrize(("columns", "count"), [(40, 5), (5000, 16), (2 * 2048, 32)])
+@pytest.mark.parametrize(("columns", "count"), [(40, 5), (9000, 1), (2 * 4096, 32), (70000, 16)])
 def test_candidates(make_launcher: MakeLauncher, columns: int, count: int) -> None:
-    """Of a few values, both zeros and infinities among them: equal ones by their ids, in one part and in several."""
+    """Of a few values, both zeros and infinities among them: equal ones by their ids, in one part and in several.
+
+    Two slots of three drafts go to other rows, with one more draft, beside their hidden rows and first tokens.
+    """
     import torch
 
     launcher, generator = make_launcher(), np.random.default_rng(columns)
     values = np.array([-np.inf, -2.5, -0.0, 0.0, 1e-38, 1.5, 3.0, np.inf], np.float32)
-    logits = values[generator.integers(0, 8 - (columns > 40), (3, columns))]
-    logits[1] = np.where(generator.random(columns) < 3 / columns, 3.0, -0.0)  # equal ones at the end
-    ids = torch.empty((3, count), dtype=torch.int64, device=launcher.arena.device)
-    best = torch.empty((3, count), device=ids.device)
-    launcher.candidates(torch.from_numpy(logits).to(ids.device), ids, best)
-    wanted = np.argsort(-logits, axis=1, kind="stable")[:, :count]
-    np.testing.assert_array_equal(ids.cpu().numpy(), wanted)
-    np.testing.assert_array_equal(best.cpu().numpy(), np.take_along_axis(logits, wanted, 1))
+    logits = values[generator.integers(0, 8 - (columns > 40), (2, 3, columns))]
+    logits[0, 1] = np.where(generator.random(columns) < 3 / columns, 3.0, -0.0)  # equal ones at the end
+    device, hidden = launcher.arena.device, random(launcher, 6, 5)
+    path = SimpleNamespace(
+        path_logits=torch.full((3, 4, count), 7.0, device=device), path_hidden=torch.zeros((3, 4, 5), device=device),
+        path_ids=torch.full((3, 4, count), -1, device=device), anchor_tokens=torch.full((3,), -1, device=device),
+    )  # fmt: skip
+    tokens, owners = (torch.tensor(x, device=device) for x in ([10, 11, 12, 13], [2, 0]))
+    for _ in range(2):  # the counters are 0 again
+        launcher.candidates(
+            torch.from_numpy(logits).to(device), hidden, tokens, ints(launcher, [0, 4, 4]), owners, path
+        )
+    wanted = np.argsort(-logits, axis=2, kind="stable")[..., :count]
+    found = {name: x.cpu().numpy() for name, x in vars(path).items()}
+    np.testing.assert_array_equal(found["path_ids"][[2, 0], :3], wanted)
+    np.testing.assert_array_equal(found["path_logits"][[2, 0], :3], np.take_along_axis(logits, wanted, 2))
+    np.testing.assert_array_equal(found["path_hidden"][[2, 0], :3].reshape(6, 5), doubles(hidden))
+    assert found["anchor_tokens"].tolist() == [13, -1, 10]
+    assert (found["path_ids"][1] == -1).all() and (found["path_logits"][:, 3] == 7).all()
 
 
-@pytest.mark.parametrize("residual", [False, True])
-def test_convolve(make_launcher: MakeLauncher, residual: bool) -> None:
-    """Three taps over blocks of four, one and two rows; a row's kernels beside others of the row."""
+def convolution(launcher: Any, lengths: list[int], dims: tuple[int, int], seed: int = 0) -> tuple[Any, ...]:
+    """Rows, a norm, a projection, base kernels of three taps, and blocks of these lengths."""
+    rows, (width, groups) = sum(lengths), dims
+    shapes = (rows, width), (width,), (6 * groups, width), (2, 3, width)
+    x, norm, projection, base = (random(launcher, *shape, seed=seed + i) for i, shape in enumerate(shapes))
+    owners = ints(launcher, np.repeat(np.arange(len(lengths)), lengths))
+    return x, norm, projection * width**-0.5, base, owners, ints(launcher, np.cumsum([0, *lengths]))
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 2e-4), ("bfloat16", 0.4)])
+@pytest.mark.parametrize("split", [False, True])
+def test_convolutions_around_a_product(
+    make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, dtype: str, atol: float, split: bool
+) -> None:
+    """Blocks of up to 20 rows, so that one goes through two tiles; sums of parts of K too."""
     import torch
 
-    launcher = make_launcher()
-    x, base, own = random(launcher, 7, 24), random(launcher, 3, 24, seed=1), random(launcher, 7, 2, 3, 6, seed=2)
-    added, out = random(launcher, 7, 24, seed=3) if residual else None, torch.empty_like(x)
-    launcher.convolve(x, base, own[:, 1], ints(launcher, [0, 0, 0, 0, 4, 5, 5]), added, out)
-    kernels = doubles(base) + doubles(own)[:, 1].repeat(4, 2)
-    want = np.zeros((7, 24)) if added is None else doubles(added)
-    for block in ([0, 1, 2, 3], [4], [5, 6]):
-        for row in block:
-            for tap in range(min(3, row - block[0] + 1)):
-                want[row] += kernels[row, tap] * doubles(x)[row - tap]
-    np.testing.assert_allclose(doubles(out), want, atol=1e-5)
+    from specdec_hal.models.triton_kernels import launcher as launches
+
+    monkeypatch.setattr(launches, "split_parts", lambda programs: split)
+    launcher, lengths = make_launcher(dtype), [4, 1, 20, 2]
+    x, norm, projection, base, owners, starts = convolution(launcher, lengths, (24, 6))
+    out, y = torch.full_like(x, float("nan")), torch.full_like(x, float("nan"))
+    kernels = launcher.norm_convolve(x, norm, projection * norm, base, owners, starts, out, 1e-6)
+    given, weight = random(launcher, len(x), 640, seed=7), random(launcher, 24, 640, seed=8) * 640**-0.5
+    launcher.linear(given, weight, y, None, residual=x, kernels=kernels)
+    n = doubles(x) / np.sqrt((doubles(x) ** 2).mean(1, keepdims=True) + 1e-6) * doubles(norm)
+    own = (n @ doubles(projection).T).reshape(-1, 2, 3, 6).repeat(4, 3) + doubles(base)
+    product, first = doubles(given) @ doubles(weight).T, np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
+    before, after = np.zeros((27, 24)), doubles(x)
+    for row in range(27):
+        for tap in range(min(3, row - first[row] + 1)):
+            before[row] += own[row, 0, tap] * n[row - tap]
+            after[row] += own[row, 1, tap] * product[row - tap]
+    np.testing.assert_allclose(doubles(out), before, atol=atol)
+    np.testing.assert_allclose(doubles(y), after, atol=atol)
+
+
+def test_convolutions_do_not_depend_on_other_blocks(make_launcher: MakeLauncher, compiled: None) -> None:
+    import torch
+
+    launcher = make_launcher("bfloat16")
+    x, norm, projection, base, owners, starts = convolution(launcher, [7] * 20, (2560, 160))
+    given, weight = random(launcher, 140, 4096, seed=7), random(launcher, 2560, 4096, seed=8)
+    found = []
+    for blocks in (1, 9, 20):  # one tile of rows, several, and other tiles of products
+        rows = slice(140 - 7 * blocks, None)
+        out, y = torch.empty_like(x[rows]), torch.empty_like(x[rows])
+        kernels = launcher.norm_convolve(x[rows], norm, projection, base, owners[: 7 * blocks], starts, out, 1e-6)
+        launcher.linear(given[rows], weight, y, None, residual=x[rows], kernels=kernels)
+        found.append(torch.stack([out[-7:], y[-7:]]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 # ---- products

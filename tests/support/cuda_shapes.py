@@ -29,7 +29,7 @@ LARGE = {
     "truncate_drafts": {"M": 1300, "S": 32, "V": 70, "L": 200},
     "prepare_block_inputs": {"M": 1300, "S": 9, "L": 900, "I_cap": 300},
     "map_draft_logits": {"M": 60, "S": 4, "V": 9001, "V_draft": 2000, "L": 60},
-    "select_draft_path": {"M": 300, "S": 9, "V": 2051, "D": 300, "C_draft": 32, "L": 60},
+    "select_draft_path": {"M": 300, "S": 20, "V": 2051, "D": 300, "C_draft": 32, "L": 60},
     "truncate_by_confidence": {"M": 1300, "S": 32, "L": 200},
     "draft_model_preprocess": {"M": 1300, "S": 32, "L": 300, "I_cap": 40},
     "draft_model_update": {"M": 1300, "S": 32, "L": 300},

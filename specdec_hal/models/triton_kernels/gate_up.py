@@ -11,32 +11,11 @@ from specdec_hal.models.triton_kernels.product import join, product, scaled
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def gate_up(
-    x,
-    x_low,
-    weight,
-    scales,
-    x_scales,
-    out,
-    count,
-    partials,
-    counters,
-    capacity,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GELU: tl.constexpr,
-    PART: tl.constexpr,
-    COUNTED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SWAP: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, x_low, weight, scales, x_scales, out, count, partials, counters, capacity, N: tl.constexpr, K: tl.constexpr,
+    GELU: tl.constexpr, PART: tl.constexpr, COUNTED: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    STAGES: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """`x` [capacity, K], `weight` [2N, K], `out` [capacity, N]; rows from `count` on are left alone.
 
     Rows 2i and 2i + 1 of `weight` are gate and up of column i of `out`, so that one thread holds both. The activation

@@ -25,7 +25,7 @@ from specdec_hal.models.triton_kernels.norm import gated_norm, rms_norm, row_sum
 from specdec_hal.models.triton_kernels.quantise import quantise_rows
 from specdec_hal.models.triton_kernels.ranks import PROGRAMS, barrier, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
-from specdec_hal.models.triton_kernels.second import CHUNK, candidates, convolve
+from specdec_hal.models.triton_kernels.second import FAN, MAXIMA, candidates, maxima, norm_convolve
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
     PDL_ROWS,
@@ -40,6 +40,7 @@ from specdec_hal.models.triton_kernels.tiles import (
 )
 from specdec_hal.plugin.model import DeviceBatch
 
+CANDIDATE_WARPS = 4
 _ONE_TILE = 16
 """Rows that every tile of a product holds."""
 
@@ -157,26 +158,42 @@ class Launcher:
             num_warps=1, **self._options(tokens),
         )  # fmt: skip
 
-    def convolve(self, x: Any, base: Any, own: Any, begins: Any, residual: Any | None, out: Any) -> None:
-        """`out` [rows, D]: a row of `x` and earlier ones from int32 `begins` [rows] on, times kernels, + `residual`.
+    def norm_convolve(
+        self, x: Any, norm: Any, projection: Any, base: Any, owners: Any, starts: Any, out: Any, epsilon: float
+    ) -> Any:
+        """`out` [rows, D] = the convolution before a sublayer of RMSNorm(x) times `norm`; returns kernels after it.
 
-        `base` [T, D]; `own` [rows, T, groups] whose first dimension has any stride, added to it by groups of D.
+        `projection` [2 T groups, D]: of the rows' kernels, times `norm`; see :func:`.second.norm_convolve`. The result
+        is valid until the next call.
         """
-        taps, groups = own.shape[1:]
-        convolve[(len(x),)](
-            x, base, own, begins, residual, out, own.stride(0), TAPS=taps, GROUP=x.shape[1] // groups,
-            **self._of_rows(x),
+        (rows, width), taps = x.shape, base.shape[1]
+        groups = len(projection) // (2 * taps)
+        kernels = self.arena.take("kernels", (rows, taps, width), torch.float32)
+        tile = self.tiles.around
+        norm_convolve[(max(1, -(-(rows - taps + 1) // (tile.m - taps + 1))), -(-groups // tile.n))](
+            x, norm, projection, base, owners, starts, out, kernels, rows, epsilon, TAPS=taps, GROUP=width // groups,
+            D=width, BLOCK_M=tile.m, BLOCK_T=power_of_2(max(2 * taps, 4)), BLOCK_G=tile.n,
+            BLOCK_C=power_of_2(width // groups), BLOCK_K=tile.k, STAGES=tile.stages,
+            PRECISION=self.tiles.precision, num_warps=tile.warps, **self._options(rows),
         )  # fmt: skip
+        return kernels
 
-    def candidates(self, logits: Any, ids: Any, best: Any) -> None:
-        """Int64 `ids` and float32 `best` [rows, k]: the largest float32 `logits` [rows, V], equal ones by their ids."""
-        (rows, columns), count = logits.shape, ids.shape[1]
-        options: dict[str, Any] = {"KEPT": power_of_2(count), "num_warps": 8, **self._options(rows)}
-        parts = -(-columns // CHUNK)
-        keys = self.arena.take("candidates", (rows, parts, options["KEPT"]), torch.int64)
-        candidates[(rows, parts)](logits, keys, None, None, columns, count, BLOCK=CHUNK, **options)
-        whole = power_of_2(parts * options["KEPT"])
-        candidates[(rows, 1)](keys, None, ids, best, parts * options["KEPT"], count, BLOCK=whole, **options)
+    def candidates(self, logits: Any, hidden: Any, ids: Any, starts: Any, owners: Any, path: Any) -> None:
+        """Write what `path`, a DraftPath, keeps of float32 `logits` [slots, K, V] to its rows `owners` [slots].
+
+        `hidden` [slots K, rank]; int64 `ids` [tokens] of blocks that begin at int32 `starts`: see
+        :func:`.second.candidates`.
+        """
+        (slots, drafts, columns), (_, line, count) = logits.shape, path.path_ids.shape
+        rows, kept, parts, rank = slots * drafts, power_of_2(count), -(-columns // FAN**4), hidden.shape[1]
+        eights = self.arena.take("maxima", (rows, parts, MAXIMA), torch.int32)
+        maxima[(rows, parts)](logits, eights, columns, PARTS=parts, num_warps=4, **self._options(rows))
+        candidates[(rows,)](
+            logits, eights, hidden, ids, starts, owners, path.path_logits, path.path_ids, path.path_hidden,
+            path.anchor_tokens, columns, len(ids), line, count, DRAFTS=drafts, KEPT=kept, PARTS=parts,
+            BLOCK_P=max(kept, power_of_2(parts)), RANK=rank, BLOCK_R=power_of_2(rank), num_warps=CANDIDATE_WARPS,
+            **self._options(rows),
+        )  # fmt: skip
 
     def row_sum(self, x: Any, out: Any) -> None:
         """`out` [rows] = sums of the rows of `x`, in float32."""
@@ -221,17 +238,20 @@ class Launcher:
     # ---- products
 
     def linear(
-        self, x: Any, weight: Any, out: Any, count: Any | None, *, bias: Any | None = None, residual: Any | None = None
-    ) -> None:
+        self, x: Any, weight: Any, out: Any, count: Any | None, *, bias: Any | None = None,
+        residual: Any | None = None, kernels: Any | None = None,
+    ) -> None:  # fmt: skip
         """`out` = x weight^T + `bias` + `residual`, rounded once to its dtype; all rows without `count`.
 
-        `weight`: a tensor or an Fp8Weight. `residual` [rows, N] may be `out`.
+        `weight`: a tensor or an Fp8Weight. `residual` [rows, N] may be `out`. `kernels` [rows, T, N]: of
+        `norm_convolve`, for the product.
         """
-        operands, scratch, options, grid = self._product(x, weight, count)
+        taps = 0 if kernels is None else kernels.shape[1]
+        operands, scratch, options, grid = self._product(x, weight, count, max(0, taps - 1))
         counted = count is not None
         linear[grid](
-            *operands, bias, residual, out, count if counted else out, *scratch, len(x), N=len(weight), COUNTED=counted,
-            **options,
+            *operands, bias, residual, out, count if counted else out, *scratch, kernels, len(x), N=len(weight),
+            COUNTED=counted, TAPS=taps, **options,
         )  # fmt: skip
 
     def gate_up(self, x: Any, weight: Any, out: Any, count: Any | None, *, gelu: bool = False) -> None:
@@ -302,15 +322,16 @@ class Launcher:
         return x, low, weight.values, weight.scales, x_scales, GROUP if weight.by_group else 0, tiles
 
     def _product(
-        self, x: Any, weight: Any, count: Any | None
+        self, x: Any, weight: Any, count: Any | None, overlap: int = 0
     ) -> tuple[tuple[Any, ...], tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
-        """Operands, scratch memory, constants and grid of a kernel that tiles x weight^T."""
+        """Operands, scratch memory, constants and grid of a kernel that tiles x weight^T; `overlap`: of row tiles."""
         x, low, weight, scales, x_scales, group, tiles = self._operands(x, weight, count)
         (rows, depth), columns = x.shape, len(weight)
         tile = tiles.product(rows, columns, depth)
         part = part_length(columns, depth)
         parts = -(-depth // part)
-        row_tiles, column_tiles = -(-rows // tile.m), -(-columns // tile.n)
+        row_tiles = max(1, -(-(rows - overlap) // (tile.m - overlap)))
+        column_tiles = -(-columns // tile.n)
         split = parts > 1 and split_parts(row_tiles * column_tiles)
         joined = row_tiles * column_tiles if split else 1
         partials = self.arena.take("partials", (joined, parts if split else 1, tile.m, tile.n), torch.float32)

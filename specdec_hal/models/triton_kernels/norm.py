@@ -12,22 +12,9 @@ from specdec_hal.models.triton_kernels.ranks import meet, part_of
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def rms_norm(
-    x,
-    weight,
-    out,
-    values,
-    low,
-    scales,
-    count,
-    capacity,
-    epsilon,
-    line,
-    GROUP: tl.constexpr,
-    LARGEST: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, weight, out, values, low, scales, count, capacity, epsilon, line, GROUP: tl.constexpr, LARGEST: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """`out` [capacity, D], `weight` [D]; computed in float32. Rows from int32 `count` [1], if any, on are left alone.
 
     `values`, `low`, `scales`: the rows of `out` in FP8, as of :func:`.quantise.quantise_rows`, or None.
@@ -49,23 +36,9 @@ def rms_norm(
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def sum_norm(
-    parts,
-    cells,
-    residual,
-    total,
-    weight,
-    out,
-    count,
-    capacity,
-    epsilon,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    MOST: tl.constexpr,
-    SHARED: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    parts, cells, residual, total, weight, out, count, capacity, epsilon, RANK: tl.constexpr, RANKS: tl.constexpr,
+    MOST: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """`total` = the sum of the ranks' parts in their order + `residual`, if any, rounded once; `out` = its norm.
 
     `parts` [RANKS, capacity, D], or SHARED the addresses of what each rank has, with the cells of :func:`.ranks.meet`.
@@ -120,21 +93,9 @@ def _normalise(x, weight, out, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["x_line", "gate_line"])
 def gated_norm(
-    x,
-    gate,
-    weight,
-    out,
-    epsilon,
-    x_line,
-    gate_line,
-    GROUP: tl.constexpr,
-    WEIGHTS: tl.constexpr,
-    GATE_FIRST: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, gate, weight, out, epsilon, x_line, gate_line, GROUP: tl.constexpr, WEIGHTS: tl.constexpr,
+    GATE_FIRST: tl.constexpr, SIGMOID: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """`out` [rows, D] = RMSNorm(x) * act(gate), or with GATE_FIRST RMSNorm(x * act(gate)); act: SILU or the sigmoid.
 
     Of `x` and `gate`, `GROUP` rows follow each other every so many elements, their `line`. `weight` [WEIGHTS] is of one

@@ -19,35 +19,22 @@ import triton.language as tl
 
 @triton.jit
 def product(
-    x,
-    x_low,
-    weight,
-    scales,
-    rows,
-    columns,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SWAP: tl.constexpr,
-):
+    x, x_low, weight, scales, rows, columns, K: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr,
+    GROUP: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, SWAP: tl.constexpr, OVERLAP: tl.constexpr = 0,
+):  # fmt: skip
     """The program's tile of x weight^T, or of (x + x_low / 16) weight^T, float32 [BLOCK_M, BLOCK_N].
 
     If `SPLIT` its part of it, for :func:`join`. `x` and `x_low` [rows, K] and `weight` [columns, K] are pointers to
     contiguous tensors, or with `DESCRIBED` tensor descriptors, whose tiles the tensor memory accelerator fetches
     (compute capability 9.0 and newer); `PART` is then a multiple of `BLOCK_K`. With `SWAP` the tensor cores compute
-    weight x^T, so that `columns` take their 64 rows and `rows` may be few. What a tile has beyond `rows` and `columns`
-    is undefined. With `GROUP`, a multiple of `BLOCK_K` and divisor of `PART`, `scales` are float32 [K / GROUP,
-    columns], and multiply sums of so many elements of K; `STAGES` are those of the pipeline, then, else None. Grid:
-    (row tiles, column tiles, parts of K if `SPLIT`, else 1).
+    weight x^T, so that `columns` take their 64 rows and `rows` may be few. A tile of rows begins with the last
+    `OVERLAP` rows of the previous one. What a tile has beyond `rows` and `columns` is undefined. With `GROUP`, a
+    multiple of `BLOCK_K` and divisor of `PART`, `scales` are float32 [K / GROUP, columns], and multiply sums of so many
+    elements of K; `STAGES` are those of the pipeline, then, else None. Grid: (row tiles, column tiles, parts of K if
+    `SPLIT`, else 1).
     """
-    row, column, part = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
+    row, column, part = tl.program_id(0) * (BLOCK_M - OVERLAP), tl.program_id(1) * BLOCK_N, tl.program_id(2)
     scales_at = scales
     if GROUP:
         scales_at = scales + tl.minimum(column + tl.arange(0, BLOCK_N), columns - 1)
@@ -78,25 +65,10 @@ def product(
 
 @triton.jit
 def part_sum(
-    x,
-    x_low,
-    weight,
-    scales,
-    row,
-    column,
-    columns,
-    part,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SWAP: tl.constexpr,
-):
+    x, x_low, weight, scales, row, column, columns, part, K: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr,
+    STAGES: tl.constexpr, DESCRIBED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
     """The sum over one part of K. `x`, `x_low` and `weight`: descriptors, or pointers to the tile's first BLOCK_K
     columns; `scales`: pointers to those of the first group."""
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)

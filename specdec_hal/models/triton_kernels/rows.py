@@ -10,24 +10,9 @@ from specdec_hal.models.triton_kernels.launch import begin
 
 @triton.jit(do_not_specialize=["rows", "slots", "table_width", "num_blocks", "max_seq_len", "vocab_size"])
 def places(
-    token_ids,
-    batch_id_per_token,
-    cu_seqlens_q,
-    seq_lens_decoder,
-    block_tables,
-    ids,
-    positions,
-    lines,
-    rows,
-    slots,
-    table_width,
-    num_blocks,
-    max_seq_len,
-    vocab_size,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    token_ids, batch_id_per_token, cu_seqlens_q, seq_lens_decoder, block_tables, ids, positions, lines, rows, slots,
+    table_width, num_blocks, max_seq_len, vocab_size, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Per row int64: id (0 if outside the vocabulary), position, and cache line of its key.
 
     The cache is [num_blocks + 1, 2, BLOCK_SIZE, ..]; rows of the tail, or without a block, get position 0 and a line of
@@ -54,39 +39,11 @@ def places(
 
 @triton.jit(do_not_specialize=["angles"])
 def rotate(
-    q,
-    k,
-    value,
-    cos,
-    sin,
-    positions,
-    angles,
-    q_weight,
-    k_weight,
-    q_out,
-    k_out,
-    lines,
-    q_line,
-    q_head,
-    k_line,
-    k_head,
-    value_line,
-    value_head,
-    angle_line,
-    epsilon,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    SECOND: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    q, k, value, cos, sin, positions, angles, q_weight, k_weight, q_out, k_out, lines, q_line, q_head, k_line, k_head,
+    value_line, value_head, angle_line, epsilon, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    HALF: tl.constexpr, SECOND: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Rotary embeddings (Su et al., arXiv:2104.09864) of dimensions i and HALF + i, computed in float32.
 
     `q` [rows, HEADS, DIM], with rows every `q_line` and heads every `q_head` elements, and `k` likewise; `q_out`
@@ -115,21 +72,9 @@ def rotate(
     elif part == 1:
         x = k + row * k_line
         _rotate(
-            x,
-            k_head,
-            k_weight,
-            k_at,
-            cos_at,
-            sin_at,
-            epsilon,
-            KV_HEADS,
-            DIM,
-            HALF,
-            SECOND,
-            BLOCK_H,
-            BLOCK_D,
+            x, k_head, k_weight, k_at, cos_at, sin_at, epsilon, KV_HEADS, DIM, HALF, SECOND, BLOCK_H, BLOCK_D,
             BLOCK_REST,
-        )
+        )  # fmt: skip
     else:
         to = k_at + BLOCK_SIZE * (KV_HEADS * DIM)
         _copy(value + row * value_line, value_head, to, KV_HEADS, DIM, VALUE_DIM, BLOCK_H, BLOCK_V)
@@ -137,21 +82,9 @@ def rotate(
 
 @triton.jit
 def _rotate(
-    x,
-    stride,
-    weight,
-    out,
-    cos,
-    sin,
-    epsilon,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    SECOND: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-):
+    x, stride, weight, out, cos, sin, epsilon, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+    SECOND: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
     head, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
     inside, within = (head < HEADS) & (d < HALF), d < HALF
     first = tl.load(x + head * stride + d, mask=inside, other=0.0).to(tl.float32)
@@ -182,15 +115,9 @@ def _rotate(
 
 @triton.jit
 def _copy(
-    x,
-    stride,
-    out,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    X_DIM: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    x, stride, out, HEADS: tl.constexpr, DIM: tl.constexpr, X_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Heads of X_DIM to heads of DIM, filled up with zeros."""
     head, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
     values = tl.load(x + head * stride + d, mask=(head < HEADS) & (d < X_DIM), other=0.0)
@@ -199,22 +126,9 @@ def _copy(
 
 @triton.jit
 def store(
-    key,
-    value,
-    pool,
-    lines,
-    key_line,
-    key_head,
-    value_line,
-    value_head,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    key, value, pool, lines, key_line, key_head, value_line, value_head, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Each row's key and value, strided as in :func:`rotate`, to its line of the cache [.., KV_HEADS, HEAD_DIM].
 
     Values of VALUE_DIM < HEAD_DIM are filled up with zeros.

@@ -59,7 +59,7 @@ class Tiles:
     `large`: for products of more than 128 rows; empty: `products`. `together`: replace tiles with the same number of
     rows if all programs run at once with these only. `cut`: replace tiles of 128 columns for 97 to 128 rows, if K has
     several parts: one for narrow weights with short parts, one for the others. `enough`: programs from which on a
-    larger tile of `large` is chosen.
+    larger tile of `large` is chosen. `around`: of :func:`.second.norm_convolve`, its columns groups; affects bits.
 
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
@@ -76,6 +76,7 @@ class Tiles:
     together: tuple[ProductTile, ...] = ()
     cut: tuple[ProductTile, ...] = ()
     enough: int = _ENOUGH
+    around: ProductTile = ProductTile(16, 4, 256, 4, 5)
 
     def product(self, rows: int, columns: int, depth: int) -> ProductTile:
         """The largest tile that leaves enough programs, or else the smallest."""
@@ -112,6 +113,7 @@ _FLOAT32 = Tiles(
     keys=64,
     chunk=64,
     precision="tf32x3",
+    around=ProductTile(16, 4, 64, 4, 3),
 )
 _HALF = Tiles(
     products=(
