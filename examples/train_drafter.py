@@ -3,8 +3,8 @@
     python examples/train_drafter.py --target models/tiny-py-lm --text /path/to/cpython/Lib --out DIR [--kind dflash]
 
 It runs in PyTorch, on a CPU or a GPU. The target is frozen, and the drafter shares its embedding and head. The text is
-cut into windows. A share of them keeps only its beginning and is continued by the target (`--generated`), since the
-target's own text is what will be drafted.
+cut into windows. A share of those in a batch was written by the target but for its beginning (`--generated`), which is
+taken from anywhere in the text, since the target's own text is what will be drafted.
 
 EAGLE-3 (Li et al., arXiv:2503.01840) trains with its training-time test. The head runs `--steps` times over each
 window, from the second time on with its own states instead of the target's. Each time it is compared with the target's
@@ -54,7 +54,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Cache
+from transformers.cache_utils import DynamicLayer
 
 from specdec_hal.bench.chart import Panel, drawing
 from specdec_hal.engine.progress import progress_bar
@@ -86,6 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--generated", type=float, default=0.5, help="share of windows that the target continues")
     parser.add_argument("--pool", type=int, default=1024, help="windows that the target continues in all")
     parser.add_argument("--write-batch", type=int, help="of them at once (16 on a CPU, 512 on a GPU)")
+    parser.add_argument("--kept", type=int, help="tokens of the text that such a window begins with (an eighth)")
     parser.add_argument("--minutes", type=float, help="of everything, by the clock (20 without --max-steps)")
     parser.add_argument("--max-steps", type=int, help="optimizer's steps, which then set the learning rate")
     parser.add_argument("--every", type=int, help="steps between evaluations (100 on a CPU, 1000 on a GPU)")
@@ -96,6 +98,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=0.8, help="weight of an iteration over that of the previous one")
     parser.add_argument("--depth", type=int, default=4, help="layers of a DFlash drafter")
     parser.add_argument("--ffn", type=int, help="width of a drafter's MLP (the target's)")
+    parser.add_argument("--heads", type=int, nargs=2, help="of attention, and of its keys and values (the target's)")
+    parser.add_argument("--no-lm-head", action="store_true", help="leave out rows that the target lends, to save space")
+    parser.add_argument("--dtype", default="float32", help="of the target, such as bfloat16")
     parser.add_argument("--block", type=int, default=8, help="rows of a block, the known token included")
     parser.add_argument("--anchors", type=int, default=32, help="blocks in a window")
     parser.add_argument("--from-anchor", action="store_true", help="the known token's row gives a draft too")
@@ -110,6 +115,7 @@ def arguments() -> argparse.Namespace:
     for name in ("minutes", "max_steps", "every", "window", "batch"):
         if (value := getattr(args, name)) is not None and value <= 0:
             parser.error(f"--{name.replace('_', '-')}: expected a number above 0, got {value}")
+    args.kept = min(args.kept or args.window // 8, args.window)
     if args.kind != "eagle3" and args.anchors > args.window - args.block:
         most = args.window - args.block
         parser.error(f"--anchors: expected at most --window - --block = {most} blocks in a window, got {args.anchors}")
@@ -258,7 +264,7 @@ class Eagle3(Drafter):
 
     def compared(self, embed: nn.Module, x: Tensor, taps: list[Tensor], training: bool) -> Iterator[Drafted]:
         """Draft logits, the positions whose target distribution they should have, and their weight."""
-        for i, drafts in enumerate(self(embed(x), taps, self.steps if training else 4)):
+        for i, drafts in enumerate(self(embed(x).float(), taps, self.steps if training else 4)):
             length = x.shape[1] - 1 - i
             positions = torch.arange(1 + i, x.shape[1], device=x.device).expand(len(x), length)
             yield drafts[:, :length], positions, self.decay**i
@@ -338,7 +344,7 @@ class DFlash(Drafter):
         rows = torch.arange(block, device=x.device)
         positions = (anchors[..., None] + rows).flatten(1)  # [B, A * block]
         ids = torch.where(rows == 0, x.gather(1, positions).view(size, -1, block), self.mask).flatten(1)
-        y, seen = embed(ids), torch.arange(length, device=x.device).expand(size, length)
+        y, seen = embed(ids).float(), torch.arange(length, device=x.device).expand(size, length)
         hidden = torch.where(seen[:, None] < anchors.repeat_interleave(block, 1)[..., None], 0.0, -math.inf)[:, None]
         for layer in self.layers:
             attention = layer["self_attn"]
@@ -460,6 +466,23 @@ KINDS = {
 """By `--kind`: the drafter, and the name of its class in `speculators`."""
 
 
+class Reserved(DynamicLayer):
+    """Keys and values of a layer, written into memory for `size` positions: no token copies those before it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.memory = size, list[Tensor]()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values [B, heads, positions, head_dim], with the new ones."""
+        new, begin, self.is_initialized = (key_states, value_states), self.get_seq_length(), True
+        self.memory = self.memory or [x.new_empty(*x.shape[:2], self.size, x.shape[3]) for x in new]
+        for memory, rows in zip(self.memory, new, strict=True):
+            memory[:, :, begin : begin + rows.shape[2]] = rows
+        self.keys, self.values = (memory[:, :, : begin + key_states.shape[2]] for memory in self.memory)
+        return self.keys, self.values
+
+
 class Trainer:
     """A frozen target, its drafter, and windows of text."""
 
@@ -481,7 +504,7 @@ class Trainer:
             self.train, self.held = self._windows([] if config.bos_token_id is None else [config.bos_token_id])
         else:
             self.train, self.held = (part.long() for part in stored["text"])
-        self.target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).to(self.device).eval()
+        self.target = AutoModelForCausalLM.from_pretrained(args.target, dtype=args.dtype).to(self.device).eval()
         self.target.requires_grad_(False)
         config = self.target.config
         depth = config.num_hidden_layers
@@ -496,8 +519,11 @@ class Trainer:
         size = min(args.draft_vocab if args.kind == "eagle3" else config.vocab_size, config.vocab_size)
         ids = counts.argsort(descending=True, stable=True)[:size].sort().values.to(self.device)
         self.covered = float(counts[ids.cpu()].sum() / counts.sum())
-        config.intermediate_size = args.ffn or config.intermediate_size  # of a new layer; the target is loaded
-        self.head = KINDS[args.kind][0](config, ids, self.target.lm_head.weight, args).to(self.device)
+        # Of a new layer; the target is loaded.
+        config.intermediate_size, config.head_dim = args.ffn or config.intermediate_size, head_dim(config)
+        heads = args.heads or (config.num_attention_heads, config.num_key_value_heads)
+        config.num_attention_heads, config.num_key_value_heads = heads
+        self.head = KINDS[args.kind][0](config, ids, self.target.lm_head.weight.float(), args).to(self.device)
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.step, self.history, self.losses = 0, list[dict[str, Any]](), list[tuple[int, float]]()
         self.share = self.own = self.train[:0]
@@ -578,28 +604,23 @@ class Trainer:
         return torch.tensor(out[:limit])
 
     @torch.no_grad()
-    def continued(self, windows: Tensor, share: float, progress: Progress) -> Tensor:
-        """The windows with all but their first eighth written by the target: half of them greedily.
+    def continued(self, starts: Tensor, share: float, progress: Progress) -> Tensor:
+        """Windows that begin with these tokens [n, kept], the rest written by the target: half of them greedily.
 
-        Fewer windows if this share of the time passes first.
+        A text that ends goes on after its end. Fewer windows if this share of the time passes first.
         """
-        args, parts = self.args, [windows[:0]]
-
-        def late(ids: Tensor, scores: Any, **_: Any) -> Tensor:
-            return torch.full((len(ids),), self.budget.over(share), device=ids.device)
-
-        for i, part in enumerate(windows.split(args.write_batch or (16 if self.device.type == "cpu" else 512))):
-            kept = part[:, : args.window // 8].to(self.device)
-            sampling = {"do_sample": True, "temperature": 0.8} if i % 2 else {"do_sample": False}
-            new = args.window - kept.shape[1]
-            made = self.target.generate(
-                kept, attention_mask=torch.ones_like(kept), max_new_tokens=new, min_new_tokens=new,
-                stopping_criteria=[late], **sampling,
-            )  # fmt: skip
-            if made.shape[1] < args.window:
-                break
-            parts.append(made.cpu())
-            progress(sum(map(len, parts)), len(windows), "windows written by the target")
+        args, parts = self.args, [starts.new_empty(0, self.args.window)]
+        for i, start in enumerate(starts.split(args.write_batch or (16 if self.device.type == "cpu" else 512))):
+            cache = Cache(layers=[Reserved(args.window) for _ in self.target.model.layers])
+            made = [start.to(self.device)]
+            for _ in range(args.window - args.kept):
+                if self.budget.over(share):
+                    return torch.cat(parts)
+                logits = self.target(made[-1], past_key_values=cache, logits_to_keep=1).logits[:, -1]
+                sampled = i % 2 and (logits.float() / 0.8).softmax(-1).multinomial(1)
+                made.append(sampled if i % 2 else logits.argmax(-1, keepdim=True))
+            parts.append(torch.cat(made, 1).cpu())
+            progress(sum(map(len, parts)), len(starts), "windows written by the target")
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -636,7 +657,7 @@ class Trainer:
         taps, logits = self.features(x)
         known = torch.isin(logits.argmax(-1), self.head.ids)
         every = len(self.head.ids) == logits.shape[-1]
-        wanted = (logits if every else logits[..., self.head.ids]).softmax(-1)
+        wanted = (logits if every else logits[..., self.head.ids]).float().softmax(-1)
         total = torch.zeros((), device=self.device)
         with torch.autocast(self.device.type, torch.bfloat16):
             for drafts, at, weight in self.head.compared(self.target.get_input_embeddings(), x, taps, True):
@@ -680,11 +701,12 @@ class Trainer:
         """The target's own text, and first weights."""
         args, text = self.args, self.train.numel()
         say(f"text {text} tokens, draft vocabulary covers {self.covered:.4f} of them")
-        order, self.own = torch.randperm(len(self.train)), self.held[:16]
         if args.generated:
-            self.own = self.continued(self.own, OWN, progress)
+            self.own = self.continued(self.held[:16, : args.kept], OWN, progress)
             if len(self.own):  # else the target is too slow to write more
-                self.share = self.continued(self.train[order[: args.pool]], CONTINUED, progress)
+                begins = torch.randint(text - args.kept + 1, (args.pool, 1))
+                starts = self.train.flatten()[begins + torch.arange(args.kept)]
+                self.share = self.continued(starts, CONTINUED, progress)
             if len(self.share) == 0:
                 say("the target wrote no window in its share of the time: the text alone is trained on")
         warm = self._start()
@@ -733,7 +755,7 @@ class Trainer:
         stored = {} if self.args.random or not file.exists() else load_file(file)
         with torch.no_grad():
             x = self.train[:4].to(self.device)
-            embedded, (taps, _) = self.target.get_input_embeddings()(x), self.features(x)
+            embedded, (taps, _) = self.target.get_input_embeddings()(x).float(), self.features(x)
         final = self.target.model.norm.weight
         own = {name: value.float().to(self.device) for name, value in stored.items()}
         return self.head.start(own, f"model.layers.{config.num_hidden_layers}.", final, embedded, taps)
@@ -760,7 +782,7 @@ class Trainer:
         if len(ids) < config.vocab_size:
             tensors["d2t"] = ids - torch.arange(len(ids))
             tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-            tensors["lm_head.weight"] = head.lm_head.half().cpu().contiguous()
+            tensors |= {} if self.args.no_lm_head else {"lm_head.weight": head.lm_head.half().cpu().contiguous()}
         save_file(tensors, out / "model.safetensors", {"format": "pt"})
         layer = {
             "model_type": "llama" if self.args.kind == "eagle3" else "qwen3",

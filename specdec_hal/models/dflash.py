@@ -289,6 +289,6 @@ def dflash_shapes(config: DFlashConfig) -> tuple[Shapes, Shapes]:
         for name in ("predecessor_codebook", "successor_codebook"):
             shapes[f"candidate_selector.{name}"] = (config.vocab_size, rank)
         shapes["candidate_selector.hidden_projection.weight"] = (rank, d)
-    if config.draft_vocab_size == config.vocab_size:
-        return shapes, {**optional, **head}
-    return {**shapes, **head, "d2t": maps["d2t"]}, optional
+    if config.draft_vocab_size < config.vocab_size:
+        shapes["d2t"] = maps["d2t"]
+    return shapes, {**optional, **head}

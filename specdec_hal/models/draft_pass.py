@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from specdec_hal.models.attention import Layer
 from specdec_hal.models.batch import check_rows
 from specdec_hal.models.dflash import DFlashConfig
-from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config
+from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config, rows_of_head
 from specdec_hal.models.paged import PagedStore, Placed, launchers, on_torch
 from specdec_hal.models.rope import rotations
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, TargetModel
@@ -161,7 +161,10 @@ class DraftPass(PagedPass):
         super().__init__(model, self._kinds, blocks, drafts)
         self.config, self.state_width, self.width = config, config.hidden_size, config.hidden_size
         self._tensors = {name: self._upload(array) for name, array in weights.tensors.items()}
-        self.draft_ids = weights.draft_ids
+        self.draft_ids = ids = weights.draft_ids
+        if ids is not None and "lm_head.weight" not in self._tensors:
+            rows = rows_of_head(lambda x: self._logits(self._rows(x)), model.config.hidden_size, ids)
+            self._tensors["lm_head.weight"] = self._upload(rows)
         self._layers = [self._layer(i) for i in range(config.num_hidden_layers)]
         turns = rotations(config, blocks.positions)
         if self._launcher is not None:  # cosines and sines

@@ -24,7 +24,7 @@ unexpected tensor or shape.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -57,6 +57,7 @@ from specdec_hal.models.weights import (
     widened,
 )
 from specdec_hal.plugin.model import TargetModel
+from specdec_hal.tensors.views import download
 
 Kind = Literal["eagle3", "peagle", "dflash", "dspark", "mtp", "assistant", "draft_model"]
 PICKLED = "pytorch_model.bin"
@@ -189,7 +190,7 @@ class Eagle3Weights:
     """A head, float32. F: features times their size; P, layers: :mod:`specdec_hal.models.layout`."""
 
     embedding: Array | None  # [V, D]; None: the target's
-    head: Array | None  # [D, Vd]; None: the target's
+    head: Array | None  # [D, Vd]; None: the target's, of the draft vocabulary
     draft_ids: npt.NDArray[np.int64] | None  # [Vd], the target's id of each draft id; None: the same
     fc: Array  # [F, D]
     feature_norms: tuple[Array, ...]  # none, [F], or of each feature
@@ -352,12 +353,12 @@ def eagle3_shapes(config: Eagle3Config) -> tuple[Shapes, Shapes]:
         shapes |= {f"fc_norm.{i}.weight": (config.feature_size,) for i in range(len(config.taps))}
     if config.parallel:
         shapes["mask_hidden"] = (1, 1, features)
-    full, head = config.draft_vocab_size == config.vocab_size, {"lm_head.weight": (config.draft_vocab_size, d)}
-    maps: Shapes = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
-    optional: Shapes = {"embed_tokens.weight": (config.vocab_size, d)}
-    if full:
-        return shapes, {**optional, **head, **maps}
-    return {**shapes, **head, "d2t": maps.pop("d2t")}, {**optional, **maps}
+    if config.draft_vocab_size < config.vocab_size:
+        shapes["d2t"] = (config.draft_vocab_size,)
+    lent: Shapes = {"embed_tokens.weight": (config.vocab_size, d), "lm_head.weight": (config.draft_vocab_size, d)}
+    if d != config.feature_size:  # the target's have another width
+        shapes, lent = {**shapes, **lent}, {}
+    return shapes, {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,), **lent}
 
 
 def read_eagle3_weights(folder: str | Path, config: Eagle3Config) -> Eagle3Weights:
@@ -385,6 +386,15 @@ def read_drafter_weights(folder: str | Path, shapes: tuple[Shapes, Shapes], conf
     if config.tie_word_embeddings and "embed_tokens.weight" in tensors:
         tensors.setdefault("lm_head.weight", tensors["embed_tokens.weight"])
     return DrafterWeights(tensors, draft_ids(stored, config.vocab_size))
+
+
+def rows_of_head(logits: Callable[[Array], Any], width: int, ids: npt.NDArray[np.int64]) -> Array:
+    """The rows of a target's head for these ids, float32 [n, D], by its `logits` of unit vectors.
+
+    A head with a smaller vocabulary and no rows of its own has these, as in `speculators`.
+    """
+    some = np.split(np.eye(width, dtype=np.float32), range(64, width, 64))
+    return np.ascontiguousarray(np.concatenate([np.asarray(download(logits(x)))[:, ids] for x in some]).T)
 
 
 _MAPS = ("d2t", "t2d")

@@ -30,6 +30,7 @@ from specdec_hal.models.drafter import (
     eagle3_shapes,
     read_drafter_weights,
     read_eagle3_weights,
+    rows_of_head,
 )
 from specdec_hal.models.llama import Llama
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, TargetModel
@@ -68,6 +69,8 @@ class LlamaEagle3:
                 head._embedding = head._upload(weights.embedding)
             if weights.head is not None:
                 head._head = head._weight(weights.head)
+            elif (ids := weights.draft_ids) is not None:
+                head._head = head._weight(rows_of_head(model.compute_logits, config.hidden_size, ids).T)
             self._fc = head._weight(weights.fc)
             self._feature_norms = [head._upload(norm) for norm in weights.feature_norms]
             self._hidden_norm = head._upload(weights.hidden_norm)

@@ -15,8 +15,9 @@ import pytest
 
 from specdec_hal.cli import main
 from specdec_hal.models import load_model
+from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.dflash import dflash_shapes, read_dflash
-from specdec_hal.models.drafter import Blocks, read_drafter_weights, target_of
+from specdec_hal.models.drafter import Blocks, read_drafter_weights, read_eagle3, read_eagle3_weights, target_of
 from specdec_hal.plugin.model import ForwardBatch, Segment
 from tests.support.scripts import ROOT, script
 
@@ -162,6 +163,30 @@ def test_drafts_of_dflash_2(tool: Any, tmp_path: Path, monkeypatch: pytest.Monke
             ours = block.host_draft_logits(number, [0], given[-1:]).numpy()[0]
             assert np.isfinite(ours).sum() == 16
             np.testing.assert_allclose(ours, logits[0, i].numpy(), atol=5e-3)
+
+
+def test_windows_are_what_the_target_writes(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the library's own generator: greedy, and another batch that is sampled."""
+    import torch
+
+    made = trainer(tool, monkeypatch, tmp_path, "--max-steps", "1", "--kept", "5", "--write-batch", "3")
+    starts = made.held[:6, :5]
+    with tool.Progress() as progress:
+        windows = made.continued(starts, 1.0, progress)
+    wanted = made.target.generate(starts, attention_mask=torch.ones_like(starts), max_new_tokens=11, do_sample=False)
+    assert windows.shape == wanted.shape == (6, 16)
+    assert torch.equal(windows[:3], wanted[:3]) and torch.equal(windows[3:, :5], starts[3:])
+    assert not torch.equal(windows[3:], wanted[3:])
+
+
+def test_a_head_of_its_own_size(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--max-steps", "1", "--heads", "2", "1", "--ffn", "64", "--layers", "3", "6", "--no-lm-head", "--random"]
+    trainer(tool, monkeypatch, tmp_path, *options, "--generated", "0").run()
+    config = read_eagle3(tmp_path, read_config(ROOT / "models/tiny-py-lm"))
+    weights = read_eagle3_weights(tmp_path, config)
+    assert config.taps == (3, 6) and weights.head is None and weights.draft_ids is not None
+    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (2, 1, 64)
+    assert weights.layers[0].qkv.shape == (512, 4 * 64)
 
 
 def test_the_minutes_end_everything(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from specdec_hal.errors import ArgumentError, CheckpointError, UnsupportedError
 from specdec_hal.models import load_model
-from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.checkpoint import WEIGHTS, read_config
 from specdec_hal.models.drafter import (
     Blocks,
     drafter_kind,
@@ -28,6 +29,7 @@ from tests.support.drafters import Head
 from tests.support.eagle3 import make_head
 from tests.support.history_model import HistoryModel
 from tests.support.llama_oracle import oracle, stored
+from tests.support.scripts import ROOT
 
 TOKENS = np.random.default_rng(5).integers(0, 131, 24)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -138,23 +140,36 @@ def test_numbering(target: Path, tmp_path: Path) -> None:
         assert read_eagle3(head.write_original(tmp_path / str(number), **changes), llama).taps == taps
 
 
-def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
-    """Embedding and head, where the vocabulary is whole."""
-    head = make_head(draft_vocab_size=131)
+@pytest.mark.parametrize("framework", ["paddle", pytest.param("transformers", marks=pytest.mark.torch)])
+@pytest.mark.parametrize("vocabulary", [131, 70])
+def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path, framework: str, vocabulary: int) -> None:
+    """Embedding and head, of a smaller vocabulary its tokens' rows."""
+    if framework == "transformers":
+        pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
+    head = make_head(draft_vocab_size=vocabulary)
     folder = head.write_speculators(tmp_path / "head", ("embed_tokens.weight", "lm_head.weight"))
     config = read_eagle3(folder, read_config(target))
     weights = read_eagle3_weights(folder, config)
-    assert weights.embedding is None and weights.head is None and weights.draft_ids is None
-    model = load_model(target)
+    assert weights.embedding is None and weights.head is None
+    model = load_model(target, framework)
     model.allocate(1, 32)
     module = eagle3_head(model, config, folder, Blocks(1, 32))
     given = features(target, TOKENS[:8], head.taps)
     states = module.fuse({tap: rows.astype(np.float32) for tap, rows in given.items()})
     rows = module.forward(ForwardBatch(TOKENS[1:8], [Segment(0, 0, 7, 0)]), states[:7])
     shared = stored(target)["model.embed_tokens.weight"]
-    head.tensors |= {"embed_tokens.weight": shared, "lm_head.weight": shared}
+    head.tensors |= {"embed_tokens.weight": shared, "lm_head.weight": shared[head.ids]}
     expected, _ = head.run(TOKENS[1:8], head.states(np.concatenate([given[t][:7] for t in head.taps], -1)))
+    expected = expected[:, head.ids]
     np.testing.assert_allclose(module.compute_logits(rows).numpy(), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "lm_head.weight"])
+def test_a_head_of_another_width_has_its_own(target: Path, tmp_path: Path, name: str) -> None:
+    head = make_head(**VARIANTS["narrower than the target"])
+    folder = head.write_speculators(tmp_path / "head", (name,))
+    with pytest.raises(CheckpointError, match=f"none of {name}"):
+        read_eagle3_weights(folder, read_eagle3(folder, read_config(target)))
 
 
 SLIDES = ["sliding_attention"]
@@ -207,7 +222,7 @@ def broken(head: Head, what: str) -> tuple[str, ...]:
         tensors["d2t"][-1] = 100
     elif what == "twice":
         tensors["d2t"][1:] -= tensors["d2t"][1] - tensors["d2t"][0] + 1
-    return {"d2t": ("d2t", "t2d"), "head": ("lm_head.weight",), "norm": ("layers.0.hidden_norm.weight",)}.get(what, ())
+    return {"d2t": ("d2t", "t2d"), "norm": ("layers.0.hidden_norm.weight",)}.get(what, ())
 
 
 @pytest.mark.parametrize(
@@ -220,7 +235,6 @@ def broken(head: Head, what: str) -> tuple[str, ...]:
         ("outside", r"d2t\[i\] \+ i in 0\.\.130"),
         ("twice", "another target token for each entry of d2t"),
         ("d2t", "none of d2t"),
-        ("head", r"none of lm_head\.weight"),
         ("norm", r"none of layers\.0\.hidden_norm\.weight"),
     ],
 )
@@ -229,6 +243,14 @@ def test_wrong_tensors_are_refused(target: Path, tmp_path: Path, what: str, mess
     folder = head.write_speculators(tmp_path / "head", broken(head, what))
     with pytest.raises(CheckpointError, match=message):
         read_eagle3_weights(folder, read_eagle3(folder, read_config(target)))
+
+
+def test_the_head_of_smollm2() -> None:
+    folder = ROOT / "models/smollm2-135m-eagle3"
+    config = read_eagle3(folder, SimpleNamespace(vocab_size=49152, hidden_size=576, num_hidden_layers=30))
+    weights = read_eagle3_weights(folder, config)
+    assert weights.head is None and weights.draft_ids is not None and len(weights.draft_ids) == 8192
+    assert config.taps == (10, 20, 29) and (folder / WEIGHTS).stat().st_size < 4e6
 
 
 def test_kinds(tmp_path: Path, target: Path) -> None:

@@ -50,7 +50,7 @@ def layers(kind: str, **changes: Any) -> Any:
 
 
 def write(model: Any, target: Path, folder: Path) -> None:
-    """Random weights, the target's embedding, and every other token as a smaller draft vocabulary."""
+    """Random weights, the target's embedding, and every other token as a smaller draft vocabulary, without its rows."""
     torch.manual_seed(3)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -58,12 +58,12 @@ def write(model: Any, target: Path, folder: Path) -> None:
             if weight.ndim > 1 and "embed" not in name:
                 weight /= weight.shape[-1] ** 0.5
         model.embed_tokens.weight.copy_(torch.as_tensor(stored(target)["model.embed_tokens.weight"]))
-        if model.d2t is None:
-            model.lm_head.weight.copy_(model.embed_tokens.weight)  # the target's
-        else:
+        model.lm_head.weight.copy_(model.embed_tokens.weight[:: 1 if model.d2t is None else 2])  # the target's
+        if model.d2t is not None:
             model.d2t.copy_(torch.arange(len(model.d2t)))
             model.t2d[::2] = True
-    model.eval().save_pretrained(folder)
+    kept = {name: value for name, value in model.state_dict().items() if model.d2t is None or name != "lm_head.weight"}
+    model.eval().save_pretrained(folder, state_dict=kept)
 
 
 def speculator(kind: str, **changes: Any) -> Any:

@@ -20,7 +20,7 @@ from tests.support.committed_drafters import acceptance_of
 from tests.support.drafters import perfect
 from tests.support.eagle3 import PROMPTS, decode, make_runner
 from tests.support.history_model import HistoryModel
-from tests.support.llama_oracle import oracle
+from tests.support.llama_oracle import oracle, stored
 
 FRAMEWORKS = ["paddle", pytest.param("transformers", marks=pytest.mark.torch)]
 
@@ -62,11 +62,11 @@ def test_drafts_are_those_without_a_cache(
     exact = {**head.tensors, "lm_head.weight": head.tensors["lm_head.weight"][ids]}
     exact |= {f"fc_norm.{i}.weight": np.ones(16) for i in range(3)} if options else {}
     head.tensors = {name: value + 0.05 * generator.standard_normal(value.shape) for name, value in exact.items()}
-    head.tensors["d2t"] = ids - np.arange(9)
+    head.tensors |= {"d2t": ids - np.arange(9), "lm_head.weight": stored(target)["lm_head.weight"][ids]}
     kind = {"speculators_model_type": "peagle", "mask_token_id": mask} if mask is not None else {}
     if mask is not None:
         head.tensors["mask_hidden"] = generator.standard_normal((1, 1, head.features))
-    folder = head.write_speculators(tmp_path / "head", **kind)
+    folder = head.write_speculators(tmp_path / "head", ("lm_head.weight",), **kind)
     passes, name = 0, "forward_device" if framework == "device" else "forward"
 
     def counting_head(*args: Any) -> Any:
