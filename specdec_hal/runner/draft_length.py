@@ -72,7 +72,7 @@ PROPOSAL_SPREAD = 0.05
 """Weight of :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` in the cost of a host proposer."""
 
 
-class _Counts:
+class Counts:
     """Decayed counts [..., 2 K + 4]: steps with drafts allowed, and found; drafts verified and accepted, at all
     positions but the first, and by position.
     """
@@ -90,7 +90,7 @@ class _Counts:
         Positions after a rejected draft carry no information.
         """
         values = np.zeros((k + 1, k + 1, 2 * k + 4))
-        counts, (drafted, accepted, at) = _Counts(values), np.ogrid[: k + 1, : k + 1, :k]
+        counts, (drafted, accepted, at) = Counts(values), np.ogrid[: k + 1, : k + 1, :k]
         counts.asked[:], counts.found[1:] = 1, 1
         counts.accepted[:] = at < accepted
         counts.verified[:] = (at < accepted) | ((at == accepted) & (accepted < drafted))
@@ -105,8 +105,8 @@ class DraftLengths:
     """Chooses the draft length of every request between 0 and `k`. Requests are rows of arrays, see :meth:`rows`."""
 
     def __init__(self, k: int) -> None:
-        self._k, self._of_step = k, _Counts.of_step(k)
-        self._steps, self._plain_steps = Cost(), Cost()
+        self._k, self._of_step = k, Counts.of_step(k)
+        self.steps, self._plain_steps = Cost(), Cost()
         """Of steps with drafts, and without."""
         self._proposals = Cost(PROPOSAL_SPREAD, of_steps=False)
         self._known: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -117,17 +117,17 @@ class DraftLengths:
         self._until_plain = self._interval = FIRST_PLAIN
         self._plain = self._settling = 0
         """Steps that wait for one without drafts, and then for one with drafts."""
-        self._requests = np.zeros(0, [(name, np.int64) for name in ("kind", "limit", "pause", "next_pause")])
+        self.requests = np.zeros(0, [(name, np.int64) for name in ("kind", "limit", "pause", "next_pause")])
         """The kind of the next step: 1 after a fully accepted one; the most drafts in it; remaining steps without
         drafts; the next pause.
         """
-        self._seen: Floats = np.zeros((0, 2 * k + 4))
+        self.seen: Floats = np.zeros((0, 2 * k + 4))
         """Counts of a request in steps of either kind, at twice its row and after it."""
         self.forget()
 
     def forget(self) -> None:
         """Forget acceptance, for later requests."""
-        self._pooled: Floats = np.zeros((2, 2 * self._k + 4))
+        self.pooled: Floats = np.zeros((2, 2 * self._k + 4))
         """Counts of all requests, in steps of either kind."""
         self._rest, self._next_rest = 0, FIRST_REST
         """Steps left without a choice, and the most of the next rest."""
@@ -150,11 +150,11 @@ class DraftLengths:
 
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
-        return np.zeros(len(rows), np.int64) if self._plain else self._requests["limit"][rows]
+        return np.zeros(len(rows), np.int64) if self._plain else self.requests["limit"][rows]
 
     def retry(self) -> None:
         """Let every request draft in its next step."""
-        limits = self._requests["limit"]
+        limits = self.requests["limit"]
         limits[limits == 0] = min(PROBE, self._k)
 
     def proposed(self, longest: int, seconds: float) -> None:
@@ -199,11 +199,11 @@ class DraftLengths:
         if seconds is not None:
             if self._is_plain(plain, len(rows), seconds):
                 return
-            (self._plain_steps if plain else self._steps).add(total, seconds, len(rows))
-        elif not self._steps and not self._plain_steps:
+            (self._plain_steps if plain else self.steps).add(total, seconds, len(rows))
+        elif not self.steps and not self._plain_steps:
             return
         self._slots = len(rows)
-        known = self._requests
+        known = self.requests
         asked = known["limit"][rows] > 0
         self._idle = 0 if asked.any() else self._idle + 1
         if not asked.all():
@@ -224,7 +224,7 @@ class DraftLengths:
             return
         self._refresh()
         self._retrying = False
-        best = known["limit"][rows] = self._best(self._seen[2 * rows + kind], kind.astype(np.int64))
+        best = known["limit"][rows] = self._best(self.seen[2 * rows + kind], kind.astype(np.int64))
         stopped, tried, pause = best == 0, drafted > 0, known["next_pause"][rows]
         known["pause"][rows[stopped]] = pause[stopped]
         waits = np.minimum(np.maximum(np.where(stopped, pause * 2, pause // 2), FIRST_PAUSE), LONGEST_PAUSE)
@@ -232,7 +232,7 @@ class DraftLengths:
 
     def _retry_after(self) -> float:
         """Steps until one of requests that all draft nothing may draft again: all pay for the rows of its drafts."""
-        plain, start = self._plain_steps(0, self._slots), self._steps.line(self._slots).start
+        plain, start = self._plain_steps(0, self._slots), self.steps.line(self._slots).start
         return min(RETRY_STEPS * (start / plain - 1) / RETRY_SHARE, LONGEST_IDLE) if plain else 0
 
     def _is_plain(self, plain: bool, slots: int, seconds: float) -> bool:
@@ -256,43 +256,43 @@ class DraftLengths:
     def _count(self, rows: Ints, kinds: Ints, results: Floats) -> None:
         """Count results of requests' steps of these kinds."""
         seen = 2 * rows + kinds
-        self._seen[seen] = self._seen[seen] * REQUEST_DECAY + results
+        self.seen[seen] = self.seen[seen] * REQUEST_DECAY + results
         for kind in (0, 1):
             some = results[kinds == kind]
             weights = POOLED_DECAY ** np.arange(len(some), -1, -1)
-            self._pooled[kind] = weights[0] * self._pooled[kind] + (weights[1:, None] * some).sum(0)
+            self.pooled[kind] = weights[0] * self.pooled[kind] + (weights[1:, None] * some).sum(0)
 
     def _refresh(self) -> None:
         """Update the priors of requests: the acceptance of later drafts [2], and that by position [2, K]."""
-        counts = _Counts(self._pooled)
+        counts = Counts(self.pooled)
         self._usual = LATER_PRIOR.estimate(counts.accepted_later, counts.verified_later)
         self._every = Prior(self._usual[:, None], SHARED_STRENGTH).estimate(counts.accepted, counts.verified)
         self._every[:, 0] = FIRST_PRIOR.estimate(counts.accepted[:, 0], counts.verified[:, 0])
 
     def _new_row(self, request: Any, limit: int) -> int:
         if not self._free:
-            size = len(self._requests)
-            self._requests, self._seen = (
+            size = len(self.requests)
+            self.requests, self.seen = (
                 np.concatenate([some, np.zeros_like(some, shape=(more, *some.shape[1:]))])
-                for some, more in ((self._requests, size or 16), (self._seen, 2 * (size or 16)))
+                for some, more in ((self.requests, size or 16), (self.seen, 2 * (size or 16)))
             )
-            self._free += range(size, len(self._requests))
+            self._free += range(size, len(self.requests))
         row = self._free.pop()
         finalize(request, self._free.append, row).atexit = False
-        self._requests[row], self._seen[2 * row : 2 * row + 2] = (0, limit, 0, FIRST_PAUSE), 0
+        self.requests[row], self.seen[2 * row : 2 * row + 2] = (0, limit, 0, FIRST_PAUSE), 0
         return row
 
     def _limit_of_new(self) -> int:
-        if not self._steps and not self._plain_steps:
+        if not self.steps and not self._plain_steps:
             return min(PROBE, self._k)
         return int(self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))[0])
 
     def _best(self, seen: Floats, kinds: Ints) -> Ints:
         """The numbers of drafts that maximise tokens per second, of requests with these counts in such a step."""
-        found, gains = self._expect(_Counts(seen), kinds)
+        found, gains = self.expect(Counts(seen), kinds)
         order = np.argsort(-gains, axis=None, kind="stable")  # those of a request stay in their order
         request = order // self._k
-        start, slope = (self._steps or self._plain_steps).line(self._slots)
+        start, slope = (self.steps or self._plain_steps).line(self._slots)
         plain = self._plain_steps(0, self._slots) if self._plain_steps else start
         tokens = self._slots + gains.reshape(-1)[order].cumsum()
         taken = start + slope * found[request].cumsum()
@@ -304,7 +304,7 @@ class DraftLengths:
         count = best + 1 if speeds[best] > self._slots / plain else 0
         return np.bincount(request[:count], minlength=len(seen))
 
-    def _expect(self, seen: _Counts, kinds: Ints) -> tuple[Floats, Floats]:
+    def expect(self, seen: Counts, kinds: Ints) -> tuple[Floats, Floats]:
         """For the next drafts: the probabilities that there are any [n], and that each yields a token [n, K]."""
         here = Prior(self._usual[kinds], POOLED_STRENGTH).estimate(seen.accepted_later, seen.verified_later)
         found = Prior(1.0, POOLED_STRENGTH).estimate(seen.found, seen.asked)

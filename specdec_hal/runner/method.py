@@ -121,7 +121,7 @@ class DraftMethods:
         self, k: int, names: tuple[str, str], proposer: SwitchedProposer, samples: Callable[[Any], bool]
     ) -> None:
         self._names, self._proposer, self._samples = names, proposer, samples
-        self._lengths = [DraftLengths(k) for _ in names]
+        self.lengths = [DraftLengths(k) for _ in names]
         self._rows = np.zeros(0, [("cold", np.bool_), ("samples", np.bool_)])
         """By row: requests that the first method has not been fed, and those that sample."""
         self._rates: dict[tuple[bool, int], _Rates] = {}
@@ -139,7 +139,7 @@ class DraftMethods:
 
     def forget(self) -> None:
         """Forget acceptance, for later requests. Speeds are kept."""
-        for one in self._lengths:
+        for one in self.lengths:
             one.forget()
 
     @property
@@ -150,7 +150,7 @@ class DraftMethods:
     def begin(self, requests: Iterable[Any]) -> Ints:
         """As :meth:`DraftLengths.begin`: a request has the same row for every method."""
         requests = list(requests)
-        rows, _ = (one.begin(requests) for one in self._lengths)
+        rows, _ = (one.begin(requests) for one in self.lengths)
         if len(rows) and (more := int(rows.max()) + 1 - len(self._rows)) > 0:
             self._rows = np.append(self._rows, np.zeros(more, self._rows.dtype))
         self._kinds = None
@@ -160,11 +160,11 @@ class DraftMethods:
 
     def rows(self, requests: Iterable[Any]) -> Ints:
         """As :meth:`DraftLengths.rows`, of requests that have begun."""
-        return self._lengths[0].rows(requests)
+        return self.lengths[0].rows(requests)
 
     def limits(self, rows: Ints) -> Ints:
         """The most drafts that these requests get in their next step."""
-        return self._lengths[self._at].limits(rows)
+        return self.lengths[self._at].limits(rows)
 
     def send(self, rows: Ints, limits: Ints) -> None:
         """Send the proposer every slot's part for the first method: by row and most drafts [M]."""
@@ -194,7 +194,7 @@ class DraftMethods:
             rates = self._rates[of] = _Rates(KNOWN_PAUSE if alike else TRIAL)
         # Feeding the first method takes time that is not that of look-ups.
         mixed = self._at == 1 and not all_cold and float(rates.look_up) > 0
-        chosen = self._lengths[self._at].stepped(rows, drafted, accepted, None if mixed else seconds, narrow=narrow)
+        chosen = self.lengths[self._at].stepped(rows, drafted, accepted, None if mixed else seconds, narrow=narrow)
         if self._at == 0:
             rates.first.add(count + int(accepted.sum()), seconds)
         elif all_cold or not some_cold:
@@ -253,7 +253,7 @@ class DraftMethods:
 
     def _start(self, method: int) -> None:
         self._at, self._settling = method, SETTLING
-        self._lengths[method].retry()
+        self.lengths[method].retry()
 
 
 def _with(config: Config, **keys: Any) -> Config:

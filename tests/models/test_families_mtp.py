@@ -346,11 +346,11 @@ def test_step(tmp_path: Path, place: str, alone: bool) -> None:
     import torch
     from transformers import Step3p7Config
 
-    from specdec_hal.models.transformers.load import _decoder_class
+    from specdec_hal.models.transformers.load import decoder_class
 
     whole, own = write_step(tmp_path / "model", alone)
     config = Step3p7Config(quantization_config={"quant_method": "fp8"})
-    assert _decoder_class(config)[0] is type(whole), "quantised parts of another model are not loaded"
+    assert decoder_class(config)[0] is type(whole), "quantised parts of another model are not loaded"
     prompts = [np.random.default_rng(i).integers(3, VOCABULARY, size).tolist() for i, size in enumerate((2, 11, 19))]
     runner = make_runner(
         model=load(tmp_path / "model", place), runner={"max_num_seqs": 2, "prefill_chunk": 5, "max_model_len": 64},

@@ -11,6 +11,7 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
+from specdec_hal.proposers.draft_sampler import DraftSampler
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner
 from specdec_hal.runner.metrics import TimedStep
 from specdec_hal.runner.step_cost import Cost, Line
@@ -132,15 +133,14 @@ def test_steps_without_drafts_only_feed_a_drafter(
     assert runner.lengths is not None
     monkeypatch.setattr(runner.lengths, "limits", limits)
     monkeypatch.setattr(runner.lengths, "stepped", lambda *_, **__: True)
-    sampler: Any = runner.proposer._sampler  # type: ignore[attr-defined]
-    draw = sampler.draw
+    draw = DraftSampler.draw
 
     def drawing(*args: Any) -> Any:
         nonlocal drawn
         drawn += 1
         return draw(*args)
 
-    monkeypatch.setattr(sampler, "draw", drawing)
+    monkeypatch.setattr(DraftSampler, "draw", drawing)
     outputs = decode(runner, temperature=temperature, tokens=40)
     assert all(output.drafted == output.accepted > 10 for output in outputs)
     summary = runner.summary()

@@ -12,7 +12,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runner.draft_length import POOLED_DECAY, PROBE, REQUEST_DECAY, DraftLengths, _Counts
+from specdec_hal.runner.draft_length import POOLED_DECAY, PROBE, REQUEST_DECAY, Counts, DraftLengths
 from specdec_hal.runner.step_cost import Cost
 from tests.runner.conftest import make_runner
 
@@ -172,9 +172,9 @@ def test_lengths_are_those_with_the_most_tokens_per_second(seed: int) -> None:
         if not all(before) or not any(drafted) or not all(after):
             continue
         rows, choices = lengths.rows(requests), choices + 1
-        kinds = lengths._requests["kind"][rows]
-        found, gains = lengths._expect(_Counts(lengths._seen[2 * rows + kinds]), kinds)
-        line = lengths._steps.line(3)
+        kinds = lengths.requests["kind"][rows]
+        found, gains = lengths.expect(Counts(lengths.seen[2 * rows + kinds]), kinds)
+        line = lengths.steps.line(3)
 
         def speed(limits: Any, found: Any = found, gains: Any = gains, line: Any = line) -> float:
             drafts = sum(gains[at, :most].sum() for at, most in enumerate(limits))
@@ -191,14 +191,14 @@ def test_counts_decay_and_are_kept_by_kind() -> None:
     (row,) = lengths.rows([one])
     seen, pooled = np.zeros((2, 8)), np.zeros((2, 8))
     for (drafted, accepted), kind in zip(results, kinds, strict=True):
-        lengths._requests["limit"][row] = 2
+        lengths.requests["limit"][row] = 2
         stepped(lengths, [one], [drafted], [accepted], 1.0)
         first, second = float(accepted > 0), float(accepted > 1)
         verified = float(accepted > 0 and drafted > 1)
         result = np.array([1, 1, verified, second, 1, verified, first, second])
         seen[kind], pooled[kind] = seen[kind] * REQUEST_DECAY + result, pooled[kind] * POOLED_DECAY + result
-    np.testing.assert_allclose(lengths._seen[2 * row : 2 * row + 2], seen)
-    np.testing.assert_allclose(lengths._pooled, pooled)
+    np.testing.assert_allclose(lengths.seen[2 * row : 2 * row + 2], seen)
+    np.testing.assert_allclose(lengths.pooled, pooled)
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:

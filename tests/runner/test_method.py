@@ -286,7 +286,7 @@ def test_look_ups_are_timed_without_what_feeding_takes() -> None:
     loop = Loop(4)
     for _ in range(200):
         loop.step(5.0, 1.0, 1.0)
-    (lengths,), added = [loop.methods._lengths[1]], list[float | None]()
+    (lengths,), added = [loop.methods.lengths[1]], list[float | None]()
     lengths.stepped = lambda *given, **_: bool(added.append(given[3]))  # type: ignore[method-assign]
     seen = {loop.step(5.0, 1.7, 1.0): loop.proposer.mode for _ in range(600)}
     assert seen[1.7] == "feed" and {1.0, None} == set(added)

@@ -116,7 +116,7 @@ def load_decoder(
         raise BackendUnavailableError(f"{path}: expected the package gguf, which reads such files, got none; {_GGUF}")
     try:
         whole = _read_config(where, **options)
-        architecture, config = (_wrapper_class(whole), whole) if wrapper else _decoder_class(whole)
+        architecture, config = (_wrapper_class(whole), whole) if wrapper else decoder_class(whole)
         method = getattr(whole, "quantization_config", None) or {}
         unknown = bool(method) and not AutoHfQuantizer.supports_quant_method(method)
     except SpecDecError:
@@ -435,7 +435,7 @@ def _where(path: str | Path) -> tuple[Path, dict[str, str]]:
     return (file.parent, {"gguf_file": file.name}) if file.suffix == ".gguf" else (file, {})
 
 
-def _decoder_class(config: Any) -> tuple[Any, Any]:
+def decoder_class(config: Any) -> tuple[Any, Any]:
     """The class of a decoder, and its configuration: of a model with other parts, such as one that sees, that of texts.
 
     If only the whole has a class, that one; None where there is none.
