@@ -81,7 +81,7 @@ class GuidedDecoding:
         self.end(slot)
         if grammar is not None:
             words = -(-self._vocab_size // 32)
-            self._states[slot] = GrammarState(grammar.matcher(), None, words, self._ends, lambda position: True)
+            self._states[slot] = GrammarState(grammar.matcher(), None, words, self._ends, lambda position, text: True)
             self._tokens[slot] = []
 
     def prepare(self, draft_tokens: Tensor, seq_lens_this_time: Tensor, seq_lens_encoder: Tensor) -> None:
