@@ -66,9 +66,13 @@ class _Narrow(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._narrow, self.shapes, self.results = narrow, list[tuple[int, ...]](), list[Any]()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # PyTorch's: True imports the compiler, which takes a second
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         x, kwargs = next((x for x in args if isinstance(x, torch.Tensor)), None), kwargs or {}
-        if x is not None and x.is_floating_point() and (torch.Tag.pointwise in func.tags or func in _PRODUCTS):
+        if x is not None and x.numel() and x.is_floating_point() and (torch.Tag.pointwise in func.tags or func in _PRODUCTS):
             if (dim := self._narrow.get((len(self.shapes), x.ndim))) is not None and 0 not in x.stride():
                 at = next(i for i, value in enumerate(args) if value is x)
                 for turn in range(1, 1 + _VALUES * x.shape[dim] // x.numel()):
@@ -135,4 +139,4 @@ def _common(results: Sequence[Any]) -> bytes | None:
     """The bytes of the first rows, if all rows of each result are equal."""
     if not all(torch.equal(rows, rows[:1].expand_as(rows)) for rows in results):
         return None
-    return b"".join(rows[0].contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in results)
+    return bytes(torch.cat([rows[0].reshape(-1) for rows in results]).view(torch.uint8).cpu().numpy())
