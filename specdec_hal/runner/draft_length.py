@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -28,23 +28,14 @@ from specdec_hal.runner.step_cost import Cost
 Floats = NDArray[np.float64]
 
 
-class Prior(NamedTuple):
-    """An expected acceptance, and its weight as a number of observations; both may be arrays.
+PRIOR = np.array([[0.85, 0.6], [0.92, 0.9]])
+"""Acceptance of a draft after an accepted one, and of the first: that of n-gram look-ups in code and prose. The second
+row is for steps after a fully accepted one.
+"""
+PRIOR_STRENGTH = np.array([20.0, 4.0])
+"""Its weight as a number of observations. An estimate from counts and a prior is
 
-    Estimated: (accepted + strength * acceptance) / (verified + strength), of `verified` drafts that many `accepted`.
-    """
-
-    acceptance: Any
-    strength: Any
-
-    def estimate(self, accepted: Any, verified: Any) -> Any:
-        """With these counts."""
-        return (accepted + self.strength * self.acceptance) / (verified + self.strength)
-
-
-FIRST_PRIOR, LATER_PRIOR = Prior(np.array([0.6, 0.9]), 4.0), Prior(np.array([0.85, 0.92]), 20.0)
-"""Priors of the first draft and of one after an accepted one: those of n-gram look-ups in code and prose. The second of
-each is for steps after a fully accepted one.
+    (accepted + strength * acceptance) / (verified + strength)
 """
 POOLED_STRENGTH = 8.0
 """Weight of all requests' acceptance in a new one's, as observations of the first draft or of the others."""
@@ -68,44 +59,36 @@ BURST, FIRST_REST, LONGEST_REST = 8, 8, 128
 """Steps that choose lengths, and the most steps afterwards that keep them: the first time, and later."""
 CHOOSING_SHARE = 0.04
 """What choosing may take of the time of steps, if the longest rest allows."""
+_KINDS = np.array([[0], [1]])
 PROPOSAL_SPREAD = 0.05
 """Weight of :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` in the cost of a host proposer."""
 
 
-class Counts:
-    """Decayed counts [..., 2 K + 4]: steps with drafts allowed, and found; drafts verified and accepted, at all
-    positions but the first, and by position.
+ASKED, LATER, FIRST = 0, 1, 2
+"""Columns of counts [..., 2, K + 2]: tries, and how many succeeded. Steps with drafts allowed, and found; drafts verified
+and accepted at all positions but the first; and those by position, in the last K.
+"""
+
+
+def counts_of_step(k: int) -> Floats:
+    """What a step counts, by numbers of drafts and of accepted ones [K + 1, K + 1, 2, K + 2].
+
+    Positions after a rejected draft carry no information.
     """
-
-    def __init__(self, values: Floats) -> None:
-        k = values.shape[-1] // 2 - 2
-        self.asked, self.found = values[..., 0], values[..., 1]
-        self.verified_later, self.accepted_later = values[..., 2], values[..., 3]
-        self.verified, self.accepted = values[..., 4 : k + 4], values[..., k + 4 :]
-
-    @staticmethod
-    def of_step(k: int) -> Floats:
-        """What a step counts, by numbers of drafts and of accepted ones [K + 1, K + 1, 2 K + 4].
-
-        Positions after a rejected draft carry no information.
-        """
-        values = np.zeros((k + 1, k + 1, 2 * k + 4))
-        counts, (drafted, accepted, at) = Counts(values), np.ogrid[: k + 1, : k + 1, :k]
-        counts.asked[:], counts.found[1:] = 1, 1
-        counts.accepted[:] = at < accepted
-        counts.verified[:] = (at < accepted) | ((at == accepted) & (accepted < drafted))
-        counts.verified_later[:], counts.accepted_later[:] = (
-            counts.verified[..., 1:].sum(-1),
-            counts.accepted[..., 1:].sum(-1),
-        )
-        return values
+    values = np.zeros((k + 1, k + 1, 2, k + 2))
+    drafted, accepted, at = np.ogrid[: k + 1, : k + 1, :k]
+    values[:, :, 0, FIRST:] = (at < accepted) | ((at == accepted) & (accepted < drafted))
+    values[:, :, 1, FIRST:] = at < accepted
+    values[..., LATER] = values[..., FIRST + 1 :].sum(-1)
+    values[:, :, 0, ASKED], values[1:, :, 1, ASKED] = 1, 1
+    return values
 
 
 class DraftLengths:
     """Chooses the draft length of every request between 0 and `k`. Requests are rows of arrays, see :meth:`rows`."""
 
     def __init__(self, k: int) -> None:
-        self._k, self._of_step = k, Counts.of_step(k)
+        self._k, self._of_step = k, counts_of_step(k)
         self.steps, self._plain_steps = Cost(), Cost()
         """Of steps with drafts, and without."""
         self._proposals = Cost(PROPOSAL_SPREAD, of_steps=False)
@@ -121,13 +104,14 @@ class DraftLengths:
         """The kind of the next step: 1 after a fully accepted one; the most drafts in it; remaining steps without
         drafts; the next pause.
         """
-        self.seen: Floats = np.zeros((0, 2 * k + 4))
+        self.seen: Floats = np.zeros((0, 2, k + 2))
         """Counts of a request in steps of either kind, at twice its row and after it."""
+        self._usual = np.ones((2, FIRST + 1))
         self.forget()
 
     def forget(self) -> None:
         """Forget acceptance, for later requests."""
-        self.pooled: Floats = np.zeros((2, 2 * self._k + 4))
+        self.pooled: Floats = np.zeros((2, 2, self._k + 2))
         """Counts of all requests, in steps of either kind."""
         self._rest, self._next_rest = 0, FIRST_REST
         """Steps left without a choice, and the most of the next rest."""
@@ -257,17 +241,19 @@ class DraftLengths:
         """Count results of requests' steps of these kinds."""
         seen = 2 * rows + kinds
         self.seen[seen] = self.seen[seen] * REQUEST_DECAY + results
-        for kind in (0, 1):
-            some = results[kinds == kind]
-            weights = POOLED_DECAY ** np.arange(len(some), -1, -1)
-            self.pooled[kind] = weights[0] * self.pooled[kind] + (weights[1:, None] * some).sum(0)
+        of_kind = (kinds == _KINDS).astype(np.float64)
+        self.pooled *= (POOLED_DECAY ** of_kind.sum(1))[:, None, None]
+        self.pooled += (of_kind @ results.reshape(len(rows), -1)).reshape(self.pooled.shape)
 
     def _refresh(self) -> None:
-        """Update the priors of requests: the acceptance of later drafts [2], and that by position [2, K]."""
-        counts = Counts(self.pooled)
-        self._usual = LATER_PRIOR.estimate(counts.accepted_later, counts.verified_later)
-        self._every = Prior(self._usual[:, None], SHARED_STRENGTH).estimate(counts.accepted, counts.verified)
-        self._every[:, 0] = FIRST_PRIOR.estimate(counts.accepted[:, 0], counts.verified[:, 0])
+        """Update the priors of requests: of what :data:`ASKED`, :data:`LATER` and :data:`FIRST` count [2, 3], and of
+        each position [2, K].
+        """
+        tries, successes = self.pooled[:, 0], self.pooled[:, 1]
+        usual = (successes[:, LATER : FIRST + 1] + PRIOR_STRENGTH * PRIOR) / (tries[:, LATER : FIRST + 1] + PRIOR_STRENGTH)
+        self._usual[:, LATER:] = usual
+        self._every = (successes[:, FIRST:] + SHARED_STRENGTH * usual[:, :1]) / (tries[:, FIRST:] + SHARED_STRENGTH)
+        self._every[:, 0] = usual[:, 1]
 
     def _new_row(self, request: Any, limit: int) -> int:
         if not self._free:
@@ -285,11 +271,11 @@ class DraftLengths:
     def _limit_of_new(self) -> int:
         if not self.steps and not self._plain_steps:
             return min(PROBE, self._k)
-        return int(self._best(np.zeros((self._slots, 2 * self._k + 4)), np.zeros(self._slots, np.int64))[0])
+        return int(self._best(np.zeros((self._slots, 2, self._k + 2)), np.zeros(self._slots, np.int64))[0])
 
     def _best(self, seen: Floats, kinds: Ints) -> Ints:
         """The numbers of drafts that maximise tokens per second, of requests with these counts in such a step."""
-        found, gains = self.expect(Counts(seen), kinds)
+        found, gains = self.expect(seen, kinds)
         order = np.argsort(-gains, axis=None, kind="stable")  # those of a request stay in their order
         request = order // self._k
         start, slope = (self.steps or self._plain_steps).line(self._slots)
@@ -304,12 +290,11 @@ class DraftLengths:
         count = best + 1 if speeds[best] > self._slots / plain else 0
         return np.bincount(request[:count], minlength=len(seen))
 
-    def expect(self, seen: Counts, kinds: Ints) -> tuple[Floats, Floats]:
+    def expect(self, seen: Floats, kinds: Ints) -> tuple[Floats, Floats]:
         """For the next drafts: the probabilities that there are any [n], and that each yields a token [n, K]."""
-        here = Prior(self._usual[kinds], POOLED_STRENGTH).estimate(seen.accepted_later, seen.verified_later)
-        found = Prior(1.0, POOLED_STRENGTH).estimate(seen.found, seen.asked)
-        every = self._every[kinds]
-        chances = Prior((every + here[:, None]) / 2, SHARED_STRENGTH).estimate(seen.accepted, seen.verified)
-        first = Prior(every[:, 0], POOLED_STRENGTH).estimate(seen.accepted[:, 0], seen.verified[:, 0])
-        chances[:, 0] = found * first
-        return found, chances.cumprod(1)
+        tries, successes, first = seen[:, 0], seen[:, 1], FIRST + 1
+        own = (successes[:, :first] + POOLED_STRENGTH * self._usual[kinds]) / (tries[:, :first] + POOLED_STRENGTH)
+        prior = SHARED_STRENGTH / 2 * (self._every[kinds] + own[:, LATER:FIRST])
+        chances = (successes[:, FIRST:] + prior) / (tries[:, FIRST:] + SHARED_STRENGTH)
+        chances[:, 0] = own[:, ASKED] * own[:, FIRST]
+        return own[:, ASKED], chances.cumprod(1)

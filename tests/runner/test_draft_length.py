@@ -12,7 +12,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runner.draft_length import POOLED_DECAY, PROBE, REQUEST_DECAY, Counts, DraftLengths
+from specdec_hal.runner.draft_length import POOLED_DECAY, PROBE, REQUEST_DECAY, DraftLengths
 from specdec_hal.runner.step_cost import Cost
 from tests.runner.conftest import make_runner
 
@@ -173,7 +173,7 @@ def test_lengths_are_those_with_the_most_tokens_per_second(seed: int) -> None:
             continue
         rows, choices = lengths.rows(requests), choices + 1
         kinds = lengths.requests["kind"][rows]
-        found, gains = lengths.expect(Counts(lengths.seen[2 * rows + kinds]), kinds)
+        found, gains = lengths.expect(lengths.seen[2 * rows + kinds], kinds)
         line = lengths.steps.line(3)
 
         def speed(limits: Any, found: Any = found, gains: Any = gains, line: Any = line) -> float:
@@ -189,13 +189,13 @@ def test_counts_decay_and_are_kept_by_kind() -> None:
     lengths, one = DraftLengths(2), Drafting()
     results, kinds = [(2, 2), (2, 1), (1, 1), (2, 0)], [0, 1, 0, 1]
     (row,) = lengths.rows([one])
-    seen, pooled = np.zeros((2, 8)), np.zeros((2, 8))
+    seen, pooled = np.zeros((2, 2, 4)), np.zeros((2, 2, 4))
     for (drafted, accepted), kind in zip(results, kinds, strict=True):
         lengths.requests["limit"][row] = 2
         stepped(lengths, [one], [drafted], [accepted], 1.0)
         first, second = float(accepted > 0), float(accepted > 1)
         verified = float(accepted > 0 and drafted > 1)
-        result = np.array([1, 1, verified, second, 1, verified, first, second])
+        result = np.array([[1, verified, 1, verified], [1, second, first, second]])
         seen[kind], pooled[kind] = seen[kind] * REQUEST_DECAY + result, pooled[kind] * POOLED_DECAY + result
     np.testing.assert_allclose(lengths.seen[2 * row : 2 * row + 2], seen)
     np.testing.assert_allclose(lengths.pooled, pooled)
