@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec_hal.config.schema import CheckpointPath, Section
 from specdec_hal.errors import SpecDecError, UnsupportedError
+from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.models.drafter import drafter_kind
 from specdec_hal.models.loader import load_tokenizer
 from specdec_hal.ops import Strategy
@@ -56,6 +57,11 @@ def whole_model(config: Settings) -> str:
 def draft_model_proposer(context: ProposerContext) -> Proposer:
     """Loads the model. UnsupportedError for one that cannot draft for this target."""
     path = whole_model(context.config)
+    if Path(path).is_dir() and "pard_token" in read_json(path, CONFIG):
+        _log.warning(
+            "speculative.method draft_model: %s was trained to draft several tokens in one pass (PARD: its config.json has "
+            "pard_token); here it drafts one token a pass, which takes longer", path,
+        )  # fmt: skip
     model = context.load_model(path)
     vocabulary = _vocabulary(context, path, model.config)
     length, longest = context.state.symbols["L"], model.config.max_position_embeddings

@@ -263,6 +263,17 @@ class TestEmbeddedModel:
         shared = re.search(r"it drafts the (\d+) of the target's 4096 tokens", caplog.text)
         assert shared and int(shared[1]) > 4000  # all but what both tokenizers lack
 
+    def test_a_model_trained_to_draft_in_parallel(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """It drafts, and a warning says what it could do elsewhere."""
+        folder = tmp_path / "pard"
+        shutil.copytree(DRAFT, folder)
+        raw = json.loads((folder / "config.json").read_text())
+        for more, said in ({}, False), ({"pard_token": 5}, True):
+            (folder / "config.json").write_text(json.dumps(raw | more))
+            caplog.clear()
+            self.runtime(folder).runner()
+            assert ("PARD: its config.json has pard_token" in caplog.text) == said
+
 
 def test_a_drafter_is_no_draft_model(tmp_path: Path) -> None:
     """Its kind is named; one that nothing reads is refused as such."""
