@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -59,12 +58,13 @@ class _Narrow(TorchDispatchMode):  # type: ignore[misc]
     """Context that also computes operators of few values per row with other values, again the same in all rows.
 
     `narrow`: the dimension of rows in such an operator's input, by the number of its call and the input's dimensions.
-    `shapes`: of inputs.
+    `inputs`: their shapes, and the dimensions of `rows` along which they do not change, of tensors with few values.
     """
 
-    def __init__(self, narrow: Mapping[tuple[int, int], int]) -> None:
+    def __init__(self, rows: int, narrow: Mapping[tuple[int, int], int]) -> None:
         super().__init__()
-        self._narrow, self.shapes, self.results = narrow, list[tuple[int, ...]](), list[Any]()
+        self._rows, self._narrow = rows, narrow
+        self.inputs, self.results = list[tuple[tuple[int, ...], set[int]]](), list[Any]()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # PyTorch's: True imports the compiler, which takes a second
@@ -72,15 +72,18 @@ class _Narrow(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         x, kwargs = next((x for x in args if isinstance(x, torch.Tensor)), None), kwargs or {}
-        if x is not None and x.numel() and x.is_floating_point() and (torch.Tag.pointwise in func.tags or func in _PRODUCTS):
-            if (dim := self._narrow.get((len(self.shapes), x.ndim))) is not None and 0 not in x.stride():
+        if x is not None and x.is_floating_point() and (torch.Tag.pointwise in func.tags or func in _PRODUCTS):
+            dim = self._narrow.get((len(self.inputs), x.ndim))
+            if dim is not None and x.numel() and 0 not in x.stride():
                 at = next(i for i, value in enumerate(args) if value is x)
                 for turn in range(1, 1 + _VALUES * x.shape[dim] // x.numel()):
                     other = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
                     torch.mul(x, 1 + turn / 8, out=other)
                     made = func(*args[:at], other, *args[at + 1 :], **kwargs)
                     self.results.append(made.clone().movedim(dim, 0))
-            self.shapes.append(tuple(x.shape))
+            dims = () if self._narrow or x.numel() >= self._rows * _VALUES else range(x.ndim)
+            same = {i for i in dims if x.shape[i] == self._rows and _same(x.movedim(i, 0))}
+            self.inputs.append((tuple(x.shape), same))
         return func(*args, **kwargs)
 
 
@@ -94,29 +97,30 @@ def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[
     generator = torch.Generator().manual_seed(0)
     states = torch.randn((len(_TRIED), decoder.config.hidden_size), generator=generator).to(device, decoder.dtype)
 
-    shapes, narrow = list[tuple[int, ...]](), dict[tuple[int, int], int]()
+    narrow = dict[tuple[int, int], int]()
+
+    def passes(rows: int) -> list[_Narrow]:
+        at = torch.zeros(rows, dtype=torch.int64, device=device)
+        contexts = []
+        for token in _TRIED:
+            with _Narrow(rows, narrow) as seen:
+                ids = at + token % decoder.survey.vocab_size
+                final = decoder.hidden(ids, at + position)[FINAL_NORM]
+            seen.results.append(final)
+            contexts.append(seen)
+        return contexts
 
     def hidden(rows: int) -> bytes | None:
-        at = torch.zeros(rows, dtype=torch.int64, device=device)
-        results = []
-        for token in _TRIED:
-            with _Narrow(narrow) as seen:
-                ids = at + token % decoder.survey.vocab_size
-                results += [decoder.hidden(ids, at + position)[FINAL_NORM]]
-            results += seen.results
-            shapes[:] = seen.shapes
-        return _common(results)
+        return _common([result for one in passes(rows) for result in one.results])
 
     def logits(rows: int) -> bytes | None:
         return _common([decoder.logits(x.repeat(rows, 1)) for x in states])
 
     with torch.inference_mode(), only(decoder.model, decoder.survey.blocks, of_each_kind(decoder)):
-        hidden(3)
-        before = shapes.copy()
-        hidden(5)
-        for call, (few, many) in enumerate(zip(before, shapes, strict=False)):
+        inputs = zip(passes(3)[0].inputs, passes(5)[0].inputs, strict=False)
+        for call, ((few, same), (many, still)) in enumerate(inputs):
             dims = [dim for dim, sizes in enumerate(zip(few, many, strict=False)) if sizes == (3, 5)]
-            if len(dims) == 1 and math.prod(few) < 3 * _VALUES:
+            if len(dims) == 1 and dims[0] in same & still:
                 narrow[call, len(few)] = dims[0]
         return agreeing(hidden, sizes), agreeing(logits, head_sizes)
 
@@ -135,8 +139,12 @@ def of_each_kind(decoder: Decoder) -> list[int]:
     return sorted(kept | {first[survey.layers[j].index] for j in survey.within([*kept])[0]})
 
 
+def _same(rows: Any) -> bool:
+    return bool(torch.equal(rows, rows[:1].expand_as(rows)))
+
+
 def _common(results: Sequence[Any]) -> bytes | None:
     """The bytes of the first rows, if all rows of each result are equal."""
-    if not all(torch.equal(rows, rows[:1].expand_as(rows)) for rows in results):
+    if not all(map(_same, results)):
         return None
     return bytes(torch.cat([rows[0].reshape(-1) for rows in results]).view(torch.uint8).cpu().numpy())
