@@ -41,6 +41,7 @@ def use_backend(backend: str | Backend | None = None, *, config: str | os.PathLi
     By default SPECDEC_HAL_BACKEND, else the best backend for the device of the first tensors.
     """
     global _backend
+    backend_for.cache_clear()  # the variable may have changed
     if config is not None:
         _backend = load(config).backend
     else:
