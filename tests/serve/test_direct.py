@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,8 +27,8 @@ class Counting:
         await self.app(scope, receive, counted)
 
 
-def asked(app: ASGIApp, body: bytes, *, leaves: bool = False) -> list[Any]:
-    """The messages of an answer; `leaves`: the client disconnects after the first event."""
+def asked(app: ASGIApp, body: bytes, *, leaves: bool = False, first: threading.Event | None = None) -> list[Any]:
+    """The messages of an answer; `leaves`: the client disconnects after the first event. `first`: set by that."""
     sent, event = list[Any](), asyncio.Event()
 
     async def run() -> None:
@@ -41,6 +42,8 @@ def asked(app: ASGIApp, body: bytes, *, leaves: bool = False) -> list[Any]:
 
         async def send(message: Any) -> None:
             sent.append(message)
+            if first and message["type"] == "http.response.body":
+                first.set()
             if leaves and message["type"] == "http.response.body":
                 event.set()
 
@@ -53,10 +56,20 @@ def asked(app: ASGIApp, body: bytes, *, leaves: bool = False) -> list[Any]:
 
 
 def test_bodies_of_a_stream_skip_middleware(running: Running) -> None:
+    model, forward = running.model, running.model.forward
+
+    def held(batch: Any) -> Any:
+        """The first step alone, until its event was sent."""
+        model.forward, hidden = forward, forward(batch)
+        model.gate.clear()
+        return hidden
+
     inner = Counting(make_app(running.service))
     outer = Counting(Direct(inner))
     for app in (inner, outer):
-        sent = asked(app, b'{"prompt": [3, 5], "max_tokens": 9, "ignore_eos": true, "stream": true}')
+        model.forward = held
+        asks = b'{"prompt": [3, 5], "max_tokens": 9, "ignore_eos": true, "stream": true}'
+        sent = asked(app, asks, first=model.gate)
         assert [message["type"] for message in sent[:2]] == ["http.response.start", "http.response.body"]
         assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
         assert sent[1]["body"].startswith(b"data: {")
