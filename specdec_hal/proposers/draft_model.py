@@ -59,8 +59,8 @@ def draft_model_proposer(context: ProposerContext) -> Proposer:
     path = whole_model(context.config)
     if Path(path).is_dir() and "pard_token" in read_json(path, CONFIG):
         _log.warning(
-            "speculative.method draft_model: %s was trained to draft several tokens in one pass (PARD: its config.json has "
-            "pard_token); here it drafts one token a pass, which takes longer", path,
+            "speculative.method draft_model: %s was trained to draft several tokens in one pass (PARD: its config.json "
+            "has pard_token); here it drafts one token a pass, which takes longer", path,
         )  # fmt: skip
     model = context.load_model(path)
     vocabulary = _vocabulary(context, path, model.config)

@@ -27,7 +27,6 @@ from specdec_hal.runner.step_cost import Cost
 
 Floats = NDArray[np.float64]
 
-
 PRIOR = np.array([[0.85, 0.6], [0.92, 0.9]])
 """Acceptance of a draft after an accepted one, and of the first: that of n-gram look-ups in code and prose. The second
 row is for steps after a fully accepted one.
@@ -59,15 +58,15 @@ BURST, FIRST_REST, LONGEST_REST = 8, 8, 128
 """Steps that choose lengths, and the most steps afterwards that keep them: the first time, and later."""
 CHOOSING_SHARE = 0.04
 """What choosing may take of the time of steps, if the longest rest allows."""
-_KINDS = np.array([[0], [1]])
 PROPOSAL_SPREAD = 0.05
 """Weight of :data:`~specdec_hal.runner.step_cost.PRIOR_SLOPE` in the cost of a host proposer."""
 
 
 ASKED, LATER, FIRST = 0, 1, 2
-"""Columns of counts [..., 2, K + 2]: tries, and how many succeeded. Steps with drafts allowed, and found; drafts verified
-and accepted at all positions but the first; and those by position, in the last K.
+"""Columns of counts [..., 2, K + 2], of tries and of successes: steps with drafts allowed, and found; drafts verified,
+and accepted, at all positions but the first; and by position, from FIRST on.
 """
+_KINDS = np.array([[0], [1]])
 
 
 def counts_of_step(k: int) -> Floats:
@@ -249,9 +248,9 @@ class DraftLengths:
         """Update the priors of requests: of what :data:`ASKED`, :data:`LATER` and :data:`FIRST` count [2, 3], and of
         each position [2, K].
         """
-        tries, successes = self.pooled[:, 0], self.pooled[:, 1]
-        usual = (successes[:, LATER : FIRST + 1] + PRIOR_STRENGTH * PRIOR) / (tries[:, LATER : FIRST + 1] + PRIOR_STRENGTH)
-        self._usual[:, LATER:] = usual
+        tries, successes, some = self.pooled[:, 0], self.pooled[:, 1], slice(LATER, FIRST + 1)
+        usual = (successes[:, some] + PRIOR_STRENGTH * PRIOR) / (tries[:, some] + PRIOR_STRENGTH)
+        self._usual[:, some] = usual
         self._every = (successes[:, FIRST:] + SHARED_STRENGTH * usual[:, :1]) / (tries[:, FIRST:] + SHARED_STRENGTH)
         self._every[:, 0] = usual[:, 1]
 
