@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # it may not write (containers, PYTHONDONTWRITEBYTECODE).
 COMPILE := $(BIN)/python -m compileall -q -j $(JOBS) specdec_hal backends
 BUILD_TOOLS := "pip>=23.1" "scikit-build-core>=1.0" "apache-tvm-ffi>=0.1.9,<0.2" "numpy>=1.24" "setuptools>=77" cmake ninja
-NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/models/native specdec_hal/ops -type f -not -name '*.md' 2>/dev/null)
+NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/*/native specdec_hal/ops -type f -not -name '*.md' 2>/dev/null)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
@@ -132,7 +132,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/prose.py
 	$(BIN)/proselint check $$(git ls-files '*.md' ':!models' ':!*/killed.md')
-	find kernels_* specdec_hal/models/native tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
+	find kernels_* specdec_hal/*/native tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/hadolint --ignore DL3008 Dockerfile deploy/gpu.Dockerfile
 	$(BIN)/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml

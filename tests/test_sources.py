@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".xpu"}
-FOLDERS = ["kernels_common", "kernels_cpu", "kernels_cuda", "kernels_xpu_sim", "specdec_hal/models/native"]
+NATIVE = ["specdec_hal/models/native", "specdec_hal/runner/native"]
+FOLDERS = ["kernels_common", "kernels_cpu", "kernels_cuda", "kernels_xpu_sim", *NATIVE]
 if not (ROOT / "kernels_xpu_sim").is_dir():  # a part that may be absent
     FOLDERS.remove("kernels_xpu_sim")
 WIDEST = 120
