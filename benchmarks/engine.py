@@ -31,14 +31,13 @@ from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.tensors.memory import freeze_heap
 
 ROOT = Path(__file__).parents[1]
-TURNS = 3
 
 
 class Bench:
     """One run: settings, models and results."""
 
-    def __init__(self, device: str, new_tokens: int, model: Path | None, out: Path | None) -> None:
-        self.cuda, self.new_tokens, self.model, self.out = device == "cuda", new_tokens, model, out
+    def __init__(self, device: str, new_tokens: int, turns: int, model: Path | None, out: Path | None) -> None:
+        self.cuda, self.new_tokens, self.turns, self.model, self.out = device == "cuda", new_tokens, turns, model, out
         self.temperature, self.requests = 0.0, 0
         self.results: list[dict[str, Any]] = []
 
@@ -154,7 +153,7 @@ class Bench:
                     "drafts": self.engine(slots, 8, "speculative.method=ngram", f"model.dtype={dtype}"),
                     "transformers": self.transformers(slots, dtype),
                 }
-                for name, row in in_turns(runs, TURNS).items():
+                for name, row in in_turns(runs, self.turns).items():
                     self.note(part="throughput", dtype=dtype, requests=slots, run=name, **row)
 
     def overlap(self) -> None:
@@ -167,7 +166,7 @@ class Bench:
             }
             if self.cuda:
                 runs["no graph"] = self.engine(slots, k, "runner.graph=false")
-            for name, row in in_turns(runs, TURNS).items():
+            for name, row in in_turns(runs, self.turns).items():
                 self.note(part="overlap", requests=slots, drafts=k, run=name, **row)
 
     def methods(self) -> None:
@@ -185,7 +184,7 @@ class Bench:
         }
         for temperature, requests in product((0.0, 0.8), (1, 8, 64) if self.cuda else (1, 4)):
             self.temperature, self.requests = temperature, requests
-            for name, row in in_turns(runs, TURNS).items():
+            for name, row in in_turns(runs, self.turns).items():
                 self.note(part="methods", temperature=temperature, requests=requests, run=name, **row)
         self.requests = 0
 
@@ -221,12 +220,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--large", action="store_true", help="1 B random parameters; needs a GPU")
     options = parser.parse_args()
     with ExitStack() as stack:
         model = stack.enter_context(large_model()) if options.large else None
-        bench = Bench(options.device, options.new_tokens, model, options.out)
+        bench = Bench(options.device, options.new_tokens, options.turns, model, options.out)
         for part in options.parts or ("overlap", "latency"):
             print(f"== {part}", flush=True)
             getattr(bench, part)()
