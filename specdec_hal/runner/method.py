@@ -134,6 +134,8 @@ class DraftMethods:
         self._at, self._settling = 1, 0
         self._trying, self._left, self._patience = False, 0, 0
         """Whether the method in use is on trial; its steps left; steps that the next one waits for requests."""
+        self._asking: _Rates | None = None
+        """Those whose pause ended before it."""
         self.feeds = True
         """Whether the first method is fed requests that begin."""
 
@@ -221,7 +223,7 @@ class DraftMethods:
             rates.failures = 0 if better == self._at else rates.failures + 1
             self._use(better, rates)
         elif self._at == 1 and not self.feeds:
-            self.feeds, self._patience = True, LONGEST_PAUSE
+            self.feeds, self._patience, self._asking = True, LONGEST_PAUSE, rates
         elif self._at == 1 and cold:
             self._patience -= 1
             if self._patience <= 0:
@@ -242,6 +244,8 @@ class DraftMethods:
         for (samples, _), one in self._rates.items():  # none has its trial right after this one
             if self._of is not None and samples == self._of[0]:
                 one.pause = max(one.pause, min(rates.pause, KNOWN_PAUSE))
+        if self._asking is not None:  # the trial that it asked for may have been of others
+            self._asking.pause, self._asking = max(self._asking.pause, rates.pause), None
         self._patience = 0
         if method == 1:
             self.feeds, self._rows["cold"], self._kinds = False, True, None

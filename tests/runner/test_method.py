@@ -349,3 +349,18 @@ def test_kinds_of_requests_are_measured_apart() -> None:
     loop.requests = [Decoding(0.0) for _ in range(4)]
     loop.rows = loop.methods.begin(loop.requests)
     assert np.mean([loop.step(1.0, 2.1, 2.0) for _ in range(600)][100:]) <= 1.05
+
+
+def test_requests_that_end_one_by_one_cause_no_trials() -> None:
+    """Few requests are left at the end of each run, and for so few the slower method was not tried lately."""
+    loop, taken = Loop(4), list[float]()
+    for _ in range(60):
+        loop.requests = [Decoding(0.8) for _ in range(4)]
+        loop.rows = loop.methods.begin(loop.requests)
+        for step in range(220):
+            left = min(4, 1 + (219 - step) // 20)
+            loop.methods.send(loop.rows, loop.methods.limits(loop.rows))
+            taken.append(1.0 if loop.proposer.mode == "look_up" else 1.6)
+            none = np.zeros(left, np.int64)
+            loop.methods.stepped(loop.rows[:left], none, none, taken[-1])
+    assert np.mean(taken[20 * 220 :]) <= 1.01
