@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Record what the pages show of a CPU: some 15 minutes on two idle cores. Tables and plots of the site follow the records.
+# Record what the pages show of a CPU: some 20 minutes on two idle cores. Tables and plots of the site follow the records.
 # usage: benchmarks/cpu_record.sh [OUT_DIR], of a tree without changes. QUICK=1: tiny budgets, to try the script itself.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,6 +17,7 @@ record() { # record NAME COMMAND...: COMMAND --out OUT_DIR/NAME.json; `option`: 
 }
 mkdir -p "$out"
 record cpu-engine "$python" benchmarks/cpu_engine.py --rounds 1 --new-tokens "$(full 96 8)" --minutes "$(full 5 0.1)" "${vllm[@]}"
+record cpu-methods "$python" benchmarks/engine.py methods --device cpu --new-tokens "$(full 256 8)" --turns "$(full 9 1)"
 record cpu-serving-load "$python" benchmarks/serving.py --only load --rounds "$(full 2 1)" --new-tokens "$(full 128 4)"
 record cpu-ops taskset -c 0 "$python" benchmarks/cpu_ops.py --seconds "$(full 0.1 0.001)" --most "$(full 1e7 1e5)"
 record cpu-xpu-sim taskset -c 0 "$python" benchmarks/xpu_sim.py --seconds "$(full 0.5 0.01)"

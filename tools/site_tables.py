@@ -6,6 +6,7 @@ Below it stand its records, as below a plot (`site_plots`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 from site_plots import read, sources
@@ -95,6 +96,16 @@ def turns() -> Table:
     )  # fmt: skip
 
 
+def auto() -> Table:
+    """Methods by name and by measurement: medians of turns."""
+    found = dict[str, dict[str, str]]()
+    for row in read("cpu-methods")["figures"]:
+        load = f"T {row['temperature']}, {row['requests']}" if row["temperature"] else f"greedy, {row['requests']}"
+        found.setdefault(load, {})[row["run"]] = f"{median(row['all_tokens_per_s']):,.0f}"
+    runs = dict.fromkeys(run for speeds in found.values() for run in speeds)
+    return ("requests", *runs), ((load, *speeds.values()) for load, speeds in found.items())
+
+
 def host_time() -> Table:
     """Processor time of a step without a device."""
     found = dict[str, dict[int, float]]()
@@ -158,6 +169,7 @@ TABLES: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
     "shares": (shares, ("h200-shares",)),
     "serving": (serving, SERVING),
     "turns": (turns, ("h200-limits",)),
+    "auto": (auto, ("cpu-methods",)),
     "host-time": (host_time, ("cpu-host-time",)),
     "http-cost": (http_cost, ("cpu-http-cost",)),
     "cpu-sampling": (cpu_sampling, ("cpu-ops",)),
