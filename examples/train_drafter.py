@@ -808,7 +808,7 @@ class Trainer:
         (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
         record = {"arguments": described(self.args), "covered": self.covered, "text_tokens": self.train.numel()}
         record |= {"history": self.history, "losses": self.losses}
-        (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+        (out / "training.json").write_text(json.dumps(record) + "\n")
         (out / "loss.svg").write_text(self.picture())
 
     def picture(self) -> str:

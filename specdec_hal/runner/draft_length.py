@@ -2,7 +2,8 @@
 
 A step's expected tokens are one per request plus, for each draft, the probability that it and those before it are
 accepted. Its expected time is that of recent steps with as many requests and drafts. Both are measured while decoding.
-The drafts of all requests are ranked by probability, and the number with the largest ratio is used.
+The drafts of all requests are ranked by probability, and the number with the largest ratio is used
+(native/draft_length.cc, which also counts acceptance).
 
 Repetition comes in runs, so acceptance is counted separately for steps after fully accepted ones. Few observations
 weigh little against the prior, so that a position is not abandoned after one rejection. If the best number is 0,

@@ -38,7 +38,7 @@ class Counts {
  public:
   Counts(double* values, int64_t k) : values_(values), k_(k) {}
 
-  double found(double prior) const { return estimate(values_[1], values_[0], prior, kPooledStrength); }
+  double found() const { return estimate(values_[1], values_[0], 1, kPooledStrength); }
   double later(double prior, double strength) const { return estimate(values_[3], values_[2], prior, strength); }
   double at(int64_t position, double prior, double strength) const {
     return estimate(values_[4 + k_ + position], values_[4 + position], prior, strength);
@@ -77,8 +77,8 @@ std::vector<int64_t> best(const std::vector<Drafting>& requests, double* pooled,
     const Counts all(pooled + kind * (2 * k + 4), k);
     const double usual = all.later(kLater[kind], kLaterStrength), here = seen.later(usual, kPooledStrength);
     double* gain = gains.data() + i * k;
-    found[static_cast<size_t>(i)] = seen.found(1);
-    gain[0] = seen.found(1) * seen.at(0, all.at(0, kFirst[kind], kFirstStrength), kPooledStrength);
+    found[static_cast<size_t>(i)] = seen.found();
+    gain[0] = seen.found() * seen.at(0, all.at(0, kFirst[kind], kFirstStrength), kPooledStrength);
     for (int64_t j = 1; j < k; ++j) {
       gain[j] = gain[j - 1] * seen.at(j, (all.at(j, usual, kSharedStrength) + here) / 2, kSharedStrength);
     }
